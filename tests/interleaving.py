@@ -260,6 +260,9 @@ class Loop:
     def watch(self, fd: int, work: Callable[[int], None]) -> Callable[[], None]:
         raise AssertionError("nothing to watch")
 
+    def call_next(self, work: Callable[[], None]) -> None:
+        self.events.append(work)
+
     def is_current(self) -> bool:
         return self._stage.running == "loop"
 

@@ -7,11 +7,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from conftest import free_ports
+import pytest
+
+from conftest import EXTRA_FLAGS, free_ports
+from eventually import eventually
 
 PATIENCE_S = 60.0
 THREADS = ("--backend-config=python,isolation=thread", "--allow-grpc=false")
@@ -75,12 +78,14 @@ def free_port() -> int:
 
 
 @contextmanager
-def process(repository: Path, port: int, environment: dict[str, str], *flags: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a server without waiting for it, and kill it at the end."""
+def process(
+    repository: Path, port: int, environment: dict[str, str], *flags: str, descriptors: int = 0
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a server without waiting for it, with a limit of descriptors if given, and kill it at the end."""
     command = [sys.executable, "-m", "remora", "serve", str(repository), f"--http-port={port}", "--metrics-port=0"]
-    server = subprocess.Popen(
-        [*command, "--allow-metrics=false", *THREADS, *flags], stderr=subprocess.PIPE, text=True, env=environment
-    )
+    more = ("--allow-metrics=false", *THREADS, *flags, *EXTRA_FLAGS)
+    limited = ["prlimit", f"--nofile={descriptors}:"] if descriptors else []
+    server = subprocess.Popen([*limited, *command, *more], stderr=subprocess.PIPE, text=True, env=environment)
     try:
         yield server
     finally:
@@ -90,11 +95,8 @@ def process(repository: Path, port: int, environment: dict[str, str], *flags: st
 
 def until(port: int, path: str, server: subprocess.Popen[str], wanted: int = 200) -> None:
     """Wait until a path has the status. Fails with the server's output if it exits first."""
-    while server.poll() is None:
-        try:
-            if status_of(port, path) == wanted:
-                return
-        except OSError:  # nothing listens yet, and only the end of the process tells of itself
-            with suppress(subprocess.TimeoutExpired):
-                server.wait(0.01)
-    raise AssertionError(server.communicate()[1])
+    try:
+        eventually(lambda: status_of(port, path) == wanted, process=server)
+    except pytest.fail.Exception as failure:
+        server.kill()
+        raise AssertionError(server.communicate()[1]) from failure

@@ -6,13 +6,14 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conftest import ROOT, end
+from eventually import eventually
 
 STAND_IN = Path(__file__).with_name("aws_stand_in.py")
 PYTHON = ROOT / ".venv-storage" / "bin" / "python"
@@ -42,16 +43,10 @@ def moto_version() -> str:
 
 def wait_for(process: subprocess.Popen[bytes], url: str) -> None:
     """Wait for an answer. Fails if the process exits or on a timeout."""
-    for _ in range(600):
-        try:
+
+    def answers() -> bool:
+        with suppress(urllib.error.HTTPError):  # any status is an answer
             urllib.request.urlopen(url, timeout=5).close()
-            return
-        except urllib.error.HTTPError:
-            return  # it answers
-        except OSError:
-            try:
-                process.wait(0.1)
-            except subprocess.TimeoutExpired:
-                continue
-            break
-    pytest.fail(f"{process.args} does not answer")
+        return True
+
+    eventually(answers, process=process)

@@ -1,12 +1,14 @@
 """Double of S3 and Google's XML API on loopback, with request counts and faults.
 
-It supports what readers need: paged listings, HEAD and GET with ranges and If-Match. It checks no signatures, but keeps
-the headers of requests for tests.
+It supports what readers need, paged listings, HEAD and GET with ranges and If-Match, and uploads: PUT of a whole
+object, and the three calls of a multipart upload, as S3 and Google's XML API document them. It checks no signatures,
+but keeps the headers of requests for tests.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import socket
 import struct
 import threading
@@ -42,6 +44,8 @@ class ObjectStore:
 
     buckets: dict[str, dict[str, bytes]] = field(default_factory=dict)
     etags: dict[str, str] = field(default_factory=dict)
+    parts: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    """Parts of multipart uploads that are not complete."""
     requests: list[Seen] = field(default_factory=list)
     page: int = 1000
     port: int = 0
@@ -97,6 +101,41 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self._answer(body=True)
+
+    def do_PUT(self) -> None:
+        parts = urlsplit(self.path)
+        bucket, _, key = unquote(parts.path).lstrip("/").partition("/")
+        query = parse_qs(parts.query, keep_blank_values=True)
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        seen = Seen("PUT", f"{bucket}/{key}", query, {})
+        if self.store.fault_for(seen):
+            return self._send(403, b"<Error><Code>AccessDenied</Code><Message>on order</Message></Error>")
+        if bucket not in self.store.buckets:
+            return self._send(404, b"<Error><Code>NoSuchBucket</Code><Message>no such bucket</Message></Error>")
+        if "uploadId" in query:
+            self.store.parts[f"{bucket}/{key}", int(query["partNumber"][0])] = content
+            return self._send(200, b"", {"ETag": f'"{hashlib.md5(content).hexdigest()}"'})
+        self.store.put(bucket, key, content)
+        return self._send(200, b"", {"ETag": self.store.etags[f"{bucket}/{key}"]})
+
+    def do_POST(self) -> None:
+        """Begin a multipart upload, or complete it with the parts that the body lists."""
+        parts = urlsplit(self.path)
+        bucket, _, key = unquote(parts.path).lstrip("/").partition("/")
+        query = parse_qs(parts.query, keep_blank_values=True)
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+        self.store.requests.append(Seen("POST", f"{bucket}/{key}", query, {}))
+        if "uploads" in query:
+            named = f"<Bucket>{bucket}</Bucket><Key>{escape(key)}</Key><UploadId>1</UploadId>"
+            answer = f"<InitiateMultipartUploadResult>{named}</InitiateMultipartUploadResult>"
+            return self._send(200, answer.encode())
+        numbers = [int(number) for number in re.findall(r"<PartNumber>(\d+)</PartNumber>", body)]
+        assert numbers == sorted(numbers)
+        content = b"".join(self.store.parts.pop((f"{bucket}/{key}", number)) for number in numbers)
+        self.store.put(bucket, key, content)
+        etag = escape(self.store.etags[f"{bucket}/{key}"])
+        answer = f"<CompleteMultipartUploadResult><ETag>{etag}</ETag></CompleteMultipartUploadResult>"
+        return self._send(200, answer.encode())
 
     def _answer(self, *, body: bool) -> None:
         parts = urlsplit(self.path)

@@ -176,9 +176,33 @@ def test_the_monitoring_page_names_every_metric_and_no_other() -> None:
 def test_the_configuration_page_names_every_group_of_calls_and_no_other() -> None:
     from remora.protocols.restriction import GROUPS
 
-    page = (ROOT / "docs" / "configuration.md").read_text().partition("### Authentication")[2]
+    page = (ROOT / "docs" / "configuration.md").read_text().partition("| Group | Endpoints |")[2]
     rows = re.findall(r"^\| (`.*`) \|", page, re.MULTILINE)
     assert sorted(re.findall(r"`([a-z-]+)`", " ".join(rows))) == sorted(GROUPS)
+
+
+def test_each_defence_on_the_security_page_names_a_test_that_exists() -> None:
+    page = (ROOT / "docs" / "security.md").read_text().partition("| Asset | Attack |")[2].partition("\n\n")[0]
+    rows = [row for row in page.splitlines()[2:] if row]
+    assert len(rows) > 10
+    for row in rows:
+        tests = re.findall(r"`(tests/[a-z0-9_/]+\.py)`", row.rpartition("|")[0].rpartition("|")[2])
+        assert tests, row
+        assert all((ROOT / test).is_file() for test in tests), row
+
+
+def test_the_troubleshooting_page_quotes_errors_that_the_code_has() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    others = ("No matching distribution", "No module named", "unrecognized arguments")  # of pip, Python, argparse
+    sources = "\n".join(path.read_text() for path in sorted((ROOT / "core" / "remora").rglob("*.py")))
+    joined = re.sub(r'"\s*\n\s*f?"', "", sources)
+    quoted = [
+        each for row in re.findall(r"^\| (`.*?`)[^|]* \|", page, re.MULTILINE) for each in re.findall("`(.*?)`", row)
+    ]
+    assert len(quoted) > 20
+    for error in quoted:
+        for piece in re.split(r"\s*\.\.\.\s*", error):
+            assert len(piece) < 8 or piece.startswith(others) or piece in joined, f"no error contains {piece!r}"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=names_of(DOCUMENTS))

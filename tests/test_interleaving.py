@@ -26,5 +26,5 @@ def test_a_lock_that_its_owner_takes_again_is_a_deadlock() -> None:
 
 
 @pytest.mark.parametrize("kind", ["RLock", "Condition"])
-def test_a_reentrant_one_is_not(kind: str) -> None:
+def test_a_reentrant_lock_may_be_taken_again_by_its_owner(kind: str) -> None:
     taken_twice(kind)

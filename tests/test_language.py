@@ -35,6 +35,8 @@ WORDS = (
 )
 PATTERN = re.compile(r"\b(?:" + "|".join(WORDS) + r")\b", re.IGNORECASE)
 ALLOWED = 20
+FIRST_LINE = 90
+LONG_ALLOWED = 80
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
@@ -65,6 +67,18 @@ def hits() -> list[str]:
 def test_the_text_uses_the_terms_of_the_field() -> None:
     found = hits()
     assert len(found) <= ALLOWED, f"{len(found)} hits, {ALLOWED} allowed:\n" + "\n".join(found)
+
+
+def test_a_docstrings_first_line_is_one_short_clause() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}:{node.body[0].lineno}: {len(first)} characters"
+        for path in CODE
+        if not path.stem.endswith("_pb2")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if len(first := (ast.get_docstring(node) or "").partition("\n")[0]) > FIRST_LINE
+    ]
+    assert len(long) <= LONG_ALLOWED, "put the rest into the body:\n" + "\n".join(long)
 
 
 if __name__ == "__main__":

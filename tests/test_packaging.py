@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CONTEXT = "remora_adapters/images/context/"
 SOURCES = {"remora": ROOT / "core", "remora_adapters": ROOT / "adapters"}
 
 
@@ -37,7 +38,9 @@ def wheel(built: Path) -> Path:
 
 
 def test_the_wheel_holds_every_source_file_and_nothing_else(wheel: Path) -> None:
-    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    packed = {
+        name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name and not name.startswith(CONTEXT)
+    }
     tree = {
         str(path.relative_to(source))
         for package, source in SOURCES.items()
@@ -45,6 +48,13 @@ def test_the_wheel_holds_every_source_file_and_nothing_else(wheel: Path) -> None
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert packed == tree
+
+
+def test_the_wheel_holds_what_builds_its_images(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    packed = {name.removeprefix(CONTEXT): archive.read(name) for name in archive.namelist() if name.startswith(CONTEXT)}
+    files = [path for path in (ROOT / "containers").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert packed == {str(path.relative_to(ROOT)): path.read_bytes() for path in [*files, ROOT / "constraints.txt"]}
 
 
 def test_the_wheel_says_that_it_is_typed(wheel: Path) -> None:
@@ -102,7 +112,10 @@ def test_the_extras_are_the_promised_ones() -> None:
         "tensorrt",
         "trees",
         "openvino",
+        "openvino-genai",
+        "vllm",
         "tensorflow",
+        "generation",
         "grpc",
         "grpcio",
         "otel",
@@ -112,8 +125,11 @@ def test_the_extras_are_the_promised_ones() -> None:
         "redis",
         "sagemaker",
         "deploy-sagemaker",
+        "deploy-google",
+        "deploy-azure",
         "sagemaker-sdk",
         "azureml",
         "lambda",
+        "parquet",
     }
     assert set(PROJECT["optional-dependencies"]) == promised | {"demo", "dev"}

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = sorted(
     path for root in ("core", "adapters") for path in (ROOT / root).rglob("*.py") if not path.stem.endswith("_pb2")
 )
+TEST_FILES = sorted((ROOT / "tests").rglob("test_*.py"))
 RECORDS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 VAGUE = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager", "handler", "factory", "service"}
@@ -38,15 +39,20 @@ READS_CLOCK = (
 )
 STARTS_THREADS = (
     "core/remora/scheduling/running.py",
-    "core/remora/scheduling/scheduler.py",
+    "core/remora/scheduling/thread_dispatch.py",
     "core/remora/scheduling/sequences/scheduler.py",
-    "core/remora/models/lifecycle.py",
     "core/remora/models/loads.py",
-    "core/remora/models/lifecycle.py",
+    "core/remora/models/on_demand.py",
+    "core/remora/models/polling.py",
     "core/remora/tracing/writer.py",
+    # The only place where a language model's steps run.
+    "core/remora/generation/step_loop.py",
+    "core/remora/backends/openvino_genai/engine.py",
+    "core/remora/backends/vllm/engine.py",
     "core/remora/server/",
     # Coroutines of decoupled models run on between executions, as in Triton; that takes a loop, and a thread for it.
     "core/remora/backends/python/coroutines.py",
+    "core/remora/functions/runtime.py",
     # It says that an engine is still being built, while the call that builds it takes minutes.
     "core/remora/backends/onnxruntime/engine_cache.py",
     # One keeps each worker process, and ends with it; the others hand on streams whose clients may be slow.
@@ -119,6 +125,12 @@ def test_a_module_has_at_most_400_lines_of_code(path: Path) -> None:
     assert lines <= 400, f"{name_of(path)} has {lines} lines of code: split it by subject"
 
 
+@pytest.mark.parametrize("path", TEST_FILES, ids=map(name_of, TEST_FILES))
+def test_a_test_file_has_at_most_600_lines(path: Path) -> None:
+    lines = len(path.read_text().splitlines())
+    assert lines <= 600, f"{name_of(path)} has {lines} lines: split it by subject"
+
+
 def test_prose_and_imports_do_not_count_as_code() -> None:
     prose = '"""Title.\n\nText.\n"""\n\nimport os\n\n\n'
     code = 'def name() -> str:\n    """Return the name."""\n    # A reason.\n    return (\n        os.name\n    )\n'
@@ -133,11 +145,24 @@ def test_the_clock_is_read_in_one_place() -> None:
     assert not uses("time", CLOCK, READS_CLOCK)
 
 
+def test_no_test_sleeps_but_in_eventually() -> None:
+    """Benchmarks and clients that run in another process are no tests."""
+    others = ("tests/eventually.py", "tests/bench/", "tests/oracle/", "tests/adapters/emulate/faulty_")
+    found = [
+        f"{name_of(path)}:{line}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if not name_of(path).startswith(others)
+        for name, line in attributes_of(ast.parse(path.read_text()), "time")
+        if name == "sleep"
+    ]
+    assert not found, "wait with tests/eventually.py"
+
+
 def test_threads_start_in_named_places() -> None:
     assert not uses("threading", {"Thread", "Timer"}, STARTS_THREADS)
 
 
-def test_source_roots_and_tests_are_no_packages() -> None:
+def test_source_roots_and_tests_are_not_packages() -> None:
     roots = [ROOT / "core", ROOT / "adapters", ROOT / "tests"]
     strays = [root / "__init__.py" for root in roots[:2] if (root / "__init__.py").exists()]
     assert not strays + list(roots[2].rglob("__init__.py"))
@@ -173,7 +198,19 @@ def test_every_dependency_that_make_installs_has_an_exact_version() -> None:
     assert (
         not {
             name.lower()
-            for name in dependencies("gpu", "torch", "tensorrt", "trees", "openvino", "tensorflow", "sagemaker-sdk")
+            for name in dependencies(
+                *(
+                    "gpu",
+                    "torch",
+                    "tensorrt",
+                    "trees",
+                    "openvino",
+                    "openvino-genai",
+                    "vllm",
+                    "tensorflow",
+                    "sagemaker-sdk",
+                )
+            )
         }
         - locked
     )

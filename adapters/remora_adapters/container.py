@@ -25,7 +25,7 @@ def host(environ: Mapping[str, str]) -> Host:
     ``REMORA_MODEL_REPOSITORY`` is the models' folder; a path or ``--model-repository`` overrides it.
     """
     places = models_of(environ, MODEL_DIRECTORIES)
-    return Host(EngineOptions(model_repository=places), ServerOptions(http_address="0.0.0.0"))
+    return Host(EngineOptions(paths=places), ServerOptions(http_address="0.0.0.0"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,20 +14,40 @@ from typing import TYPE_CHECKING, Any
 from remora._version import __version__
 
 if TYPE_CHECKING:
+    from remora.cli.script import serve
     from remora.engine import Engine, InferResult
     from remora.errors import RemoraError
+    from remora.functions import Array, BadRequestError, Model, ModelDefinitionError, Pipeline, model
     from remora.options import EngineOptions
     from remora.server.http.asgi import create_app
 
 _HOMES = {
+    **dict.fromkeys(
+        ("Array", "BadRequestError", "Model", "ModelDefinitionError", "Pipeline", "model"), "remora.functions"
+    ),
     "create_app": "remora.server.http.asgi",
+    "serve": "remora.cli.script",
     "Engine": "remora.engine",
     "InferResult": "remora.engine",
     "EngineOptions": "remora.options",
     "RemoraError": "remora.errors",
 }
 
-__all__ = ["Engine", "EngineOptions", "InferResult", "RemoraError", "__version__", "create_app"]
+__all__ = [
+    "Array",
+    "BadRequestError",
+    "Engine",
+    "EngineOptions",
+    "InferResult",
+    "Model",
+    "ModelDefinitionError",
+    "Pipeline",
+    "RemoraError",
+    "__version__",
+    "create_app",
+    "model",
+    "serve",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,3 +1,3 @@
-"""The version, in the one place that the build, the command line and the server's metadata read it from."""
+"""Version of remora, which the build, the command line and the server's metadata read."""
 
 __version__ = "0.1.0"

@@ -86,11 +86,12 @@ class ModelSequences(NamedTuple):
 class ModelExplain(NamedTuple):
     """Query for the reasons of batch sizes, and for settings that would change them.
 
-    Result: Explanation.
+    ``request`` is the id of an answered request of a language model. Result: Explanation.
     """
 
     model: str
     version: int = -1
+    request: str = ""
 
 
 class Startup(NamedTuple):

@@ -96,10 +96,14 @@ class Series:
 
     def observe(self, value: float) -> None:
         """Add an observation to a histogram."""
+        self.observe_equal(value, 1)
+
+    def observe_equal(self, value: float, times: int) -> None:
+        """Add several equal observations to a histogram."""
         self._need("Observe", MetricKind.HISTOGRAM)
         with self._lock:
-            self._value += value
-            self._counts[bisect_left(self._bounds, value)] += 1
+            self._value += value * times
+            self._counts[bisect_left(self._bounds, value)] += times
 
     def value(self) -> float:
         """Return the value of a counter or a gauge."""

@@ -23,17 +23,20 @@ from remora.errors import RemoraError, RetiredError, UnsupportedError
 from remora.in_process import AnswerStream
 from remora.management import CallAnswers
 from remora.messages import Array, Data, InferForm, Outcome, Parameter, Response, Ticket
-from remora.models.lifecycle import Lifecycle, Readiness
+from remora.models.lifecycle import Lifecycle
 from remora.models.loader import ModelLoader
+from remora.models.readiness import Readiness
 from remora.models.served_model import ServedModel
 from remora.options import EngineOptions
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.startup import Ledger, StartupReport
+from remora.statistics import ServerLoad
 from remora.system.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
     from remora.management.explain import Explanation
+    from remora.repository.functions import ObjectModels
     from remora.tracing.tracer import Arrival, Traces
 
 
@@ -98,6 +101,7 @@ class Engine:
         ledger: records how the startup time is spent. The engine creates one by default.
         traces: traces of another engine in this process, which closes them, because a trace file has a single writer.
             The engine creates its traces by default.
+        models: functions, classes or objects of `remora.model` and `remora.Pipeline`, which run in threads.
         settings: single fields of EngineOptions, as an alternative to ``options``.
 
     Thread-safe. `infer` blocks its caller, `infer_async` returns a Future and `infer_stream` an iterator. All three use
@@ -111,9 +115,16 @@ class Engine:
         clock: Clock | None = None,
         ledger: Ledger | None = None,
         traces: Traces | None = None,
+        models: Sequence[Callable[..., Any]] = (),
         **settings: Any,
     ) -> None:
         options = replace(options or EngineOptions(), **settings)
+        self._objects: ObjectModels | None = None
+        if models:
+            from remora.repository.functions import ObjectModels  # imports tempfile, which most engines never need
+
+            self._objects = ObjectModels(models)
+            paths = (*paths, self._objects.folder)
         self.options = replace(options, paths=(*options.paths, *paths))
         self._clock = clock or SystemClock()
         self.ledger = ledger or Ledger(self._clock.monotonic_ns)
@@ -169,6 +180,8 @@ class Engine:
             self._cache.close()
         if self._ends_traces:
             self.traces.close()
+        if self._objects is not None:
+            self._objects.close()
         return done
 
     def __enter__(self) -> Engine:
@@ -179,7 +192,7 @@ class Engine:
 
     def begin_drain(self) -> None:
         """Report "not ready" from now on and keep serving, so that traffic moves away before `stop`."""
-        self._lifecycle.draining = True
+        self._lifecycle.begin_drain()
 
     def hold_readiness(self, reason: str) -> Callable[[], None]:
         """Report "not ready" for ``reason`` until the returned function is called.
@@ -249,7 +262,7 @@ class Engine:
             if model.decoupled and front_end.decoupled_refusal:
                 raise UnsupportedError(front_end.decoupled_refusal)
             if self.traces.on:
-                model = self.traces.over(model, front_end.arrival(*arguments), retired)
+                model = self.traces.wrap_model(model, front_end.arrival(*arguments), retired)
             try:
                 return front_end.submit(model, *arguments)
             except RetiredError as error:
@@ -299,7 +312,10 @@ class Engine:
         id: str = "",
         parameters: Mapping[str, Parameter] | None = None,
     ) -> Future[InferResult]:
-        """Submit one request like `infer` and return its Future. Cancelling it does not stop a running request."""
+        """Submit one request like `infer` and return its Future.
+
+        Cancelling it does not stop a running request.
+        """
         ticket, future = self._start(model, inputs, outputs, version, id, parameters)
         future.add_done_callback(lambda done: ticket.cancel() if done.cancelled() else None)
         return future
@@ -366,7 +382,10 @@ class Engine:
     # -- models -----------------------------------------------------------------------------------------------------
 
     def load(self, model: str, config: str | None = None) -> None:
-        """Load or reload a model (explicit mode); ``config`` is JSON text that replaces its configuration file."""
+        """Load or reload a model (explicit mode).
+
+        ``config`` is JSON text that replaces the model's configuration file.
+        """
         self.perform(calls.ModelLoad(model, {"config": config} if config is not None else {}))
 
     def unload(self, model: str) -> None:
@@ -391,6 +410,17 @@ class Engine:
     def measure_connections(self, count: Callable[[], Mapping[str, int]]) -> None:
         """Add a server's number of connections per protocol to the metrics."""
         self._answers.connections = count
+
+    def measure_load(self, load: Callable[[], ServerLoad]) -> None:
+        """Add a server's answers and the lateness of its event loop to the metrics."""
+        self._answers.load = load
+
+    def measure_denials(self, counts: Mapping[str, int]) -> None:
+        """Add the requests without a valid API key, by reason, to the metrics.
+
+        ``counts`` is read whenever the metrics are.
+        """
+        self._answers.denials = counts
 
     # -- calls ------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ nothing here copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -30,11 +30,14 @@ class RequestTrace(Protocol):
     @property
     def context(self) -> str: ...
 
-    def over(self, model: Any, /) -> Any:
+    def wrap_child(self, model: Any, /) -> Any:
         """Return the model wrapped so that one sub-request to it becomes a child of this trace."""
 
-    def taken(self, request: Any, /) -> None:
-        """Attach the trace to a request that passed its checks and is about to be queued."""
+    def record_inputs(self, request: Any, /) -> None:
+        """Record the inputs of a request that passed its checks and is about to be queued."""
+
+    def record_answer(self, attributes: Mapping[str, Any], events: Sequence[tuple[str, int]], /) -> None:
+        """Record what a language model's answer consisted of, and the times of its tokens."""
 
 
 Array = npt.NDArray[Any]
@@ -177,14 +180,15 @@ class Request:
         rows: batch size, 1 for a model without batching.
         shape_key: equal for requests that may share a batch [D04].
         cancelled: may become True at any time.
-        held: instances that are blocked until this request completes, because they issued it [L04].
+        blocking_instances: instances that are blocked until this request completes, because they issued it [L04].
         states: the server-side state of the request's sequence by the model's input names [S13], or None.
-        stays: True if the outputs may stay on the device where the model computes them, as `DeviceArray`s.
+        keep_on_device: True if the outputs may stay on the device where the model computes them, as `DeviceArray`s.
         trace: the trace of the request, or None.
     """
 
     __slots__ = (
-        "_watchers", "cancelled", "form", "held", "inputs", "requested", "rows", "shape_key", "states", "stays", "trace"
+        "_watchers", "blocking_instances", "cancelled", "form", "inputs", "keep_on_device", "requested", "rows",
+        "shape_key", "states", "trace",
     )  # fmt: skip
 
     def __init__(
@@ -196,11 +200,16 @@ class Request:
         self.rows = rows
         self.shape_key = shape_key
         self.cancelled = False
-        self.held: frozenset[object] = _NO_INSTANCES
+        self.blocking_instances: frozenset[object] = _NO_INSTANCES
         self.states: dict[str, Array] | None = None
-        self.stays = False
+        self.keep_on_device = False
         self.trace: RequestTrace | None = None
         self._watchers: list[Callable[[], None]] = []
+
+    @property
+    def stays(self) -> bool:
+        """Name of ``keep_on_device`` before version 1.5 of the backend API."""
+        return self.keep_on_device
 
     def cancel(self) -> None:
         """Request cancellation: the request is not run, or ends early.
@@ -235,6 +244,12 @@ class Watcher(Protocol):
 
         Call this in the loop's thread; the returned function may be called in any thread. The caller keeps ownership of
         ``fd`` and may close it at any time: ``work`` receives a duplicate that stays open for as long as it is called.
+        """
+
+    def call_next(self, work: Callable[[], None]) -> None:
+        """Call ``work`` in the loop's next turn, which begins without sleeping.
+
+        Call this in the loop's thread.
         """
 
     def is_current(self) -> bool:
@@ -273,11 +288,14 @@ class Ticket:
 
     Times are in nanoseconds of the engine's monotonic clock. ``arrival_ns`` is the time of submission, ``start_ns`` the
     time at which its batch began to run. ``deadline_ns`` is 0 for no deadline. ``level`` is the priority level, 1 the
-    highest. ``spent_ns`` are the durations of the execution phases (input, infer, output), known before the answer
-    unless the answer is streamed.
+    highest. ``spent_ns`` are the durations of the execution phases (input, infer, output) and ``batch_rows`` is the
+    batch size of the execution, both known before the answer unless the answer is streamed.
     """
 
-    __slots__ = ("arrival_ns", "context", "deadline_ns", "level", "mailbox", "reply", "request", "spent_ns", "start_ns")
+    __slots__ = (
+        "arrival_ns", "batch_rows", "context", "deadline_ns", "level", "mailbox", "reply", "request", "spent_ns",
+        "start_ns",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -296,6 +314,7 @@ class Ticket:
         self.deadline_ns = 0
         self.level = 1
         self.spent_ns = NO_TIME
+        self.batch_rows = 0
 
     def cancel(self) -> None:
         """Cancel the request. Any thread may call this.

@@ -7,6 +7,8 @@ runtimes.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 Syntax = Literal["pbtxt", "json", "yaml"]
@@ -14,6 +16,20 @@ CONFIG_SYNTAX: Final[dict[str, Syntax]] = {".pbtxt": "pbtxt", ".json": "json", "
 """Notation of a configuration file by suffix."""
 CONFIG_FILENAMES = tuple(f"config{suffix}" for suffix in CONFIG_SYNTAX)
 """Possible names of a model's configuration file."""
+
+GOLDEN_TESTS = "tests.json"
+"""Name of the file with a model's golden tests."""
+
+MODULE_PATH: Final = "MODULE_PATH"
+"""Parameter of a Python model's configuration: a folder whose modules the model may import."""
+MODEL_FILE: Final = "MODEL_FILE"
+"""Parameter of a Python model's configuration: the file or folder of another library that it runs."""
+TRUST_PICKLE: Final = "TRUST_PICKLE"
+"""Parameter of a Python model's configuration that allows this file to be a pickle."""
+JSON_TENSORS: Final = "JSON_TENSORS"
+"""Parameter of a configuration: inputs and outputs, joined by commas, whose elements are JSON documents."""
+SOURCE_FILES: Final = "source.txt"
+"""Name of the file in a repository of Python functions that lists the imported files."""
 
 _MAX_VERSION = (1 << 63) - 1
 _NO_VERSIONS = frozenset({"warmup", "initial_state", "configs"})
@@ -38,6 +54,14 @@ KINDS = (
     FileKind("model.savedmodel", "tensorflow", "tensorflow_savedmodel"),
     FileKind("model.graphdef", "tensorflow", "tensorflow_graphdef"),
     FileKind("model.plan", "tensorrt", "tensorrt_plan"),
+    # An exported language model, whose model.onnx is not a model by itself.
+    FileKind("genai_config.json", "generation", only_if_there=True),
+    FileKind("openvino_model.xml", "openvino_genai", only_if_there=True),
+    # Hugging Face's folders, which this backend refuses with the command that exports them.
+    FileKind("model.safetensors", "generation", only_if_there=True),
+    FileKind("model.safetensors.index.json", "generation", only_if_there=True),
+    FileKind("model.gguf", "openvino_genai", only_if_there=True),
+    FileKind("model.json", "vllm", only_if_there=True, by_itself=False),
     FileKind("model.onnx", "onnxruntime", "onnxruntime_onnx"),
     FileKind("model.xml", "openvino"),
     FileKind("model.pt", "pytorch", "pytorch_libtorch", ("libtorch",)),
@@ -68,3 +92,13 @@ def parse_version(dirname: str) -> int | None:
         return None
     version = int(match[1])
     return version if version <= _MAX_VERSION else None
+
+
+def digest_files(update: Callable[[bytes], None], path: Path) -> None:
+    """Call ``update`` with the names, sizes and bytes of a file, or of all files below a folder, in order."""
+    for file in sorted(path.rglob("*") if path.is_dir() else [path]):
+        if file.is_file() and "__pycache__" not in file.parts:
+            update(repr((str(file.relative_to(path)), file.stat().st_size)).encode())
+            with file.open("rb") as stream:
+                while piece := stream.read(1 << 20):
+                    update(piece)

@@ -119,18 +119,54 @@ class Signature:
             return self._raw_request(form, data)
         try:
             layout = self._memo.get(form)
-            if layout is None:
-                layout = self.check(form)
-                if not form.id and not form.parameters:  # because a form with either is not reused
-                    if len(self._memo) >= _MEMO_LIMIT:
-                        self._memo.clear()
-                    self._memo[form] = layout
-            return self._bind(form, layout, data)
+            return self._bind(form, self._learn(form) if layout is None else layout, data)
         except InvalidArgumentError:
             self._find_fault(form, data)
             raise
         except (ValueError, OverflowError) as error:  # empty shapes that exceed numpy's limits, such as [2**62,0]
             raise self._refusal(form, f"the inputs for '{self.name}' cannot become arrays: {error}") from error
+
+    def requests(self, form: InferForm, columns: Sequence[memoryview], count: int) -> list[Request]:
+        """Return the checked requests of one form without inputs of BYTES.
+
+        Each column has an input's bytes of all ``count`` requests, one after the other. Raises what `request` raises
+        for the first of them.
+        """
+        layout = self._memo.get(form)
+        if layout is None and not form.raw:
+            with suppress(InvalidArgumentError, ValueError, OverflowError):  # reported below
+                layout = self._learn(form)
+        stacks: list[Array] = []
+        if layout is not None and layout.rows and len(layout.parts) == len(columns):
+            for (_, dtype, shape, nbytes), column in zip(layout.parts, columns, strict=True):
+                if shape and nbytes > 0 and len(column) == nbytes * count:
+                    stacks.append(np.ndarray((count, *shape), dtype, column))
+        if layout is None or len(stacks) != len(columns) or not stacks:
+            sizes = [len(column) // count for column in columns]
+            return [
+                self.request(
+                    form, [column[at * size : (at + 1) * size] for column, size in zip(columns, sizes, strict=True)]
+                )
+                for at in range(count)
+            ]
+        parts, requested, rows, shape_key = layout
+        if len(parts) == 1:
+            name = parts[0].name
+            return [Request(form, {name: array}, requested, rows, shape_key) for array in stacks[0]]
+        names = [part.name for part in parts]
+        return [
+            Request(form, dict(zip(names, arrays, strict=True)), requested, rows, shape_key)
+            for arrays in zip(*stacks, strict=True)
+        ]
+
+    def _learn(self, form: InferForm) -> Layout:
+        """Check a form and remember its layout. Raises what `check` raises."""
+        layout = self.check(form)
+        if not form.id and not form.parameters:  # because a form with either is not reused
+            if len(self._memo) >= _MEMO_LIMIT:
+                self._memo.clear()
+            self._memo[form] = layout
+        return layout
 
     def _find_fault(self, form: InferForm, data: Sequence[Data]) -> None:
         """Raise the error that Triton reports.
@@ -328,7 +364,10 @@ class Signature:
         return array.reshape(shape)
 
     def _split_bytes(self, form: InferForm, name: str, source: Buffer, count: int) -> list[bytes]:
-        """The elements of a length-prefixed BYTES tensor [B02], at most one more than expected."""
+        """Return the elements of a length-prefixed BYTES tensor [B02].
+
+        There is at most one more than expected.
+        """
         view = memoryview(source)
         elements: list[bytes] = []
         at, end = 0, len(view)

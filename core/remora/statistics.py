@@ -11,7 +11,7 @@ import math
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -129,6 +129,13 @@ class Histogram(NamedTuple):
 
     counts: tuple[int, ...]
     sum_ns: int
+
+
+class ServerLoad(NamedTuple):
+    """Answers of a server by HTTP status, and how late its event loop ran timers, if that is measured."""
+
+    answers: Mapping[int, int]
+    lateness: Histogram | None = None
 
 
 class FirstResponses(NamedTuple):
@@ -474,7 +481,8 @@ class FailureLog:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [error.code]
         text = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
         more = f" (and {unlogged} earlier failures were not logged)" if unlogged else ""
-        _log.warning("model '%s' failed a request: %s%s", self._model, text, more)
+        fields = {"model": self._model, "code": error.code}
+        _log.warning("model '%s' failed a request: %s%s", self._model, text, more, extra={"fields": fields})
 
 
 class StatisticsRecorder:
@@ -493,8 +501,10 @@ class StatisticsRecorder:
         input_end = execution.input_end_ns or start_ns
         phases = Phases(start_ns, input_end, max(execution.output_start_ns or end_ns, input_end), end_ns)
         spent = (input_end - start_ns, phases.output_start_ns - input_end, end_ns - phases.output_start_ns)
+        rows = plan.rows
         for ticket in plan.tickets:
             ticket.spent_ns = spent
+            ticket.batch_rows = rows
         done: list[Ticket] = plan.tickets
         failed: list[Ticket] = []
         if {Response} != set(map(type, outcomes)):  # rare, and this is the fastest check

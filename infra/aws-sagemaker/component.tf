@@ -19,6 +19,8 @@ locals {
               ContainerStartupHealthCheckTimeoutInSeconds = var.startup_timeout_seconds.health_check
               ModelDataDownloadTimeoutInSeconds           = var.startup_timeout_seconds.download
             }
+            # Models and image stay on each instance, so that a copy starts without reading them again.
+            DataCacheConfig = { EnableCaching = var.component.data_cache }
             ComputeResourceRequirements = { for key, value in {
               MinMemoryRequiredInMb              = var.component.memory_mb
               NumberOfCpuCoresRequired           = local.accelerators == 0 ? 1 : null

@@ -36,11 +36,17 @@ locals {
     } : key => value if value != null }
   }
 
+  # An endpoint whose variant has no model has the network's settings itself; the models of its components do not count.
+  network = { for key, value in {
+    EnableNetworkIsolation = var.network_isolation
+    VpcConfig              = length(var.subnet_ids) == 0 ? null : { Subnets = var.subnet_ids, SecurityGroupIds = var.security_group_ids }
+  } : key => value if local.component && value != null }
+
   # Named here: what CloudFormation would call it after its stack is longer than the 63 characters that an endpoint takes.
   configurations = { for variant in local.production_variants :
-    "${var.name}-${substr(sha256(jsonencode([variant, local.async, var.volume_kms_key_arn])), 0, 12)}" => variant...
+    "${var.name}-${substr(sha256(local.component ? jsonencode([variant, local.async, var.volume_kms_key_arn, local.network]) : jsonencode([variant, local.async, var.volume_kms_key_arn])), 0, 12)}" => variant...
   }
-  configuration_name = "${var.name}-${substr(sha256(jsonencode([local.production_variants[0], local.async, var.volume_kms_key_arn])), 0, 12)}"
+  configuration_name = "${var.name}-${substr(sha256(local.component ? jsonencode([local.production_variants[0], local.async, var.volume_kms_key_arn, local.network]) : jsonencode([local.production_variants[0], local.async, var.volume_kms_key_arn])), 0, 12)}"
 }
 
 # The model's name is known before the model is: depends_on keeps the order. A configuration that is no longer listed goes
@@ -54,13 +60,13 @@ resource "aws_cloudformation_stack" "configuration" {
     Resources = {
       Configuration = {
         Type = "AWS::SageMaker::EndpointConfig"
-        Properties = { for key, value in {
+        Properties = { for key, value in merge(local.network, {
           EndpointConfigName   = each.key
           ProductionVariants   = [each.value[0]]
           AsyncInferenceConfig = local.async
           ExecutionRoleArn     = local.component ? local.role_arn : null
           KmsKeyId             = local.serverless ? null : var.volume_kms_key_arn
-        } : key => value if value != null }
+        }) : key => value if value != null }
       }
     }
     Outputs = { Name = { Value = { "Fn::GetAtt" = ["Configuration", "EndpointConfigName"] } } }

@@ -175,8 +175,8 @@ variable "serverless" {
 }
 
 variable "component" {
-  description = "For mode scale-to-zero: what one copy of the model takes of an instance. accelerators null: one on GPU instances, none elsewhere."
-  type        = object({ memory_mb = number, accelerators = optional(number) })
+  description = "For mode scale-to-zero: what one copy of the model takes of an instance. accelerators null: one on GPU instances, none elsewhere. data_cache: whether instances keep the model and the image for the next copy."
+  type        = object({ memory_mb = number, accelerators = optional(number), data_cache = optional(bool, true) })
   default     = { memory_mb = 4096 }
   validation {
     condition     = var.component.memory_mb >= 128
@@ -205,7 +205,7 @@ variable "security_group_ids" {
 }
 
 variable "network_isolation" {
-  description = "Give the container no network: SageMaker brings models and requests. false for Python models that call others."
+  description = "Give the container no network: SageMaker brings models and requests. false for Python models that call others, and for scripts whose requirements.txt is installed at the start."
   type        = bool
   default     = true
 }

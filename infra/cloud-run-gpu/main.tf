@@ -61,7 +61,8 @@ resource "google_cloud_run_v2_service" "this" {
     containers {
       image   = var.image_uri
       command = ["python", "-m", "remora_adapters.cloud_run"]
-      args    = concat(["/mnt/models/${local.folder}"], var.arguments)
+      # Not ready while the GPU is idle: a driver too old, or a model for processors.
+      args = concat(["/mnt/models/${local.folder}"], var.gpu == null ? [] : ["--require-gpu"], var.arguments)
 
       dynamic "env" {
         for_each = var.environment

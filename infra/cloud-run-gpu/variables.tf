@@ -28,7 +28,7 @@ variable "model_uri" {
 }
 
 variable "image_uri" {
-  description = "The image built from containers/gpu (or cpu, with gpu = null), by digest."
+  description = "The image cuda12 or cuda13 (or cpu, with gpu = null) of `remora image build`, by digest."
   type        = string
   validation {
     condition     = can(regex("@sha256:[0-9a-f]{64}$", var.image_uri))

@@ -28,7 +28,7 @@ variable "model_uri" {
 }
 
 variable "image_uri" {
-  description = "The image built from containers/gpu or cpu, by digest."
+  description = "The image cpu, cuda12 or cuda13 of `remora image build`, by digest."
   type        = string
   validation {
     condition     = can(regex("@sha256:[0-9a-f]{64}$", var.image_uri))
@@ -37,7 +37,7 @@ variable "image_uri" {
 }
 
 variable "gpu_image" {
-  description = "Whether the image was built from containers/gpu (CUDA). Accelerators are refused without it."
+  description = "Whether the image is cuda12 or cuda13 of `remora image build`. Accelerators are refused without it."
   type        = bool
   default     = false
 }
@@ -48,7 +48,7 @@ variable "machine" {
   default     = { type = "n1-standard-4" }
   validation {
     condition     = var.machine.accelerator == null || var.gpu_image
-    error_message = "machine.accelerator: an image without CUDA would leave the GPU idle without an error. Name an image built from containers/gpu and set gpu_image = true, or take a machine without accelerator."
+    error_message = "machine.accelerator: an image without CUDA would leave the GPU idle without an error. Name the image cuda12 or cuda13 of `remora image build` and set gpu_image = true, or take a machine without accelerator."
   }
   validation {
     condition     = var.machine.accelerator == null ? true : can(regex("^NVIDIA_[A-Z0-9_]+$", var.machine.accelerator)) && var.machine.accelerators >= 1

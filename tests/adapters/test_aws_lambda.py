@@ -373,7 +373,7 @@ def test_the_invocation_gives_up_before_its_end_through_both_doors(tmp_path: Pat
 # -- settings ---------------------------------------------------------------------------------------------------------
 
 
-def test_batchers_wait_for_nobody(function: Function, repository: Path) -> None:
+def test_batchers_do_not_wait_for_other_requests(function: Function, repository: Path) -> None:
     answer = function(function_url("GET", "/v2/models/scale/config", b"", {}), Context())
     batching = json.loads(answer["body"])["dynamic_batching"]
     assert not batching.get("max_queue_delay_microseconds")

@@ -1,63 +1,30 @@
-"""Azure ML: scoring scripts run unchanged, routes and headers are Azure's, probes say the truth while all loads."""
+"""Scoring scripts on remora, and the same requests on Azure's own server."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from conftest import ROOT, START_TIMEOUT_S, end, free_ports
+from azure_scripts import PLAIN, Case, Deployed, deployed, environment, wait_until_healthy
+from conftest import ROOT, end, free_ports
 from hosting import Got, ask, hosted, running, v2_request, write_scale
 from remora import __version__
 from remora_adapters import azureml
 from remora_adapters.azureml.entry_script import EntryScript
-from remora_adapters.azureml.raw_http import AMLRequest, AMLResponse, UploadedFile, register_modules
-from remora_adapters.azureml.swagger import ANYTHING, Named, NoDocumentError, find_document, schemas_of
+from remora_adapters.azureml.raw_http import AMLRequest
 
 REFERENCE = Path(os.environ.get("REMORA_AZUREML_VENV", ROOT / ".venv-azureml"))
 """An environment with azureml-inference-server-http: `make test-azureml`."""
-
-PLAIN = """
-import json, os, time
-import numpy
-
-def init():
-    global factor
-    factor = 2
-
-def run(data):
-    value = json.loads(data)
-    kind = value.get("kind") if isinstance(value, dict) else None
-    if kind == "raise":
-        raise ValueError("a reason that only the log has")
-    if kind == "none":
-        return None
-    if kind == "text":
-        return "text"
-    if kind == "unprintable":
-        return numpy.zeros(2)
-    if kind == "query":
-        return value
-    if kind == "wait":
-        while not os.path.exists(value["until"]):
-            time.sleep(0.005)
-    return [factor * number for number in value["data"]]
-"""
-
 RAW = """
 from azureml.contrib.services.aml_request import AMLRequest, rawhttp
 from azureml.contrib.services.aml_response import AMLResponse
@@ -96,7 +63,6 @@ def run(request):
         }
     return {"method": request.method, "path": request.path, "all": request.args.getlist("a"), "json": request.is_json}
 """
-
 SCHEMA = """
 from inference_schema.schema_decorators import input_schema, output_schema
 from inference_schema.parameter_types.numpy_parameter_type import NumpyParameterType
@@ -109,7 +75,6 @@ def init():
 def run(data, factor=3, request_headers={}):
     return {"sum": float(data.sum()) * factor, "agent": request_headers.get("X-Given", "")}
 """
-
 DOCUMENTS = [
     ("GET", f"/swagger.json{query}", b"", {}) for query in ("", "?version=3", "?a=1&version=3.1", "?version=2.0")
 ]
@@ -120,18 +85,6 @@ FORM = (
     + bytes(range(256))
     + b"\r\n\n\r--\r\n--b--\r\n"
 )
-Case = tuple[str, str, bytes, dict[str, str]]
-
-
-class Deployed(NamedTuple):
-    """A script and what is asked of it, and what else its deployment has: variables, and files beside it."""
-
-    script: str
-    cases: list[Case]
-    variables: Mapping[str, str] = {}
-    files: Mapping[str, str] = {}
-
-
 PAGE = {"Origin": "https://a.example"}
 ASKED = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-b, content-type"}
 FROM_PAGES: list[Case] = [
@@ -235,34 +188,6 @@ CASES: dict[str, Deployed] = {
         },
     ),
 }
-
-
-def environment(folder: Path, script: str) -> dict[str, str]:
-    return deployed(folder, Deployed(script, []))
-
-
-def deployed(folder: Path, what: Deployed) -> dict[str, str]:
-    for name, text in {"score.py": what.script, **what.files}.items():
-        (folder / name).write_text(text)
-    (folder / "models").mkdir()
-    return {
-        **what.variables,
-        "AML_APP_ROOT": str(folder),
-        "AZUREML_ENTRY_SCRIPT": "score.py",
-        "AZUREML_MODEL_DIR": str(folder / "models"),
-    }
-
-
-def wait_until_healthy(port: int, process: subprocess.Popen[bytes] | None = None) -> None:
-    """Return once ``/`` says so. Fails with the process's output when that ends before."""
-    pause = threading.Event()
-    for _ in range(int(START_TIMEOUT_S / 0.02)):
-        with suppress(OSError):
-            if ask(port, "GET", "/").status == 200:
-                return
-        assert process is None or process.poll() is None, "the server ended"
-        pause.wait(0.02)
-    pytest.fail("the server did not become healthy")
 
 
 @pytest.fixture(params=[name for name, what in CASES.items() if "inference_schema" not in what.script])
@@ -546,7 +471,7 @@ def test_what_waited_for_its_turn_is_not_run_once_its_client_has_gone(tmp_path: 
         ({"SERVER_VERSION_LOG_RESPONSE_ENABLED": "False"}, None),
     ],
 )
-def test_answers_say_which_server_it_was_unless_told_not_to(
+def test_answers_name_the_server_unless_that_is_disabled(
     tmp_path: Path, variables: dict[str, str], told: str | None
 ) -> None:
     write_scale(tmp_path / "models" / "scale")
@@ -556,7 +481,7 @@ def test_answers_say_which_server_it_was_unless_told_not_to(
             assert (got.status, got.headers.get("x-ms-server-version")) == (200, told)
 
 
-def test_one_run_at_a_time_unless_more_workers_are_asked_for(tmp_path: Path) -> None:
+def test_one_run_at_a_time_unless_more_workers_are_configured(tmp_path: Path) -> None:
     (tmp_path / "score.py").write_text(
         "import threading\nbusy = threading.Semaphore(1)\ndef init(): pass\ndef run(data):\n"
         "    alone = busy.acquire(blocking=False)\n    threading.Event().wait(0.02)\n"
@@ -572,278 +497,3 @@ def test_one_run_at_a_time_unless_more_workers_are_asked_for(tmp_path: Path) -> 
     for thread in threads:
         thread.join()
     assert bodies == [b"true"] * 4
-
-
-# -- without a script -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("inner", ["", "repository", "outer/repository"])
-def test_models_are_found_below_the_registered_folder(tmp_path: Path, inner: str) -> None:
-    write_scale(tmp_path / "digits" / "7" / inner / "scale")
-    with hosted("azureml", {"AZUREML_MODEL_DIR": str(tmp_path / "digits" / "7")}) as port:
-        for path in ("/score", "/v2/models/scale/infer"):
-            assert ask(port, "POST", path, v2_request([[1, 2, 3, 4]])).json["outputs"][0]["data"] == [2, 4, 6, 8]
-        assert ask(port, "GET", "/").body == b"Healthy"
-        assert ask(port, "GET", "/score").status == 405
-
-
-def test_a_bare_model_is_called_what_it_was_registered_as(tmp_path: Path) -> None:
-    mounted = tmp_path / "digits" / "7"
-    write_scale(mounted)
-    with hosted("azureml", {"AZUREML_MODEL_DIR": str(mounted)}) as port:
-        assert ask(port, "GET", "/v2/models/digits/ready").status == 200
-
-
-def test_binary_tensors_and_ids_pass_through_score(tmp_path: Path) -> None:
-    write_scale(tmp_path / "m" / "1" / "scale")
-    data = np.array([1, 2, 3, 4], np.float32).tobytes()
-    spec = {"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": {"binary_data_size": 16}}
-    header = json.dumps({"inputs": [spec], "parameters": {"binary_data_output": True}}).encode()
-    told = {"Inference-Header-Content-Length": str(len(header)), "x-ms-client-request-id": "mine"}
-    with hosted("azureml", {"AZUREML_MODEL_DIR": str(tmp_path / "m" / "1")}) as port:
-        for _ in range(2):
-            got = ask(port, "POST", "/score", header + data, told)
-            length = int(got.headers["inference-header-content-length"])
-            assert np.frombuffer(got.body[length:], np.float32).tolist() == [2, 4, 6, 8]
-            assert got.headers["x-ms-client-request-id"] == "mine"
-
-
-def test_metrics_are_on_the_one_port_for_those_who_may_see_them(tmp_path: Path) -> None:
-    write_scale(tmp_path / "models" / "scale")
-    host = azureml.host({"AZUREML_MODEL_DIR": str(tmp_path / "models")})
-    with running(host) as ports:
-        ask(ports.http, "POST", "/score", v2_request([[1, 2, 3, 4]]))
-        assert b'nv_inference_request_success{model="scale",version="1"} 1' in ask(ports.http, "GET", "/metrics").body
-    locked = replace(host.server, http_restricted_api=("statistics:api-key=secret",))
-    with running(replace(host, server=locked)) as ports:
-        assert ask(ports.http, "GET", "/metrics").status == 403
-        assert ask(ports.http, "GET", "/metrics", headers={"api-key": "secret"}).status == 200
-
-
-def test_score_with_several_models_says_what_to_do(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        write_scale(tmp_path / "m" / "1" / name)
-    environ = {"AZUREML_MODEL_DIR": str(tmp_path / "m" / "1")}
-    with hosted("azureml", environ) as port:
-        got = ask(port, "POST", "/score", v2_request([[1, 2, 3, 4]]))
-        assert got.status == 404
-        assert "REMORA_DEFAULT_MODEL" in got.json["message"]
-    with hosted("azureml", {**environ, "REMORA_DEFAULT_MODEL": "b"}) as port:
-        assert ask(port, "POST", "/score", v2_request([[1, 2, 3, 4]])).json["model_name"] == "b"
-
-
-# -- documents ---------------------------------------------------------------------------------------------------------
-
-
-class SchemaUtil:
-    """What inference_schema knows of a script whose decorators only the newer documents can say."""
-
-    def get_supported_versions(self, run: object) -> list[str]:
-        return ["3.0", "3.1"]
-
-    def get_input_schema(self, run: object) -> dict[str, Any]:
-        return {"type": "object", "example": {"data": [1.0]}}
-
-    def get_output_schema(self, run: object) -> dict[str, Any]:
-        return {"type": "number"}
-
-
-def test_documents_say_what_the_script_takes_and_what_the_deployment_is_called(tmp_path: Path) -> None:
-    schemas = schemas_of(print, SchemaUtil())
-    named = Named("digits", "7", "/api/")
-    for version, number in (("3", "3.0.3"), ("3.0", "3.0.3"), ("3.1", "3.1.0")):
-        document = json.loads(find_document(version, tmp_path, named, schemas))
-        assert (document["openapi"], document["info"]["title"], document["info"]["version"]) == (number, "digits", "7")
-        assert set(document["paths"]) == {"/api/", "/api/score", "/api/swagger.json"}
-        assert document["components"]["schemas"]["ServiceInput"]["example"] == {"data": [1.0]}
-        assert document["components"]["schemas"]["ServiceOutput"] == {"type": "number"}
-    old = json.loads(find_document("2", tmp_path, Named(), ANYTHING))
-    assert (old["swagger"], old["info"]["title"], set(old["paths"])) == (
-        "2.0",
-        "ML service",
-        {"/", "/score", "/swagger.json"},
-    )
-
-
-def test_a_document_that_cannot_be_is_refused_with_those_that_can(tmp_path: Path) -> None:
-    schemas = schemas_of(print, SchemaUtil())
-    with pytest.raises(NoDocumentError, match=r"not supported for the scoring script.*: \[3, 3\.1\]"):
-        find_document("2", tmp_path, Named(), schemas)
-    (tmp_path / "swagger2.json").write_text("{}")
-    assert find_document("2.0", tmp_path, Named(), schemas) == b"{}"
-    with pytest.raises(NoDocumentError, match=r"\[9\] is not valid.*: \[2, 3, 3\.1\]"):
-        find_document("9", tmp_path, Named(), schemas)
-
-
-# -- settings ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_port_is_azures_or_what_it_says() -> None:
-    assert azureml.host({}).server.http_port == 5001
-    assert azureml.host({"SERVER_PORT": "8080"}).server.http_port == 8080
-    assert azureml.host({}).server.http_address == "0.0.0.0"
-    for text in ("0", "-1", "x", "9" * 30, "²", "70000", "1" + "0" * 30):
-        with pytest.raises(ValueError, match="SERVER_PORT"):
-            azureml.host({"SERVER_PORT": text})
-
-
-@pytest.mark.parametrize(
-    ("variable", "text"),
-    [
-        ("HEALTH_PORT", "70000"),
-        ("SCORING_TIMEOUT_MS", "1" + "0" * 30),
-        ("WORKER_COUNT", "1" + "0" * 30),
-        ("AZUREML_LOG_LEVEL", "LOUD"),
-        ("AML_CORS_ORIGINS", r"https://.*\.example"),
-        ("AML_CORS_ORIGINS", "https://a.example\r\nSet-Cookie: a=b"),
-        ("HTTP_X_MS_SERVER_VERSION", "1.0\r\nSet-Cookie: a=b"),
-        ("HTTP_X_MS_SERVER_VERSION", "\u7248"),
-    ],
-)
-def test_a_variable_that_cannot_be_used_is_refused_by_its_name(variable: str, text: str) -> None:
-    with pytest.raises(ValueError, match=variable):
-        azureml.host({"SEPERATE_HEALTH_ENDPOINT": "true", variable: text})
-
-
-def test_a_file_says_what_no_variable_does(tmp_path: Path) -> None:
-    named = tmp_path / "azure.json"
-    named.write_text(
-        '{"SERVER_PORT": 8080, "SEPERATE_HEALTH_ENDPOINT": true, "HEALTH_PORT": "8081", "layers": {"a": 1}}'
-    )
-    host = azureml.host({"AZUREML_CONFIG_FILE": str(named), "HEALTH_PORT": "8082"})
-    assert (host.server.http_port, [door.port for door in host.doors]) == (8080, [8082])
-    beside = tmp_path / "code" / "config.json"
-    beside.parent.mkdir()
-    beside.touch()  # an empty one is none
-    environ = {"AML_APP_ROOT": str(tmp_path), "AZUREML_ENTRY_SCRIPT": "code/score.py"}
-    assert azureml.host(environ).server.http_port == 5001
-    beside.write_text('{"SERVER_PORT": "8083"}')
-    assert azureml.host(environ).server.http_port == 8083
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", None])
-def test_a_file_of_settings_that_cannot_be_read_is_refused_by_its_path(tmp_path: Path, text: str | None) -> None:
-    path = tmp_path / "azure.json"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(ValueError, match=r"AZUREML_CONFIG_FILE: .*azure\.json"):
-        azureml.host({"AZUREML_CONFIG_FILE": str(path)})
-
-
-@pytest.mark.parametrize(
-    ("level", "shown"),
-    [
-        ("", (0, True, True, True)),
-        ("DEBUG", (1, True, True, True)),
-        ("info", (0, True, True, True)),
-        ("WARNING", (0, False, True, True)),
-        ("ERROR", (0, False, False, True)),
-        ("CRITICAL", (0, False, False, False)),
-    ],
-)
-def test_the_log_has_azures_level(level: str, shown: tuple[int, bool, bool, bool]) -> None:
-    server = azureml.host({"AZUREML_LOG_LEVEL": level}).server
-    assert (server.log_verbose, server.log_info, server.log_warning, server.log_error) == shown
-
-
-def test_a_variable_that_does_nothing_here_is_named_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    said = {"AML_APP_INSIGHTS_ENABLED": "true", "AML_MODEL_DC_STORAGE_ENABLED": "False"}
-    with hosted("azureml", environment(tmp_path, PLAIN) | said) as port:
-        wait_until_healthy(port)
-    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert [line.split()[0] for line in warned] == ["AML_APP_INSIGHTS_ENABLED"]
-
-
-def test_health_may_have_a_port_of_its_own(tmp_path: Path) -> None:
-    write_scale(tmp_path / "m" / "1" / "scale")
-    variables = {"AZUREML_MODEL_DIR": str(tmp_path / "m" / "1"), "SEPERATE_HEALTH_ENDPOINT": "true"}
-    with running(azureml.host(variables)) as ports:
-        (health,) = ports.doors
-        assert ask(health, "GET", "/").body == b"Healthy"
-
-
-def test_the_port_for_health_is_not_healthy_before_the_script_is(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    script = f"def init():\n    with open({str(gate)!r}) as gate: gate.read()\ndef run(data): return 1\n"
-    variables = environment(tmp_path, script) | {"SEPERATE_HEALTH_ENDPOINT": "true"}
-    with running(azureml.host(variables)) as ports:
-        (health,) = ports.doors
-        before = ask(health, "GET", "/")
-        gate.write_text("go")  # opening it waits for the script to read
-        wait_until_healthy(health)
-        assert ask(ports.http, "POST", "/score", {}).json == 1
-    assert (before.status, before.json) == (503, {"message": "the scoring script is being loaded"})
-
-
-def test_it_starts_as_a_module_and_ends_when_told(tmp_path: Path, child_environment: dict[str, str]) -> None:
-    (port,) = free_ports(1)
-    variables = child_environment | environment(tmp_path, PLAIN) | {"SERVER_PORT": str(port)}
-    command = [sys.executable, "-m", "remora_adapters.azureml", "--http-address=127.0.0.1"]
-    process = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_until_healthy(port)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
-
-
-# -- requests and responses of scripts --------------------------------------------------------------------------------
-
-
-@given(st.binary(max_size=200).filter(lambda data: b"--b" not in data), st.text("abc.é", min_size=1, max_size=9))
-def test_a_forms_file_arrives_as_it_was_sent(data: bytes, note: str) -> None:
-    body = b'--b\r\nContent-Disposition: form-data; name="f"; filename="x"\r\n\r\n' + data + b"\r\n"
-    body += b'--b\r\nContent-Disposition: form-data; name="n"\r\n\r\n' + note.encode() + b"\r\n--b--\r\n"
-    request = AMLRequest("POST", "/score", "", [("Content-Type", "multipart/form-data; boundary=b")], body)
-    assert request.files["f"].read() == data
-    assert request.form["n"] == note
-
-
-@given(st.dictionaries(st.text("abc", min_size=1), st.lists(st.text(max_size=5), min_size=1, max_size=3)))
-def test_a_querys_values_are_all_there(query: dict[str, list[str]]) -> None:
-    from urllib.parse import urlencode
-
-    request = AMLRequest("GET", "/score", urlencode(query, doseq=True), [], b"")
-    assert {key: request.args.getlist(key) for key in request.args} == query
-
-
-def test_a_request_has_its_headers_and_values_as_flask_has_them() -> None:
-    sent = [("x-given", "1"), ("ACCEPT", "a"), ("accept", "b"), ("Host", "h:1")]
-    request = AMLRequest("POST", "/score", "n=3&n=x", sent, b"")
-    assert dict(request.headers) == {"X-Given": "1", "Accept": "a,b", "Host": "h:1"}
-    assert list(request.headers) == list(request.headers.items())
-    assert (request.headers["x-GIVEN"], request.headers.get("x-given", type=int)) == ("1", 1)
-    assert (request.headers.get("none"), request.headers.get("accept", 5, type=int)) == (None, 5)
-    assert (request.args.get("n", type=int), request.args.get("none", 2, type=int)) == (3, 2)
-    assert request.args.to_dict(flat=False) == {"n": ["3", "x"]} == dict(request.args.lists())
-    assert request.base_url == "http://h:1/score"
-
-
-def test_a_file_of_a_form_is_read_as_any_file(tmp_path: Path) -> None:
-    file = UploadedFile("rows", "rows.csv", "text/csv", b"a,b\n1,2\n")
-    assert list(file) == [b"a,b\n", b"1,2\n"]
-    file.stream.seek(0)
-    assert file.read(3) == b"a,b"
-    file.save(tmp_path / "saved")
-    assert (tmp_path / "saved").read_bytes() == b"a,b\n1,2\n"
-
-
-def test_header_values_are_split_at_commas_as_azure_does() -> None:
-    assert AMLResponse("", 200, {"A": "1, 2"}).headers.get_all("A") == ["1", "2"]
-
-
-def test_azures_names_lead_to_our_request_and_response() -> None:
-    modules: dict[str, Any] = {}
-    register_modules(modules)
-    for package in ("azureml.contrib.services", "azureml_inference_server_http.api"):
-        assert modules[f"{package}.aml_request"].AMLRequest is AMLRequest
-        assert modules[package].aml_response.AMLResponse is AMLResponse
-
-
-def test_the_document_is_behind_the_lock_of_metadata(tmp_path: Path) -> None:
-    host = azureml.host({"AZUREML_MODEL_DIR": str(write_scale(tmp_path / "models" / "scale").parent)})
-    locked = replace(host.server, http_restricted_api=("metadata:key=value",))
-    with running(replace(host, server=locked)) as ports:
-        assert ask(ports.http, "GET", "/swagger.json").status == 403
-        assert ask(ports.http, "GET", "/swagger.json", headers={"key": "value"}).status != 403

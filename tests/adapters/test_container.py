@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from conftest import end, free_ports, wait_until_ready
+from remora import Engine
 from remora_adapters import container
 
 
@@ -23,14 +25,14 @@ def test_it_listens_on_all_interfaces_at_tritons_ports() -> None:
 @pytest.mark.parametrize("place", ["/somewhere/models", "s3://bucket/models"])
 def test_the_variable_names_the_repository(place: str) -> None:
     host = container.host({"REMORA_MODEL_REPOSITORY": place})
-    assert host.engine.model_repository == (place,)
+    assert host.engine.paths == (place,)
 
 
 def test_the_first_mounted_folder_is_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounted = tmp_path / "mnt"
     mounted.mkdir()
     monkeypatch.setattr(container, "MODEL_DIRECTORIES", (str(tmp_path / "absent"), str(mounted), str(tmp_path)))
-    assert container.host({}).engine.model_repository == (str(mounted),)
+    assert container.host({}).engine.paths == (str(mounted),)
 
 
 def test_without_any_flag_it_says_which_models_it_wants(
@@ -67,3 +69,34 @@ def test_tritons_flags_start_it_and_a_given_repository_takes_the_place_of_the_va
             assert answer.status == 200
     finally:
         assert end(process) == 0
+
+
+@pytest.mark.parametrize(("flag", "variable"), [("--require-gpu", ""), ("", "true")], ids=["flag", "variable"])
+def test_a_machine_without_the_required_gpu_is_not_ready_and_says_why(
+    flag: str, variable: str, digits: Any, child_environment: dict[str, str], tmp_path: Path
+) -> None:
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "remora_adapters.container", str(digits.models), *([flag] if flag else [])]
+    command += [f"--http-port={port}", "--allow-grpc=false", "--allow-metrics=false", "--http-address=127.0.0.1"]
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "REMORA_REQUIRE_GPU": variable}
+    log = tmp_path / "log.txt"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=child_environment | hidden)
+    try:
+        wait_until_ready(process, port, log, "/startupz")
+        for path, body in (("/readyz?verbose", "--require-gpu: no NVIDIA GPU can be used"), ("/v2/health/ready", "")):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5)
+            assert refused.value.code in (400, 503)
+            assert body in refused.value.read().decode()
+        assert "not ready: --require-gpu: no NVIDIA GPU can be used" in log.read_text()
+    finally:
+        assert end(process) == 0
+
+
+def test_the_mount_may_hold_a_file_with_functions(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "import remora\n\n@remora.model(isolation='thread')\ndef scale(x: float) -> float:\n    return 2 * x\n"
+    )
+    with Engine(options=container.host({"REMORA_MODEL_REPOSITORY": str(tmp_path)}).engine) as engine:
+        assert engine.infer("scale", {"x": [2.0]})["output"].tolist() == [4.0]

@@ -307,7 +307,7 @@ def test_a_request_that_found_its_version_replaced_is_answered_by_the_next_and_c
             assert np.ravel(send()).tolist() == [2, 4, 6, 8], name
             assert not late, name
             model = engine.resolve("scale")
-            assert engine.traces.over(model) is not model, f"{name}: the next one is the second"
+            assert engine.traces.wrap_model(model) is not model, f"{name}: the next one is the second"
 
 
 EVENT = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "s", "ce-type": "t"}
@@ -488,7 +488,7 @@ def test_a_name_is_never_a_path(platform: str, repository: Path) -> None:
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_no_platform_lets_clients_change_models_unless_it_is_told_to(platform: str, repository: Path) -> None:
+def test_no_platform_lets_clients_change_models_by_default(platform: str, repository: Path) -> None:
     with opened(platform, repository) as ports:
         for verb in ("unload", "load"):
             got = ask(ports.http, "POST", f"/v2/repository/models/scale/{verb}", b"{}", JSON)

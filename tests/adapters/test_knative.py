@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from conftest import START_TIMEOUT_S, free_ports
+from conftest import free_ports
+from eventually import eventually
 from hosting import PATIENCE_S, ask, hosted, v2_request, write_scale
 from remora_adapters import azureml, cloud_run, knative, kserve, sagemaker, vertex
 from remora_adapters.emulate import grpc_health
@@ -145,14 +146,7 @@ def start(module: str, port: int, models: Path, log: Path, **more: Any) -> subpr
 
 def probe(process: subprocess.Popen[bytes], port: int, log: Path, path: str = "/v2/health/ready") -> None:
     """Ask every 25 ms, as the queue proxy does, until the answer is good."""
-    pause = threading.Event()
-    for _ in range(int(START_TIMEOUT_S / 0.025)):
-        with suppress(OSError):
-            if ask(port, "GET", path).status == 200:
-                return
-        assert process.poll() is None, log.read_text()
-        pause.wait(0.025)
-    pytest.fail(log.read_text())
+    eventually(lambda: ask(port, "GET", path).status == 200, process=process, log=log, pause_s=0.025)
 
 
 def test_requests_before_the_model_is_there_wait_for_it(tmp_path: Path) -> None:

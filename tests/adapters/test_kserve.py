@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from conftest import end, free_ports
+from eventually import eventually
 from hosting import Got, ask, hosted, running, v2_request, write_scale, write_words
 from remora.options import EngineOptions
 from remora_adapters import kserve as adapter
@@ -109,7 +110,9 @@ def test_kserves_own_server_answers_the_same(port: int, tmp_path: Path) -> None:
     with (tmp_path / "log.txt").open("wb") as log:
         process = subprocess.Popen([sys.executable, THEIRS, str(theirs)], stdout=log, stderr=log)
         try:
-            wait_for(process, lambda: ask(theirs, "GET", "/v2/health/ready").status == 200, tmp_path / "log.txt")
+            eventually(
+                lambda: ask(theirs, "GET", "/v2/health/ready").status == 200, process=process, log=tmp_path / "log.txt"
+            )
             print("kserve", version("kserve"))
             different = []
             for method, path, body, headers in CASES:
@@ -119,21 +122,6 @@ def test_kserves_own_server_answers_the_same(port: int, tmp_path: Path) -> None:
             assert not different, "\n".join(different)
         finally:
             end(process)
-
-
-def wait_for(process: subprocess.Popen[bytes], ready: Callable[[], bool], log: Path) -> None:
-    for _ in range(600):
-        try:
-            if ready():
-                return
-        except OSError:
-            pass
-        try:
-            process.wait(0.05)
-        except subprocess.TimeoutExpired:
-            continue
-        break
-    pytest.fail(log.read_text())
 
 
 CLIENT = """
@@ -278,6 +266,6 @@ def test_it_starts_with_the_arguments_of_a_serving_runtime(tmp_path: Path, child
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=child_environment, stdout=output, stderr=output)
     try:
-        wait_for(process, lambda: ask(port, "GET", "/v1/models/isvc").status == 200, log)
+        eventually(lambda: ask(port, "GET", "/v1/models/isvc").status == 200, process=process, log=log)
     finally:
         assert end(process) == 0

@@ -49,7 +49,7 @@ def test_a_mistake_has_a_test_that_is_there(platform: str, number: int) -> None:
         assert wanted in {each.id for each in find_platform(played).checks}, check
 
 
-def test_azures_server_is_no_requirement_of_ours() -> None:
+def test_azures_server_is_not_a_requirement_of_ours() -> None:
     try:
         wanted = requires("remora") or []
     except PackageNotFoundError:

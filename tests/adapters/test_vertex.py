@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hosting import ask, hosted, v2_request, write_scale, write_words
+from hosting import PATIENCE_S, ask, hosted, v2_request, write_parts, write_scale, write_words
 from remora_adapters import vertex
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
@@ -189,3 +190,31 @@ def test_several_models_need_a_default(tmp_path: Path) -> None:
         answer = ask(port, "POST", "/predict", {"instances": ROWS})
         assert answer.status == 400
         assert "REMORA_DEFAULT_MODEL" in answer.json["error"]
+
+
+def test_a_stream_raw_prediction_gets_each_response_as_the_model_produces_it(tmp_path: Path) -> None:
+    """The platform forwards streamRawPredict to the predict route, and passes the pieces of the answer on."""
+    read = write_parts(tmp_path / "parts")
+    with hosted("vertex", {**ROUTES, "AIP_STORAGE_URI": str(tmp_path)}) as found:
+        connection = http.client.HTTPConnection("127.0.0.1", found, timeout=PATIENCE_S)
+        headers = {"X-Vertex-Ai-Triton-Redirect": "v2/models/parts/generate_stream", "Content-Type": "application/json"}
+        connection.request("POST", PREDICT, b'{"x": 1.0}', headers)
+        answer = connection.getresponse()
+        assert (answer.status, answer.headers["Content-Type"]) == (200, "text/event-stream; charset=utf-8")
+        first = [answer.readline() for _ in range(3)]  # two events with the empty line between them
+        assert [json.loads(line.removeprefix(b"data: "))["y"] for line in first if line.strip()] == [0.0, 1.0]
+        read.touch()
+        last = [line for line in answer.read().splitlines() if line]
+        assert [json.loads(line.removeprefix(b"data: "))["y"] for line in last] == [2.0]
+        connection.close()
+
+
+def test_a_batch_prediction_job_gets_one_prediction_per_instance_in_order(port: int) -> None:
+    """A job sends the lines of its input in requests of `batchSize` instances, beyond the model's batch size."""
+    instances = [[float(number), 0.0, 0.0, 0.5] for number in range(300)]
+    predictions = []
+    for begin in range(0, len(instances), 64):
+        answer = ask(port, "POST", PREDICT, {"instances": instances[begin : begin + 64], "parameters": {}})
+        assert answer.status == 200, answer
+        predictions += answer.json["predictions"]
+    assert predictions == [[2 * number for number in instance] for instance in instances]

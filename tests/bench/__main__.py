@@ -14,6 +14,7 @@ ORDER = (
     "coldstart",
     "memory",
     "throughput",
+    "wire",
     "ensemble",
     "worker",
     "busy_model",
@@ -21,6 +22,9 @@ ORDER = (
     "adapters",
     "admission",
     "neighbour",
+    "generation",
+    "fronts",
+    "access_log",
     "storage",
 )
 

@@ -36,7 +36,8 @@ from remora.options import ServerOptions
 from remora.protocols.rest.infer import InferCodec
 from remora.server.host import ServerContext, find_adapter, v2_alone
 from remora.server.http.asgi import answer_in_thread
-from remora.server.http.http1 import Connection, Listener
+from remora.server.http.http1 import Connection
+from remora.server.http.http1_listener import Listener
 from remora.server.http.rest import RestService
 from remora.server.loop import LoopMailbox
 

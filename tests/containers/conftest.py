@@ -20,12 +20,16 @@ import pytest
 
 from containers.boxes import KEPT, PLAIN_USER, Image, bound
 from containers.dockerfiles import configuration
+from remora_adapters.images import IMAGES as ALL_IMAGES
+from remora_adapters.images import NO_CUDA
+from remora_adapters.images.building import Build, assemble, build_command, convert_command
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-IMAGES = ("cpu", "sagemaker", "azureml", "lambda")
+IMAGES = tuple(name for name, image in ALL_IMAGES.items() if image.cuda == NO_CUDA)
 PACKAGES = {"buildah": "buildah crun", "bwrap": "bubblewrap", "newuidmap": "uidmap", "setpriv": "util-linux"}
 """Debian's, of the tools that are called otherwise."""
 _BASE = "localhost/python-base:test"
+ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
 _FIGURES: list[str] = []
 
 
@@ -56,18 +60,19 @@ def models(digits: Any) -> Path:
 @pytest.fixture(scope="session")
 def context() -> Path:
     """A build context as an air-gapped builder has it: every wheel that the small images need, remora's among them."""
-    return _context("context", "onnx,grpc,otel,s3,sagemaker,azureml,lambda", "containers/lambda/requirements.txt")
+    return _context("context", "onnx,grpc,otel,s3,sagemaker,azureml,lambda", "containers/requirements/lambda.txt")
 
 
-@pytest.fixture(scope="session")
-def gpu_context() -> Iterator[Path]:
-    """The same for the gpu image. It is large, so it goes when the tests are over."""
+@pytest.fixture(scope="session", params=["cuda12", "cuda13"])
+def gpu_context(request: pytest.FixtureRequest) -> Iterator[tuple[str, Path]]:
+    """The same for an image with CUDA, with its name. It is large, so it goes when the tests are over."""
     if not os.environ.get("TEST_GPU_IMAGE"):
-        pytest.skip("the gpu image takes gigabytes of wheels: make test-gpu-image builds it")
+        pytest.skip("the images with CUDA take gigabytes of wheels: make test-gpu-image builds them")
+    name = request.param
     try:
-        yield _context("gpu-context", "gpu,grpc,otel,s3", "containers/gpu/requirements.txt")
+        yield name, _context(f"{name}-context", "gpu,grpc,otel,s3", f"containers/requirements/{name}.txt")
     finally:
-        shutil.rmtree(KEPT / "gpu-context", ignore_errors=True)
+        shutil.rmtree(KEPT / f"{name}-context", ignore_errors=True)
 
 
 def _needs(*tools: str) -> None:
@@ -86,12 +91,9 @@ def _context(name: str, extras: str, requirements: str) -> Path:
     _needs()
     place = KEPT / name
     shutil.rmtree(place, ignore_errors=True)
-    (place / "dist").mkdir(parents=True)
-    shutil.copytree(ROOT / "containers", place / "containers")
-    for file in ("constraints.txt", ".dockerignore"):
-        shutil.copy(ROOT / file, place / file)
+    place.mkdir(parents=True)
+    assemble(place, ROOT, None, None)
     python = [sys.executable, "-m"]
-    _run([*python, "hatchling", "build", "-t", "wheel", "-d", str(place / "dist")], ROOT)
     wheel = next((place / "dist").glob("remora-*.whl"))
     pip = [*python, "pip", "download", "--quiet", "--only-binary=:all:", "-d", "dist", "-c", "constraints.txt"]
     command = [*pip, f"{wheel}[{extras}]", "-r", requirements]
@@ -148,8 +150,12 @@ def images(buildah: list[str], base: str, context: Path) -> dict[str, Image]:
 
 
 @pytest.fixture(scope="session")
-def gpu_image(buildah: list[str], base: str, gpu_context: Path) -> Image:
-    return _build(buildah, "gpu", gpu_context)
+def gpu_image(buildah: list[str], base: str, gpu_context: tuple[str, Path]) -> Iterator[Image]:
+    """An image with CUDA, removed afterwards, because the next one needs the room."""
+    name, context = gpu_context
+    yield _build(buildah, name, context)
+    subprocess.run([*buildah, "rm", "--all"], capture_output=True)
+    subprocess.run([*buildah, "rmi", "--force", f"localhost/remora:{name}"], capture_output=True)
 
 
 # For this command alone /etc/subuid and /etc/subgid say what an administrator would write there for a plain user.
@@ -196,7 +202,7 @@ def installed(context: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
     environment = os.environ | {"PREFIX": str(prefix), "OFFLINE": "1"}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     extras = "onnx,grpc,otel,s3,sagemaker,azureml,lambda"
-    install = ["sh", str(context / "containers" / "install.sh"), extras, "containers/lambda/requirements.txt"]
+    install = ["sh", str(context / "containers" / "install.sh"), extras, "containers/requirements/lambda.txt"]
     done = subprocess.run(install, cwd=context, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     binds = []
@@ -210,12 +216,20 @@ def installed(context: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
 
 def _build(buildah: list[str], name: str, context: Path, mount: tuple[str, ...] = ("mount",)) -> Image:
     tag = f"localhost/remora:{name}"
-    arguments = [f"--build-arg={pair}" for pair in (f"BASE_IMAGE={_BASE}", "OFFLINE=1", "VERSION=test")]
-    file = str(context / "containers" / name / "Dockerfile")
-    _run([*buildah, "bud", "--quiet", "--isolation=chroot", *arguments, "--file", file, "--tag", tag, str(context)])
+    build_image(buildah, name, context, tag)
     config = json.loads(_run([*buildah, "inspect", "--type=image", tag]))["OCIv1"]["config"]
     container = _run([*buildah, "from", tag])
     return Image(name, config, Path(_run([*buildah, *mount, container])))
+
+
+def build_image(buildah: list[str], name: str, context: Path, tag: str) -> None:
+    """Build by the command of `remora image build`, in this storage and without a container for each step."""
+    image = ALL_IMAGES[name]
+    arguments = {**image.build_arguments(), "BASE_IMAGE": _BASE, "OFFLINE": "1", "VERSION": "test"}
+    _, *words = build_command("buildah", Build(image, tag, ARCHITECTURE, str(context), arguments))
+    _run([*buildah, words[0], "--quiet", "--isolation=chroot", "--pull=never", *words[1:]])
+    _, *words = convert_command("buildah", tag)
+    _run([*buildah, words[0], "--quiet", *words[1:]])
 
 
 def _run(command: list[str], folder: Path | None = None) -> str:

@@ -7,7 +7,10 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FILES = {path.parent.name: path for path in sorted((Path(__file__).parents[2] / "containers").glob("*/Dockerfile"))}
+from remora_adapters.images import IMAGES
+
+ROOT = Path(__file__).parents[2]
+FILES = {path.parent.name: path for path in sorted((ROOT / "containers").glob("*/Dockerfile"))}
 
 
 class Instruction(NamedTuple):
@@ -38,12 +41,13 @@ def last(name: str, word: str) -> str | None:
     return said[-1] if said else None
 
 
-def configuration(name: str) -> dict[str, Any]:
+def configuration(image: str) -> dict[str, Any]:
     """What an engine would make of an image's final stage, on a base that says nothing but where its programs are."""
+    name = IMAGES[image].platform
     pairs = [pair for each in stages(name)[-1] if each.word == "ENV" for pair in each.rest.split()]
-    path = "/usr/local/bin:/usr/bin:/bin"
+    path, devices = "/usr/local/bin:/usr/bin:/bin", IMAGES[image].build_arguments().get("DEVICES", "void")
     return {
-        "Env": [pair.replace("$PATH", path) for pair in pairs],
+        "Env": [pair.replace("$PATH", path).replace("${DEVICES}", devices) for pair in pairs],
         "WorkingDir": last(name, "WORKDIR"),
         "User": last(name, "USER") or "",
         "Entrypoint": json.loads(last(name, "ENTRYPOINT") or "[]"),

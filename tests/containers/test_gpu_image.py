@@ -1,4 +1,4 @@
-"""The gpu image, built and run where there is no GPU: it has to start, say so, and answer with the processor.
+"""The images with CUDA, built and run where there is no GPU: they have to start, say so, and answer with the processor.
 
 Gigabytes, so only under `make test-gpu-image`. What a GPU does with it is for a machine that has one.
 """
@@ -24,18 +24,16 @@ pytestmark = pytest.mark.timeout(1800)
 def test_it_adds_no_more_than_its_budget(gpu_image: Any, figures: list[str]) -> None:
     files = [path.lstat() for path in (gpu_image.root / "opt" / "remora").rglob("*")]
     megabytes = sum(each.st_size for each in files) / 1e6
-    figures.append(f"gpu: {megabytes:.0f} MB beyond the base, of {BUDGETS['gpu']['megabytes']} MB")
-    assert megabytes <= BUDGETS["gpu"]["megabytes"]
+    figures.append(f"{gpu_image.name}: {megabytes:.0f} MB beyond the base")
+    assert megabytes <= BUDGETS[gpu_image.name]["megabytes"]
 
 
 def test_it_holds_one_runtime_and_each_library_of_cuda_once(gpu_image: Any) -> None:
     document = json.loads((gpu_image.root / "opt" / "remora" / "sbom.cdx.json").read_text())
     names = {each["name"] for each in document["components"]}
-    assert {"onnxruntime-gpu", "nvidia-cudnn-cu13", "nvidia-cublas"} <= names
+    assert {"onnxruntime-gpu", f"nvidia-cudnn-cu{gpu_image.name.removeprefix('cuda')}"} <= names
     assert "onnxruntime" not in names
-    # The wheels are CUDA 13's, so SageMaker's instances need the AMI with its driver.
-    module = (ROOT / "infra" / "aws-sagemaker" / "main.tf").read_text()
-    assert '"al2023-ami-sagemaker-inference-gpu-4-1"' in module
+    assert gpu_image.config["Labels"]["remora.cuda"] == gpu_image.name.removeprefix("cuda")
     for library in ("libcublas.so.*", "libcudnn.so.*", "libcudart.so.*"):
         found = [path for path in gpu_image.root.rglob(library) if not path.is_symlink()]
         assert len(found) == 1, found
@@ -50,11 +48,11 @@ def test_without_a_gpu_it_says_so_and_answers_with_the_processor(
     ports = [f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}"]
     with gpu_image.running(ports, uid=uid, mounts={"/mnt/models": models}, environment={}) as container:
         container.answer(f"http://127.0.0.1:{http}/v2/health/ready")
-        figures.append(f"gpu, uid {uid}: ready {time.monotonic() - container.started_s:.2f} s after the start")
+        figures.append(f"{gpu_image.name}, uid {uid}: ready after {time.monotonic() - container.started_s:.2f} s")
         body = (digits.requests / "seven.json").read_bytes()
         answer = json.loads(container.answer(f"http://127.0.0.1:{http}/v2/models/digits/infer", body))
         assert answer["model_name"] == "digits"
         assert container.stop() == 0
     warnings = [line for line in container.said().splitlines() if "running on the CPU instead" in line]
-    figures.append(f"gpu, uid {uid}, without a GPU: {warnings[0] if warnings else 'no word'}")
+    figures.append(f"{gpu_image.name}, uid {uid}, without a GPU: {warnings[0] if warnings else 'no word'}")
     assert len(warnings) == 1, container.said()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -13,10 +14,14 @@ from typing import Any
 import pytest
 
 from conftest import ROOT, free_ports
+from containers.conftest import ARCHITECTURE, build_image
 from remora_adapters.emulate.lambda_runtime import RuntimeApi
+from remora_adapters.images import DOCKER_MANIFEST, IMAGES, problem_of
+from remora_adapters.images.building import described
 
 BUDGETS = tomllib.loads((ROOT / "containers" / "budgets.toml").read_text())
 NAMES = ("cpu", "sagemaker", "azureml", "lambda")
+DOCKER_LAYERS = {f"application/vnd.docker.image.rootfs.diff.tar{end}" for end in ("", ".gzip")}
 USERS = {"as-root": 0, "as-10001": 10001}
 
 pytestmark = pytest.mark.timeout(900)
@@ -55,11 +60,43 @@ def test_all_that_is_installed_may_be_read_by_anyone(name: str, images: Any) -> 
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_the_manifest_has_the_media_types_that_lambda_and_sagemaker_accept(
+    name: str, images: Any, buildah: list[str], tmp_path: Path
+) -> None:
+    """What a registry would get: no index, Docker's types, one architecture."""
+    target = tmp_path / name
+    subprocess.run([*buildah, "push", f"localhost/remora:{name}", f"dir:{target}"], check=True, capture_output=True)
+    manifest = json.loads((target / "manifest.json").read_text())
+    assert manifest["mediaType"] == DOCKER_MANIFEST
+    assert {each["mediaType"] for each in manifest["layers"]} <= DOCKER_LAYERS
+    config = json.loads((target / manifest["config"]["digest"].removeprefix("sha256:")).read_text())
+    assert (config["os"], config["architecture"]) == ("linux", ARCHITECTURE)
+    labels = config["config"]["Labels"]
+    assert (labels["remora.platform"], labels["remora.cuda"]) == (IMAGES[name].platform, "none")
+    assert labels["remora.extras"].split(",") == list(IMAGES[name].extras)
+    text = subprocess.run([*buildah, "inspect", "--type=image", f"localhost/remora:{name}"], capture_output=True)
+    found = described("buildah", text.stdout.decode())
+    assert problem_of(IMAGES[name], ARCHITECTURE, *found) == ""
+
+
+def test_the_same_files_give_the_same_digest(images: Any, buildah: list[str], context: Path, tmp_path: Path) -> None:
+    build_image(buildah, "sagemaker", context, "localhost/remora:again")
+    digests = []
+    for tag in ("sagemaker", "again"):
+        target = tmp_path / tag
+        subprocess.run([*buildah, "push", f"localhost/remora:{tag}", f"dir:{target}"], check=True, capture_output=True)
+        digests.append(hashlib.sha256((target / "manifest.json").read_bytes()).hexdigest())
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_the_bill_of_materials_lies_in_the_image(name: str, images: Any) -> None:
     document = json.loads((images[name].root / "opt" / "remora" / "sbom.cdx.json").read_text())
     names = {each["name"] for each in document["components"]}
     assert {"numpy", "onnxruntime"} <= names
     assert ("awslambdaric" in names) == (name == "lambda")
+    licences = (images[name].root / "opt" / "remora" / "licenses.txt").read_text()
+    assert all(f"{each['name']} {each['version']}: " in licences for each in document["components"])
 
 
 @pytest.mark.parametrize("uid", USERS.values(), ids=USERS)
@@ -143,10 +180,9 @@ def test_the_lambda_image_answers_an_event(images: Any, models: Path, digits: An
     event = (digits.requests / "seven.json").read_bytes()
     with RuntimeApi(0) as api:
         environment = {"AWS_LAMBDA_RUNTIME_API": api.address, "AWS_LAMBDA_FUNCTION_NAME": "digits"}
-        arguments = images["lambda"].config["Cmd"]
         mounts = {"/opt/models": models}
         invocation = api.send_event(event, timeout_s=60)
-        with images["lambda"].running(arguments, uid=10001, mounts=mounts, environment=environment) as container:
+        with images["lambda"].running([], uid=10001, mounts=mounts, environment=environment) as container:
             assert invocation.done.wait(60), container.said()
             reply = invocation.reply
             assert reply is not None

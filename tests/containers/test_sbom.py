@@ -15,8 +15,8 @@ import pytest
 SCRIPT = Path(__file__).resolve().parent.parent.parent / "containers" / "sbom.py"
 
 
-def written() -> bytes:
-    return subprocess.run([sys.executable, SCRIPT], check=True, capture_output=True).stdout
+def written(*arguments: str) -> bytes:
+    return subprocess.run([sys.executable, SCRIPT, *arguments], check=True, capture_output=True).stdout
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +57,13 @@ def test_an_environment_without_remora_is_refused() -> None:
     done = subprocess.run(bare, capture_output=True, text=True)
     assert done.returncode == 1
     assert "remora is not installed" in done.stderr
+
+
+def test_the_list_of_licences_has_each_package_with_its_licence(document: dict[str, Any]) -> None:
+    lines = written("--licences").decode().splitlines()
+    named = dict(line.split(": ", 1) for line in lines if not line.startswith(" "))
+    expected = {f"{each['name']} {each['version']}" for each in document["components"]}
+    assert expected < named.keys()
+    assert named[next(key for key in named if key.startswith("remora "))] == "Apache-2.0"
+    assert any("numpy" in line and "LICENSE" in line.upper() for line in lines if line.startswith(" "))
+    assert written("--licences") == written("--licences")

@@ -104,7 +104,7 @@ def test_elements_that_share_their_bytes_differently_share_no_key() -> None:
     assert len({key(asked(IN=texts(*values))) for values in ((b"ab", b""), (b"a", b"b"), (b"", b"ab"))}) == 3
 
 
-def test_a_request_with_values_that_are_no_bytes_has_no_key() -> None:
+def test_a_request_with_values_that_are_not_bytes_has_no_key() -> None:
     assert request_key(b"m", asked(IN=np.array([object()], object))) is None
 
 
@@ -125,7 +125,7 @@ def test_what_was_kept_is_found_and_counted() -> None:
 
 
 @pytest.mark.parametrize("data", [np.array([1, 2], np.int32), texts(b"a", b"b")])
-def test_what_is_kept_stays_as_it_was_whoever_writes_where(data: Array) -> None:
+def test_kept_values_do_not_change_with_their_sources(data: Array) -> None:
     kept = cache()
     before = data.tolist()
     kept.insert(b"k", Response([Tensor("OUT", "X", data)], {"p": 1}))
@@ -285,7 +285,7 @@ def test_many_threads_leave_the_count_of_bytes_right() -> None:
     assert kept.stats().util * 20_000 == pytest.approx(sum(cost_of(found) or 0 for found in held if found))
 
 
-def test_every_load_of_a_model_has_a_scope_of_its_own() -> None:
+def test_every_load_of_a_model_has_its_own_scope() -> None:
     kept = cache()
     scopes = [kept.scope("m", 1), kept.scope("m", 1), kept.scope("m", 2), kept.scope("n", 1)]
     assert len(set(scopes)) == 4

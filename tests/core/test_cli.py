@@ -103,6 +103,11 @@ def test_secrets_come_from_files_and_variables(tmp_path: Path, monkeypatch: pyte
     assert options.grpc_restricted_protocol == ("health:key=from a variable",)
 
 
+def test_reload_excludes_models_that_clients_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", str(tmp_path), "--reload", "--model-control-mode=explicit"]) == 2
+    assert "--reload excludes --model-control-mode=explicit" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [

@@ -110,7 +110,7 @@ def test_what_would_lose_something_is_refused(engine: Engine, values: Any, text:
     assert text in str(refused.value)
 
 
-def test_version_id_and_outputs_are_those_asked_for(engine: Engine) -> None:
+def test_version_id_and_outputs_are_the_requested_ones(engine: Engine) -> None:
     assert engine.infer("m", {"IN": [[1]]}, version=1, outputs=["OUT"]).model_version == 1
     with pytest.raises(InvalidArgumentError, match="unexpected inference output 'NOPE' for model 'm'"):
         engine.infer("m", {"IN": [[1]]}, outputs=["NOPE"])
@@ -160,7 +160,7 @@ def test_who_waits_no_longer_cancels_what_has_not_run(engine: Engine, backend: F
     assert ran == [[[1]], [[4]]]
 
 
-def test_a_future_cancelled_while_its_request_runs_strands_nobody(
+def test_a_future_cancelled_while_its_request_runs_strands_no_other_request(
     engine: Engine, backend: FakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = Gate(backend)
@@ -241,7 +241,7 @@ def test_the_energy_of_a_gpu_counts_from_the_servers_start(
         assert ("nv_energy_consumption" in page) is allowed
 
 
-def test_metadata_lists_the_ready_versions_or_the_one_asked_for(engine: Engine) -> None:
+def test_metadata_lists_the_ready_versions_or_the_requested_one(engine: Engine) -> None:
     tensors = (TensorInfo("IN", "INT32", (-1, 1)),), (TensorInfo("OUT", "INT32", (-1, 1)),)
     assert engine.perform(ModelMetadata("m")) == ModelInfo("m", ("1", "2"), "fake", *tensors)
     assert engine.perform(ModelMetadata("m", 1)).versions == ("1",)
@@ -441,7 +441,7 @@ def test_a_resource_that_cannot_be_read_is_refused_before_anything_is_loaded(tmp
 
 
 @pytest.mark.parametrize("refuses", [True, False])
-def test_what_would_be_answered_too_late_is_refused_on_arrival_when_asked_to(
+def test_requests_that_would_be_late_are_refused_on_arrival_if_configured(
     tmp_path: Path, backend: FakeBackend, refuses: bool
 ) -> None:
     clock = FakeClock()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eventually import eventually
 from remora import Engine
 from remora.errors import RemoraError
 
@@ -156,19 +157,23 @@ def test_the_tokenizers_refusals_keep_their_code_and_its_exceptions_their_text(e
 
 
 def test_what_the_tokenizer_logs_is_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "remora")
     config = 'backend: "python" parameters { key: "lower_case" value { string_value: "false" } }'
     version = write(tmp_path / "tokenizer", TOKENIZER, config)
     (version / "vocabulary.json").write_text("{}")
     with Engine(tmp_path) as started, pytest.raises(RemoraError):
         infer(started, "tokenizer", "crash")
-    lines = [(row.levelname, row.message) for row in caplog.records if row.name == "remora.model.tokenizer"]
     expected = [
         ("INFO", "tokenizer knows 0 words"),
         ("ERROR", "about to fail"),
         ("DEBUG", "tokenizer is gone"),
     ]
-    assert [line for line in lines if line in expected] == expected
+
+    def logged() -> list[tuple[str, str]]:
+        lines = [(row.levelname, row.message) for row in caplog.records if row.name == "remora.model.tokenizer"]
+        return [line for line in lines if line in expected]
+
+    eventually(lambda: logged() == expected)  # a model is closed in a thread
 
 
 def test_a_model_of_business_logic_calls_the_tokenizer(engine: Engine) -> None:

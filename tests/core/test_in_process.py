@@ -20,7 +20,7 @@ def test_reserved_parameters_become_what_they_stand_for_and_the_others_go_to_the
     assert len(parameters) == 6, "the caller's own"
 
 
-def test_without_them_nothing_is_asked_for() -> None:
+def test_without_gpus_nothing_is_requested() -> None:
     form = as_form((), (), "", {})
     assert (form.sequence_id, form.sequence_start, form.priority, form.timeout_us, form.outputs) == (0, False, 0, 0, ())
 

@@ -44,7 +44,7 @@ def test_answers_come_in_order_and_the_final_one_ends_the_iteration() -> None:
     assert not bench.ticket.request.cancelled
 
 
-def test_an_empty_final_answer_is_no_item() -> None:
+def test_an_empty_final_answer_is_not_an_item() -> None:
     bench = Bench()
     bench.send(Streamed(None, True))
     assert list(bench.stream) == []

@@ -1,87 +1,36 @@
-"""Which requests fit a model: Triton's texts [H18-H22, B02, B03], reshapes, the memo, and any form at all."""
+"""Which requests fit a model: Triton's texts [H18-H22, B02, B03], raw requests and reshapes."""
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from fakes import config_of
 from remora.calls import TensorInfo
 from remora.errors import InvalidArgumentError
-from remora.messages import DTYPES, Data, InferForm, InputSpec, OutputSpec, Request, Tensor
-from remora.signature import Signature
+from remora.messages import InferForm, InputSpec, Tensor
+from signatures import (
+    ADDSUB,
+    ANON,
+    BYTES,
+    FIT,
+    FIXED,
+    OPTIONAL,
+    OUTPUT,
+    RAW,
+    RESHAPE,
+    ask,
+    form,
+    refusal,
+    signature,
+    spec,
+    zeros,
+)
 
-ADDSUB = """
-max_batch_size: 8
-input { name: "INPUT0" data_type: TYPE_FP32 dims: 4 }
-input { name: "INPUT1" data_type: TYPE_FP32 dims: 4 }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: 4 }
-output { name: "OUTPUT1" data_type: TYPE_FP32 dims: 4 }
-"""
-FIXED = """
-input { name: "INPUT0" data_type: TYPE_INT16 dims: [2, 3] }
-output { name: "OUTPUT0" data_type: TYPE_INT16 dims: [2, 3] }
-"""
-OPTIONAL = """
-max_batch_size: 4
-input { name: "NEEDED" data_type: TYPE_INT32 dims: 1 }
-input { name: "EXTRA" data_type: TYPE_INT32 dims: 1 optional: true }
-input { name: "MORE" data_type: TYPE_INT32 dims: 1 optional: true }
-output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
-"""
-BYTES = """
-input { name: "INPUT0" data_type: TYPE_STRING dims: -1 }
-output { name: "OUTPUT0" data_type: TYPE_STRING dims: -1 }
-"""
-RESHAPE = """
-max_batch_size: 4
-input { name: "IN" data_type: TYPE_FP32 dims: 1 reshape { } }
-output { name: "OUT" data_type: TYPE_FP32 dims: 1 reshape { } }
-"""
-OUTPUT = ' output { name: "O" data_type: TYPE_FP32 dims: 1 }'
 NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try "
     "setting max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
 )
-ANON = "[request id: <id_unknown>] "
-
-
-def signature(text: str, name: str = "m") -> Signature:
-    return Signature(config_of(text), name)
-
-
-def spec(name: str, *shape: int, datatype: str = "FP32") -> InputSpec:
-    return InputSpec(name, datatype, shape)
-
-
-def form(*inputs: InputSpec, outputs: tuple[str, ...] = (), id: str = "") -> InferForm:
-    return InferForm(inputs, tuple(OutputSpec(name) for name in outputs), id)
-
-
-def zeros(shape: tuple[int, ...], datatype: str = "FP32") -> bytes:
-    return bytes(int(np.prod(shape)) * DTYPES[datatype].itemsize)
-
-
-def ask(text: str, wanted: InferForm, data: list[Data] | None = None) -> Request:
-    """The request, with zeros for data that is not given."""
-    if data is None:
-        data = [zeros(row.shape, row.datatype) if row.datatype != "BYTES" else b"" for row in wanted.inputs]
-    return signature(text).request(wanted, data)
-
-
-def refusal(text: str, wanted: InferForm, data: list[Data] | None = None) -> str:
-    """The text with which the request is refused."""
-    with pytest.raises(InvalidArgumentError) as refused:
-        ask(text, wanted, data)
-    return str(refused.value)
-
-
-FIT = (spec("INPUT0", 1, 4), spec("INPUT1", 1, 4))
 
 
 # -- what fits ------------------------------------------------------------------------------------------------------
@@ -105,7 +54,7 @@ def test_bytes_of_every_kind_fit(kind: type) -> None:
     assert request.rows == 2
 
 
-def test_outputs_are_those_asked_for_in_their_order() -> None:
+def test_outputs_are_the_requested_ones_in_their_order() -> None:
     assert ask(ADDSUB, form(*FIT, outputs=("OUTPUT1", "OUTPUT0"))).requested == ("OUTPUT1", "OUTPUT0")
 
 
@@ -386,91 +335,6 @@ def test_more_elements_than_can_be_counted_are_refused() -> None:
         assert refusal(both, form(spec("X", 2, 2), spec("IN", 2**62, 0)), sources).startswith(ANON)
 
 
-# -- strings --------------------------------------------------------------------------------------------------------
-
-
-def packed(*elements: bytes) -> bytes:
-    return b"".join(struct.pack("<I", len(element)) + element for element in elements)
-
-
-@pytest.mark.parametrize(
-    "data", [[b"abc", b""], packed(b"abc", b""), np.array([b"abc", b""], object), memoryview(packed(b"abc", b""))]
-)
-def test_strings_come_as_a_list_as_packed_bytes_or_as_an_array(data: Data) -> None:
-    assert ask(BYTES, form(spec("INPUT0", 2, datatype="BYTES")), [data]).inputs["INPUT0"].tolist() == [b"abc", b""]
-
-
-FEW = ANON + "expected 2 string elements for inference input 'INPUT0' for model 'm', got 1"
-MANY = ANON + "unexpected number of string elements 3 for inference input 'INPUT0' for model 'm', expecting 2"
-
-
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        ([b"a"], FEW),
-        (packed(b"a"), FEW),
-        ([b"a", b"b", b"c"], MANY),
-        ([b"a", b"b", b"c", b"d"], MANY),
-        (packed(b"a", b"b", b"c", b"d"), MANY),
-        (
-            packed(b"a") + b"\x01\x00",
-            ANON
-            + "incomplete string length indicator for inference input 'INPUT0' for model 'm', expecting 4 bytes but "
-            "only 2 bytes available. Please make sure the string length indicator is in one buffer.",
-        ),
-        (struct.pack("<I", 10) + b"ab", FEW),
-        (packed(b"a", b"b") + struct.pack("<I", 10), MANY),
-        (
-            packed(b"a") + struct.pack("<I", 10) + b"ab",
-            "incomplete string data for inference input 'INPUT0', expecting string of length 10 but only "
-            "2 bytes available",
-        ),
-        (
-            packed(b"a") + b"\xff\xff\xff\xffabc",
-            "incomplete string data for inference input 'INPUT0', expecting string of length 4294967295 but only "
-            "3 bytes available",
-        ),
-    ],
-)
-def test_strings_that_do_not_fit_are_refused_with_tritons_text(data: Data, expected: str) -> None:
-    assert refusal(BYTES, form(spec("INPUT0", 2, datatype="BYTES")), [data]) == expected
-
-
-TWO_TEXTS = (
-    'input { name: "A" data_type: TYPE_STRING dims: [2] } input { name: "B" data_type: TYPE_STRING dims: [2] } '
-    'output { name: "OUT" data_type: TYPE_FP32 dims: [1] }'
-)
-TORN = packed(b"a") + struct.pack("<I", 10) + b"ab"
-
-
-@pytest.mark.parametrize(
-    ("sources", "expected"),
-    [
-        ({"A": TORN, "B": TORN}, "incomplete string data for inference input 'A'"),
-        ({"B": TORN, "A": TORN}, "incomplete string data for inference input 'B'"),
-        ({"A": TORN, "B": packed(b"a")}, ANON + "expected 2 string elements for inference input 'B'"),
-        ({"B": packed(b"a"), "A": TORN}, ANON + "expected 2 string elements for inference input 'B'"),
-        ({"B": bytes(3), "A": TORN}, ANON + "incomplete string length indicator for inference input 'B'"),
-    ],
-)
-def test_a_torn_string_is_the_last_fault_to_be_found_and_then_the_first_one_is(
-    sources: dict[str, bytes], expected: str
-) -> None:
-    asked = form(*(spec(name, 2, datatype="BYTES") for name in sources))
-    assert refusal(TWO_TEXTS, asked, list(sources.values())).startswith(expected)
-
-
-@given(st.lists(st.binary(max_size=9), max_size=6))
-def test_packed_strings_come_back(elements: list[bytes]) -> None:
-    wanted = form(spec("INPUT0", len(elements), datatype="BYTES"))
-    assert ask(BYTES, wanted, [packed(*elements)]).inputs["INPUT0"].tolist() == elements
-
-
-# -- raw requests ---------------------------------------------------------------------------------------------------
-
-RAW = InferForm((), raw=True)
-
-
 @pytest.mark.parametrize(
     ("config", "size", "shape"),
     [
@@ -563,122 +427,44 @@ def test_outputs_without_a_reshape_go_as_they_are() -> None:
     assert [tensor.data.shape for tensor in signature(RESHAPE).to_wire(mixed)] == [(1, 1), (7,)]
 
 
-# -- the memo -------------------------------------------------------------------------------------------------------
+# -- several requests of one form -----------------------------------------------------------------------------------
 
 
-def test_a_form_that_comes_again_is_checked_against_its_new_bytes() -> None:
-    model, wanted = signature(ADDSUB), form(*FIT)
-    first = model.request(wanted, [bytes(16), bytes(16)])
-    second = model.request(wanted, [b"\x00\x00\x80\x3f" * 4, bytes(16)])
-    assert first.inputs["INPUT0"].tolist() == [[0] * 4]
-    assert second.inputs["INPUT0"].tolist() == [[1] * 4]
-    assert first.shape_key is second.shape_key
-    with pytest.raises(InvalidArgumentError, match="Expected 16, got 20"):
-        model.request(wanted, [bytes(20), bytes(16)])
-    model.request(wanted, [bytes(16), bytes(16)])
-
-
-def test_a_refused_form_is_refused_again() -> None:
-    model, wanted = signature(ADDSUB), form(FIT[0])
-    for _ in range(2):
-        with pytest.raises(InvalidArgumentError, match="missing required"):
-            model.request(wanted, [bytes(16)])
-
-
-def test_equal_forms_of_two_callers_do_not_share_their_ids() -> None:
-    model = signature(ADDSUB)
-    for id in ("a", "b"):
-        wanted = form(*FIT, id=id)
-        assert model.request(wanted, [bytes(16), bytes(16)]).form is wanted
-        with pytest.raises(InvalidArgumentError, match=rf"^\[request id: {id}\] "):
-            model.request(wanted, [b"", b""])
-
-
-def test_the_memo_stays_small_whatever_comes() -> None:
-    model = signature(ADDSUB)
-    for _ in range(3000):
-        model.request(form(*FIT), [bytes(16), bytes(16)])
-    assert len(model._memo) <= 1024
-
-
-# -- any form -------------------------------------------------------------------------------------------------------
-
-names = st.sampled_from(["INPUT0", "INPUT1", "NEEDED", "EXTRA", "IN", "X", ""])
-sizes = st.sampled_from([-(2**63), -2, -1, 0, 1, 2, 3, 4, 5, 9, 2**31, 2**62, 2**63, 2**64])
-inputs = st.builds(
-    InputSpec,
-    names,
-    st.sampled_from(["FP32", "INT16", "INT32", "BYTES", "BF16", "WAT", ""]),
-    st.lists(sizes, max_size=3).map(tuple),
+@pytest.mark.parametrize(
+    ("config", "wanted", "sizes"),
+    [
+        (ADDSUB, form(spec("INPUT1", 1, 4), spec("INPUT0", 1, 4)), (16, 16)),
+        (ADDSUB, form(*FIT), (16, 16)),
+        (RESHAPE, form(spec("IN", 1, 1)), (4,)),
+        (RESHAPE.replace("max_batch_size: 4", ""), form(spec("IN", 1)), (4,)),  # a scalar is no view of its stack
+    ],
 )
-sources = st.one_of(st.binary(max_size=40), st.sampled_from([0, 4, 8, 12, 16, 32, 64]).map(bytes), st.none())
-VARIABLE = 'input { name: "IN" data_type: TYPE_FP32 dims: [-1, -1] }'
-STRINGS = 'max_batch_size: 4 input { name: "IN" data_type: TYPE_STRING dims: -1 }'
-TWO = VARIABLE + VARIABLE.replace("IN", "X") + OUTPUT
-configs = st.sampled_from([ADDSUB, FIXED, OPTIONAL, BYTES, RESHAPE, VARIABLE + OUTPUT, TWO, STRINGS + OUTPUT])
+def test_requests_of_one_form_are_what_each_would_be_alone(config: str, wanted: InferForm, sizes: tuple[int]) -> None:
+    count, model = 3, signature(config)
+    columns = [memoryview(bytes(np.arange(count * size, dtype=np.uint8))) for size in sizes]
+    several = model.requests(wanted, columns, count)
+    for at, request in enumerate(several):
+        parts = [column[at * size : (at + 1) * size] for column, size in zip(columns, sizes, strict=True)]
+        alone = model.request(wanted, parts)
+        assert [*request.inputs] == [*alone.inputs]
+        assert (request.rows, request.requested, request.shape_key) == (alone.rows, alone.requested, alone.shape_key)
+        for name, array in alone.inputs.items():
+            assert request.inputs[name].tobytes() == array.tobytes()
+            assert (request.inputs[name].dtype, request.inputs[name].shape) == (array.dtype, array.shape)
 
 
-@settings(max_examples=500)
-@given(st.data(), configs, st.lists(inputs, max_size=3), st.lists(st.sampled_from(["OUTPUT0", "O", "X"]), max_size=2))
-def test_any_form_fits_or_is_refused(data: st.DataObject, text: str, specs: list[InputSpec], wanted: list[str]) -> None:
-    model = signature(text)
-    given_form = form(*specs, outputs=tuple(wanted))
-    parts: list[Data] = [data.draw(sources) for _ in specs]
-    try:
-        request = model.request(given_form, parts)
-    except InvalidArgumentError:
-        return
-    assert set(request.inputs) == {row.name for row in specs}
-    assert 1 <= request.rows <= max(model.max_batch_size, 1)
-    if model.max_batch_size:
-        assert {array.shape[0] for array in request.inputs.values()} == {request.rows}
-
-
-def asked(model: Signature, wanted: InferForm, data: list[Data]) -> object:
-    try:
-        request = model.request(wanted, data)
-    except InvalidArgumentError as error:
-        return error.message
-    arrays = [(name, array.dtype, array.shape, array.tolist()) for name, array in request.inputs.items()]
-    return repr((arrays, request.requested, request.rows, request.shape_key))
-
-
-@settings(max_examples=300)
-@given(
-    st.data(),
-    configs,
-    st.lists(
-        st.tuples(st.lists(inputs, max_size=3), st.sampled_from(["", "OUTPUT0", "O"]), st.sampled_from(["", "a"]))
-    ),
+@pytest.mark.parametrize(
+    ("wanted", "size"),
+    [
+        (form(*FIT), 12),
+        (form(*FIT), 0),
+        (form(spec("INPUT0", 0, 4), spec("INPUT1", 0, 4)), 0),
+        (form(spec("INPUT0", 1, 5), spec("INPUT1", 1, 4)), 16),
+        (form(spec("INPUT0", 1, 4)), 16),
+    ],
 )
-def test_a_remembered_layout_is_the_one_that_is_checked_anew(
-    data: st.DataObject, text: str, drawn: list[tuple[list[InputSpec], str, str]]
-) -> None:
-    model = signature(text)
-    forms = [form(*specs, outputs=(wanted,) if wanted else (), id=id) for specs, wanted, id in drawn]
-    for each in forms * 2:
-        parts: list[Data] = [data.draw(sources) for _ in each.inputs]
-        assert asked(model, each, parts) == asked(signature(text), each, parts)
-
-
-@given(st.permutations([FIT, (FIT[0],), FIT[::-1], (spec("INPUT0", 2, 4), spec("INPUT1", 2, 4))]), st.integers(0, 48))
-def test_layouts_of_several_forms_are_not_mixed_up(found: list[tuple[InputSpec, ...]], size: int) -> None:
-    model = signature(ADDSUB)
-    for each in [form(*specs) for specs in found] * 2:
-        parts: list[Data] = [bytes(size) for _ in each.inputs]
-        assert asked(model, each, parts) == asked(signature(ADDSUB), each, parts)
-
-
-@given(st.integers(1, 8))
-def test_every_lawful_number_of_rows_fits(rows: int) -> None:
-    assert ask(ADDSUB, form(spec("INPUT0", rows, 4), spec("INPUT1", rows, 4))).rows == rows
-
-
-@settings(max_examples=200)
-@given(configs, st.binary(max_size=40))
-def test_any_raw_body_fits_or_is_refused(text: str, body: bytes) -> None:
-    try:
-        request = signature(text).request(RAW, [body])
-    except InvalidArgumentError:
-        return
-    assert len(request.inputs) == 1
+def test_requests_of_one_form_that_do_not_fit_are_refused_as_one_would_be(wanted: InferForm, size: int) -> None:
+    columns = [memoryview(bytes(3 * size)) for _ in wanted.inputs]
+    with pytest.raises(InvalidArgumentError) as caught:
+        signature(ADDSUB).requests(wanted, columns, 3)
+    assert str(caught.value) == refusal(ADDSUB, wanted, [bytes(size) for _ in wanted.inputs])

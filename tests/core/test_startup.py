@@ -41,7 +41,7 @@ def test_a_start_may_have_begun_before_anybody_could_look_at_a_clock() -> None:
     assert [(phase.name, phase.end_ns) for phase in ledger.report().phases] == [("interpreter", 70), ("options", 75)]
 
 
-def test_what_is_told_after_the_start_does_not_belong_to_it() -> None:
+def test_entries_after_the_start_do_not_belong_to_it() -> None:
     clock = FakeClock()
     ledger = ledger_of(clock)
     ledger.ready()
@@ -63,7 +63,7 @@ def test_the_first_answer_is_the_first_ever() -> None:
     )
 
 
-def test_a_start_that_goes_on_is_told_so_far() -> None:
+def test_an_unfinished_start_is_reported_so_far() -> None:
     clock = FakeClock()
     ledger = ledger_of(clock)
     clock.advance(7)

@@ -235,14 +235,14 @@ def test_an_ensemble_that_gives_no_answer_has_no_first_one() -> None:
     assert statistics.first_responses() == FirstResponses((1,), (0, 0), 0)
 
 
-def test_a_request_that_nobody_can_read_is_a_failure_of_the_backend_in_no_time() -> None:
+def test_an_unreadable_request_counts_as_a_failure_of_the_backend_without_duration() -> None:
     statistics = ModelStatistics()
     statistics.record_unreadable()
     assert statistics.snapshot("m", "1").fail == Duration(1, 0)
     assert statistics.failures == {REJECTED: 0, CANCELED: 0, BACKEND: 1, OTHER: 0}
 
 
-def test_waits_for_first_responses_are_only_counted_where_they_are_asked_for() -> None:
+def test_waits_for_first_responses_are_counted_only_if_configured() -> None:
     statistics = ModelStatistics()
     statistics.record_execution([arrived()], [], 1, PHASES, FULL, 0)
     assert statistics.first_responses() is None

@@ -141,7 +141,7 @@ def test_a_step_reads_the_memory_that_the_one_before_wrote(engine: Engine) -> No
     assert result["OUT"].tolist() == [2, 3, 4]
 
 
-def test_a_step_that_scribbles_over_its_input_spoils_nobody_elses(engine: Engine) -> None:
+def test_a_step_that_overwrites_its_input_changes_no_other_input(engine: Engine) -> None:
     result = engine.infer("fork", {"IN": ROW})
     assert result["OUT"].tolist() == [4, 6, 8]
     assert result["x"].tolist() == [2, 3, 4]

@@ -247,7 +247,7 @@ def test_what_still_waits_at_its_deadline_never_runs(server: RunningServer, orde
 
 
 @pytest.mark.parametrize("path", ["generate", "generate_stream", "infer"])
-def test_a_deadline_that_is_no_number_is_refused(server: RunningServer, path: str) -> None:
+def test_a_deadline_that_is_not_a_number_is_refused(server: RunningServer, path: str) -> None:
     with closing(connect(server)) as client:
         client.request("POST", f"/v2/models/hold/{path}", b"{}", {"X-Request-Timeout-Ms": "soon"})
         answer = client.getresponse()

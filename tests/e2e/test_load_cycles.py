@@ -8,12 +8,12 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import time
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from eventually import eventually
 from live_server import ask, client, free_port, process, status_of, until, write_version
 
 SOAK = bool(os.environ.get("REMORA_SOAK"))
@@ -58,12 +58,13 @@ def held(pid: int, connection: http.client.HTTPConnection) -> Held:
 
 
 def settled(pid: int, connection: http.client.HTTPConnection, wanted: Held) -> Held:
-    """What is held once retired models are closed, in threads of their own that tell nobody; each look is a request."""
-    end = time.monotonic() + SETTLE_S
-    while True:
+    """Return what is held once retired models are closed; each look is a request."""
+
+    def look() -> Held | None:
         now = held(pid, connection)
-        if (now.threads <= wanted.threads and now.fds <= wanted.fds) or time.monotonic() > end:
-            return now
+        return now if now.threads <= wanted.threads and now.fds <= wanted.fds else None
+
+    return eventually(look, within_s=SETTLE_S)  # type: ignore[return-value]
 
 
 @pytest.fixture

@@ -265,13 +265,13 @@ def test_a_restriction_of_http_holds_for_grpc_on_its_port(serving: Serving, tmp_
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        (("--grpc-use-ssl=true",), "has no TLS"),
+        (("--grpc-use-ssl=true",), "leave --grpc-use-ssl out"),
         (("--allow-http=false",), "there is no such port"),
         (("--grpc-transport=grpcio",), "grpcio needs a separate port"),
         (("--grpc-restricted-protocol=nonsense",), "grpc-restricted-protocol"),
     ],
 )
-def test_what_cannot_be_on_one_port_is_said_at_the_start(
+def test_options_that_exclude_one_port_are_refused_at_the_start(
     flags: tuple[str, ...], why: str, tmp_path: Path, child_environment: dict[str, str]
 ) -> None:
     write(tmp_path / "models", "echo", ECHO)

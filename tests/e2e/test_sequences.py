@@ -217,7 +217,7 @@ def test_a_state_may_grow(ask: Ask) -> None:
         assert answer.as_numpy("LOG_OUT").tolist() == [[0, 0, *range(1, turn + 1)]]
 
 
-def test_states_of_unequal_lengths_wait_for_batches_of_their_own(ask: Ask) -> None:
+def test_states_of_unequal_lengths_wait_for_separate_batches(ask: Ask) -> None:
     def run(number: int) -> list[int]:
         answers = [ask("log", number, turn, "INT32", start=turn == 0, end=turn == number - 1) for turn in range(number)]
         return [answer.as_numpy("LENGTH").item() for answer in answers]

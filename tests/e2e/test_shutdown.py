@@ -8,7 +8,7 @@ import resource
 import signal
 import socket
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -86,7 +86,7 @@ def test_a_hangup_ends_the_server_as_sigterm_does(repository: Path, child_enviro
 
 
 @pytest.mark.parametrize("lame_duck", ["0", "1"])
-def test_connections_that_have_not_spoken_yet_are_served_when_the_server_is_told_to_stop(
+def test_new_connections_are_served_when_the_server_is_told_to_stop(
     repository: Path, child_environment: dict[str, str], lame_duck: str
 ) -> None:
     write_version(repository, 1)
@@ -154,8 +154,9 @@ def test_idle_connections_beyond_the_descriptors_do_not_lock_out_others(
         until(port, "/readyz", server)
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (96, 96))
         for _ in range(150):
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S))
-        assert status_of(port, "/v2/models/m") == 200
+            with suppress(ConnectionResetError):  # connect() itself may fail so when the server sheds the connection
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S))
+        until(port, "/v2/models/m", server)
         with client(port) as connection:
             connection.request("GET", "/v2/metrics")
             (count,) = re.findall(rb'remora_open_connections{protocol="http1"} (\d+)', connection.getresponse().read())

@@ -249,7 +249,7 @@ def test_a_server_that_is_told_to_stop_while_it_loads_ends_cleanly(
         assert server.wait(PATIENCE_S) == 0
 
 
-def test_who_still_waits_when_the_time_to_stop_is_over_is_told_so(
+def test_requests_that_still_wait_at_the_end_of_the_stop_time_are_answered(
     gated: tuple[Path, Path], port: int, child_environment: dict[str, str]
 ) -> None:
     repository, _gate = gated

@@ -33,9 +33,9 @@ def instances(tmp_path: Path, text: str = "", count: int = 1) -> list[Instance]:
     return [opened.instance(config, Placement(f"m_{index}", "GPU", 0)) for index in range(count)]
 
 
-def answer(instance: Instance, array: Any, *, stays: bool = False) -> Any:
+def answer(instance: Instance, array: Any, *, keep_on_device: bool = False) -> Any:
     request = request_of({"x": np.empty(array.shape)}, ("y",))
-    request.inputs["x"], request.stays = array, stays
+    request.inputs["x"], request.keep_on_device = array, keep_on_device
     (outcome,) = instance.execute(Execution([request]))
     assert isinstance(outcome, Response), outcome
     return outcome.outputs[0].data
@@ -55,7 +55,7 @@ def test_answers_are_the_cpus_whatever_comes(tmp_path: Path, text: str) -> None:
 def test_outputs_that_stay_are_the_next_models_inputs(tmp_path: Path, text: str) -> None:
     (instance,) = instances(tmp_path, text)
     for turn in range(10):
-        kept = answer(instance, ROWS + turn, stays=True)
+        kept = answer(instance, ROWS + turn, keep_on_device=True)
         assert isinstance(kept, DeviceArray)
         assert kept.device == (2, 0)
         np.testing.assert_allclose(answer(instance, kept), (ROWS + turn) * 4, rtol=1e-6)

@@ -70,6 +70,31 @@ OWN_SCHEMAS: dict[tuple[str, str], Manifest] = {
             },
         ),
     ),
+    ("monitoring.coreos.com/v1", "PrometheusRule"): _closed(
+        ["spec"],
+        **_ENVELOPE,
+        spec=_closed(
+            ["groups"],
+            groups={
+                "type": "array",
+                "items": _closed(
+                    ["name", "rules"],
+                    name=_TEXT,
+                    rules={
+                        "type": "array",
+                        "items": _closed(
+                            ["alert", "expr"],
+                            alert=_TEXT,
+                            expr=_TEXT,
+                            labels=_LABELS,
+                            annotations=_LABELS,
+                            **{"for": _TEXT},
+                        ),
+                    },
+                ),
+            },
+        ),
+    ),
     ("monitoring.coreos.com/v1", "ServiceMonitor"): _closed(
         ["spec"],
         **_ENVELOPE,
@@ -278,7 +303,7 @@ def _predictor_rules(manifest: Manifest) -> Iterator[str]:
         yield "names an autoscaler that Knative mode does not read"
     if "runtime" not in predictor["model"]:
         yield "leaves the runtime to chance"
-    if predictor["containerConcurrency"] < batch_of(annotations):
+    if mode == "Knative" and predictor["containerConcurrency"] < batch_of(annotations):
         yield "admits less than one batch: none ever fills"
 
 

@@ -282,7 +282,7 @@ def test_the_repository_keeps_its_tags_and_looks_into_images(applied: Applied) -
 # -- lambda -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_function_is_told_its_image_its_models_and_its_threads(applied: Applied) -> None:
+def test_the_function_is_configured_with_its_image_models_and_threads(applied: Applied) -> None:
     function = applied.made["functions"]["remora"]
     assert (function["PackageType"], function["MemorySize"], function["Timeout"]) == ("Image", 3538, 30)
     told = {"OMP_NUM_THREADS": "2", "REMORA_MODEL_REPOSITORY": "s3://example-models/small/"}

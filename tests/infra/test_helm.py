@@ -30,8 +30,8 @@ LABEL = {"matchLabels": {"app.kubernetes.io/name": "remora"}}
 VARIANTS: dict[str, dict[str, Any]] = {
     "claim": CLAIM,
     "all of it": ALL | CLAIM,
-    "gpus": {"gpu": {"count": 1}, "image": {"tag": "gpu"}, "maxBatchSize": 32, "instances": 2, **ALL, **CLAIM},
-    "mig": {"gpu": {"count": 1, "resource": "nvidia.com/mig-1g.10gb"}, "image": {"tag": "gpu"}, **CLAIM},
+    "gpus": {"gpu": {"count": 1}, "image": {"tag": "cuda13"}, "maxBatchSize": 32, "instances": 2, **ALL, **CLAIM},
+    "mig": {"gpu": {"count": 1, "resource": "nvidia.com/mig-1g.10gb"}, "image": {"tag": "cuda13"}, **CLAIM},
     "keda": {"keda": {"enabled": True, "prometheus": "http://prometheus:9090"}, **CLAIM},
     "places": {
         "nodeSelector": {"zone": "a"},
@@ -96,7 +96,7 @@ def test_every_rendered_object_fits_its_schema_and_keeps_the_rules(values: dict[
     assert not list(manifests.broken_rules(rendered))
 
 
-def test_what_is_made_by_default_and_what_when_asked() -> None:
+def test_the_default_and_the_optional_resources_are_created() -> None:
     assert {each["kind"] for each in objects()} == KINDS
     assert {each["kind"] for each in objects(**ALL)} == KINDS | {"HorizontalPodAutoscaler", "ServiceMonitor"}
 
@@ -110,11 +110,12 @@ def test_scaling_aims_at_what_the_manifests_compute(batch: int, instances: int, 
     assert int(aimed) == manifests.target_of(annotations)
 
 
-def test_a_gpu_is_asked_for_where_the_nodes_are() -> None:
+def test_a_gpu_is_requested_where_the_nodes_are() -> None:
     pod = one("Deployment", **VARIANTS["gpus"])["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert pod["nodeSelector"] == {"remora.dev/pool": "gpu"}
     assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
+    assert "--require-gpu" in pod["containers"][0]["args"]
 
 
 def test_models_come_from_a_claim_or_from_a_bucket() -> None:

@@ -19,8 +19,10 @@ from infra import manifests
 from infra.manifests import Manifest
 from infra.terraform import INFRA, ROOT
 from remora.management.metrics import MetricsExporter
-from remora.statistics import MetricsSettings
+from remora.statistics import LATENCY_BOUNDS_NS, Histogram, MetricsSettings, ServerLoad
 from remora.system.clock import SystemClock
+from remora_adapters.manifests.facts import Facts, Model
+from remora_adapters.manifests.kserve import render
 
 KUBERNETES = INFRA / "kubernetes"
 SETS = (
@@ -31,6 +33,7 @@ SETS = (
     "overlays/gpu-gke",
     "knative",
     "kserve",
+    "kserve-graph",
     "monitoring",
 )
 SCHEMAS = Path(os.environ.get("CRD_SCHEMAS", ROOT.parent / "shared" / "schemas"))
@@ -194,7 +197,8 @@ def test_a_pod_outlives_the_pause_between_requests_and_the_rollout_waits_for_a_n
 @pytest.fixture(scope="module")
 def exported() -> set[str]:
     """The names on the metrics page, with the series of histograms."""
-    page = MetricsExporter(MetricsSettings(), SystemClock()).render([])
+    load = ServerLoad({200: 1}, Histogram((0,) * (len(LATENCY_BOUNDS_NS) + 1), 0))
+    page = MetricsExporter(MetricsSettings(), SystemClock()).render([], load=load)
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE))
     series = {
         f"{name}{end}" for name, kind in kinds.items() if kind == "histogram" for end in ("_bucket", "_sum", "_count")
@@ -237,6 +241,13 @@ def test_scaling_asks_for_metrics_that_there_are(exported: set[str]) -> None:
     assert custom["name"]["as"] == HELD
 
 
+def test_alerts_ask_for_metrics_that_there_are(exported: set[str]) -> None:
+    (group,) = one("monitoring", "PrometheusRule")["spec"]["groups"]
+    asked = {rule["alert"]: set(SCRAPED.findall(rule["expr"])) for rule in group["rules"]}
+    assert all(asked.values()), asked
+    assert set().union(*asked.values()) <= exported
+
+
 def test_the_monitor_scrapes_a_port_that_the_service_has() -> None:
     monitor, service = one("monitoring", "ServiceMonitor"), one("base", "Service")
     (endpoint,) = monitor["spec"]["endpoints"]
@@ -257,6 +268,18 @@ def test_pods_of_the_serverless_platforms_are_scraped_at_their_only_port(name: s
 
 
 # -- storage and network ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "kind"), [("overlays/gpu", "Deployment"), ("knative", "Service")])
+def test_a_pod_that_pays_for_a_gpu_is_not_ready_while_it_is_idle(name: str, kind: str) -> None:
+    (container,) = one(name, kind)["spec"]["template"]["spec"]["containers"]
+    required = {"name": "REMORA_REQUIRE_GPU", "value": "true"} in container.get("env", ())
+    assert required or "--require-gpu" in container.get("args", ())
+
+
+def test_the_runtime_of_kserve_with_a_gpu_requires_it() -> None:
+    (container,) = one("kserve", "ServingRuntime")["spec"]["containers"]
+    assert "--require-gpu" in container["args"]
 
 
 @pytest.mark.parametrize("name", ["base", "overlays/gpu", "knative", "kserve"])
@@ -298,23 +321,24 @@ def test_traces_reach_a_collector_and_credentials_come_where_the_platform_has_a_
 
 
 def test_the_runtime_does_not_take_the_name_of_the_one_that_is_generated() -> None:
-    generated = (ROOT / "adapters" / "remora_adapters" / "manifests" / "kserve.py").read_text()
+    facts = Facts("digits", "remora:cuda13", "s3://bucket/models", (Model("m", 8, 1, True),), 0.5, 120)
+    generated = {each["metadata"]["name"] for each in yaml.safe_load_all(render(facts)) if "Runtime" in each["kind"]}
+    assert generated == {"remora"}
     runtime = one("kserve", "ServingRuntime")["metadata"]["name"]
-    assert "  name: remora\n" in generated
-    assert runtime != "remora"
+    assert runtime not in generated
     assert one("kserve", "InferenceService")["spec"]["predictor"]["model"]["runtime"] == runtime
 
 
 @pytest.mark.parametrize("name", ["knative", "kserve", "overlays/gpu"])
 def test_the_documented_command_leaves_no_name_of_an_example(name: str) -> None:
     page = (ROOT / "docs" / "infrastructure.md").read_text()
-    command = re.search(r"\| (sed -e 's\|remora:gpu\|.*?) \| kubectl apply -f -", page, re.DOTALL)
+    command = re.search(r"\| (sed -e 's\|remora:cuda13\|.*?) \| kubectl apply -f -", page, re.DOTALL)
     assert command
     sent = yaml.safe_dump_all(objects(name))
     edit = command[1].replace("\\\n", " ").replace("REGISTRY", "registry.example").replace("DIGEST", "0" * 64)
     done = subprocess.run(["sh", "-c", edit], input=sent, capture_output=True, text=True, check=True)
     assert "registry.example/remora@sha256:" in done.stdout
-    assert not re.findall(r"remora:gpu|example-models", done.stdout)
+    assert not re.findall(r"remora:cuda13|example-models", done.stdout)
 
 
 # -- the files --------------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def test_pools_are_tainted_and_go_down_to_nothing(module: str) -> None:
     assert re.search(r'variable "nodes" \{.*?default\s+= \{ min = 0,', code, re.DOTALL)
 
 
-def test_azures_endpoints_go_through_azapi_and_googles_and_awss_do_not() -> None:
+def test_only_azures_endpoints_go_through_azapi() -> None:
     """azurerm has no online endpoints; where a provider has a resource its schema is worth more than a free body."""
     users = {name for name in MODULES if '"azure/azapi"' in text(name).lower()}
     assert users == {"azure-ml"}
@@ -119,3 +119,18 @@ def test_nothing_that_terraform_makes_is_kept_with_the_modules() -> None:
     assert not [path for path in kept if {".terraform", ".terraform.lock.hcl"} & set(path.parts)]
     assert not [path for path in kept if ".tfstate" in path.name or path.name.endswith(".tfvars")]
     assert max((ROOT / path).stat().st_size for path in kept) < 100_000
+
+
+def test_no_attribute_is_read_that_newer_providers_warn_of() -> None:
+    """`aws_region.name` is deprecated in version 6 of the provider; `id` is the same in both."""
+    for module in MODULES.values():
+        for path in module.glob("*.tf"):
+            assert not re.search(r"data\.aws_region\.\w+\.name\b", path.read_text()), path
+
+
+def test_isolation_is_explained_where_packages_are_installed() -> None:
+    isolated = (MODULES["aws-sagemaker"] / "variables.tf").read_text().partition('variable "network_isolation"')[2]
+    assert "requirements.txt" in isolated.partition("\n}")[0]
+    page = (ROOT / "docs" / "deploy" / "sagemaker.md").read_text()
+    paragraph = next(each for each in page.split("\n\n") if "requirements.txt" in each)
+    assert "network_isolation = false" in paragraph

@@ -24,7 +24,7 @@ from remora_adapters.azureml.cors import Origins
 
 if TYPE_CHECKING:
     from remora.server.host import ServerContext
-    from remora.server.http.http1 import Service
+    from remora.server.http.exchange import Service
     from remora_adapters.azureml.entry_script import EntryScript
 
 _log = logging.getLogger("remora.azureml")

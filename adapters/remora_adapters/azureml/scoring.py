@@ -18,11 +18,11 @@ from urllib.parse import parse_qsl, unquote
 
 from remora.calls import ServerReady
 from remora.messages import Buffer
-from remora.protocols.http1 import Head
-from remora.protocols.rest.answer import Headers, HttpAnswer, Wire
+from remora.protocols.http1 import Head, HeadNote
+from remora.protocols.rest.answer import Headers, HttpAnswer, Wire, fixed_part
 from remora.server.host import ServerContext
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
-from remora.server.http.http1 import fixed_part
+from remora.server.http.hosted_generation import HostedGeneration
 from remora.server.http.probes import PATHS as PROBES
 from remora_adapters.azureml.answers import FAILED, AzureAnswer, empty_answer, message_answer
 from remora_adapters.azureml.cors import Origins
@@ -40,6 +40,7 @@ _NOT_FOUND = (
     "The requested URL was not found on the server. If you entered the URL manually please check your spelling and try "
     "again."
 )
+_OPENAI = ("/v1/", "/openai/v1/")
 _NOT_ALLOWED = "The method is not allowed for the requested URL."
 _NO_MODEL = (
     "/score needs a scoring script or a single model: this deployment has {count} models. Set "
@@ -88,6 +89,9 @@ class ScoringService:
         new_id: returns new request ids.
     """
 
+    probes = frozenset(("/",))
+    """See `remora.server.key_check.ProbedService`."""
+
     def __init__(
         self, inside: ServerContext, settings: ScoringSettings, new_id: Callable[[], bytes] | None = None
     ) -> None:
@@ -96,17 +100,24 @@ class ScoringService:
         self._when_loaded = inside.rest.when_loaded
         self._v2 = inside.rest.handle
         self._only_model = inside.engine.only_model
+        self._generation = HostedGeneration(inside.rest, inside.engine)
         self._new_id = new_id or _ids()
+        self._known = HeadNote[_Known]()
         if settings.script is not None:
             asyncio.get_running_loop().run_in_executor(None, settings.script.open)
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request, now or later."""
-        known = head.note
-        if isinstance(known, _Known):  # a repeated head
+        known = self._known.get(head)
+        if known is not None:  # a repeated head
             if known.infers:  # the usual case
                 return self._when_loaded(self._infer, head, body, _WithRequestIds(exchange, known))
             return self._answer(head, known, body, exchange)
+        if head.path.startswith(_OPENAI):
+            name = self._settings.model or self._only_model() or ""
+            found, pending = self._generation.handle_path(head, body, exchange, name)
+            if found:
+                return pending
         if head.path.startswith("/v2") or head.path in PROBES:
             trouble = self._trouble() if head.path in _WANT_SCRIPT else ""
             if not trouble:
@@ -119,7 +130,7 @@ class ScoringService:
         elif head.method not in methods:
             exchange.respond(_http(message_answer(405, _NOT_ALLOWED), (_allow(methods),)))
         else:
-            head.note = known = self._headers_of(head)
+            known = self._known.put(head, self._headers_of(head))
             return self._answer(head, known, body, exchange)
         return None
 
@@ -186,14 +197,20 @@ class ScoringService:
     def _infer(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Run a V2 request sent to ``/score``."""
         name = self._settings.model or self._only_model()
-        known = head.note
-        assert isinstance(known, _Known)  # from `handle`
+        known = self._known.get(head)
+        assert known is not None  # from `handle`
         if known.v2 is None or known.model != name:
             if not name:
                 count = len({model.name for model in self._inside.engine.models()})
                 exchange.respond(_http(message_answer(404, _NO_MODEL.format(count=count))))
                 return None
             known.model, known.v2 = name, head.to(f"/v2/models/{name}/infer", method="POST")
+        shaped = self._generation.shape_of(name, body)
+        if isinstance(shaped, HttpAnswer):
+            exchange.respond(shaped)
+            return None
+        if shaped is not None:
+            return self._generation.handle(shaped, name, head, exchange)
         return self._v2(known.v2, body, exchange)
 
     # -- headers of an answer ---------------------------------------------------------------------------------------

@@ -23,6 +23,9 @@ TIMEOUT_S = 30.0
 SHORT_S = 2.0
 FREEZE_S = 2.0
 GRACE_S = 2.0
+HTTP_STREAM = "application/vnd.awslambda.http-integration-response"
+HEAD_BYTES = 16 << 10
+"""Limit of a streamed answer's head."""
 _AGAIN_S = 60.0
 _LOOK_S = 0.02
 
@@ -184,6 +187,45 @@ def answers_http(stage: Stage) -> None:
     path = stage.settings.given.get("path")
     if path is None:
         raise Skipped("needs the path of the request: --with path=PATH")
+    reply = must_answer(invoke(stage, url_event(stage, path, stage.body)), "a function URL's event")
+    if reply.pieces:
+        raise Skipped("it answers with streams: see stream")
+    try:
+        answer = json.loads(reply.body)
+        good = isinstance(answer["statusCode"], int) and isinstance(answer.get("body", ""), str)
+    except (ValueError, KeyError, TypeError):
+        good = False
+    if not good:
+        raise Failed(f"a function URL's event got {reply.shown}: expected a number as statusCode and a string as body")
+    if not 200 <= answer["statusCode"] < 300:
+        raise Failed(f"a function URL's event got {reply.shown}")
+
+
+def streams(stage: Stage) -> None:
+    """Send the request of a stream as an event of a function URL."""
+    path, body = stage.settings.given.get("stream-path"), stage.settings.given.get("stream-body")
+    if path is None:
+        raise Skipped("needs the path of a request whose answer is a stream: --with stream-path=PATH")
+    event = url_event(stage, path, Path(body).read_bytes() if body else stage.body)
+    reply = must_answer(invoke(stage, event), "a request for a stream")
+    head, mark, rest = reply.body.partition(bytes(8))
+    if not reply.pieces or reply.content_type != HTTP_STREAM or not mark or len(head) > HEAD_BYTES:
+        raise Failed(
+            f"a request for a stream got {reply.shown} of the type {reply.content_type}: expected the response mode "
+            f"streaming, the type {HTTP_STREAM}, and a head of JSON before eight zero bytes"
+        )
+    try:
+        status = json.loads(head)["statusCode"]
+    except (ValueError, KeyError, TypeError):
+        raise Failed(f"the head of a stream is {head[:160]!r}: expected JSON with statusCode") from None
+    if status != 200 or not rest:
+        raise Failed(f"a request for a stream got {reply.shown}")
+    if reply.pieces < 3:
+        raise Failed(f"head and body came in {reply.pieces} pieces: expected a piece for each part of the answer")
+
+
+def url_event(stage: Stage, path: str, body: bytes) -> bytes:
+    """Return a request as the event of a function URL."""
     event = {
         "version": "2.0",
         "routeKey": "$default",
@@ -195,19 +237,10 @@ def answers_http(stage: Stage) -> None:
             "domainName": "emulated.lambda-url.eu-central-1.on.aws",
             "http": {"method": "POST", "path": path, "protocol": "HTTP/1.1", "sourceIp": "192.0.2.1", "userAgent": "x"},
         },
-        "body": stage.body.decode(),
+        "body": body.decode(),
         "isBase64Encoded": False,
     }
-    reply = must_answer(invoke(stage, json.dumps(event).encode()), "a function URL's event")
-    try:
-        answer = json.loads(reply.body)
-        good = isinstance(answer["statusCode"], int) and isinstance(answer.get("body", ""), str)
-    except (ValueError, KeyError, TypeError):
-        good = False
-    if not good:
-        raise Failed(f"a function URL's event got {reply.shown}: expected a number as statusCode and a string as body")
-    if not 200 <= answer["statusCode"] < 300:
-        raise Failed(f"a function URL's event got {reply.shown}")
+    return json.dumps(event).encode()
 
 
 def tells_errors(stage: Stage) -> None:
@@ -320,6 +353,12 @@ PLATFORM = Platform(
             "a function URL's event is answered with statusCode and body",
             "API Gateway and function URLs answer anything else with 502",
             answers_http,
+        ),
+        Check(
+            "stream",
+            "an answer of several parts is streamed, with its head before the first part",
+            "a function URL with a response stream sends the client whatever is not in this form as it is",
+            streams,
         ),
         Check(
             "bad-event",

@@ -20,6 +20,8 @@ PAYLOAD_BYTES = 6_291_456
 """Limit of the event of a synchronous invocation."""
 ANSWER_BYTES = 6_291_556
 """Limit of a function's answer."""
+STREAM_BYTES = 200 << 20
+"""Limit of a streamed answer."""
 READY = "/emulated/ready"
 """Additional route that answers 200 once the function has polled for its first event."""
 
@@ -32,12 +34,15 @@ _JSON = {"Content-Type": "application/json"}
 class RuntimeReply(NamedTuple):
     """Function's answer to an event.
 
-    ``error`` is True if it was posted as an error; ``late_s`` is the time after the deadline.
+    ``error`` is True if it was posted as an error, or if a stream ended with one; ``late_s`` is the time after the
+    deadline. ``pieces`` is the number of pieces of a stream, 0 for a whole answer, and ``content_type`` its type.
     """
 
     body: bytes
     error: bool
     late_s: float
+    pieces: int = 0
+    content_type: str = ""
 
     @property
     def shown(self) -> str:
@@ -132,7 +137,9 @@ class RuntimeApi:
             self._current.taken = True
             return self._current
 
-    def accept_reply(self, request_id: str, body: bytes, *, error: bool) -> int:
+    def accept_reply(
+        self, request_id: str, body: bytes, *, error: bool, pieces: int = 0, content_type: str = ""
+    ) -> int:
         """Accept the reply to an event and return the status for the function, 202, 400 or 413."""
         with self._changed:
             invocation = self._current
@@ -140,13 +147,14 @@ class RuntimeApi:
                 if request_id not in self._dropped:  # a reply after its timeout is late, not wrong
                     self.strays.append(request_id)
                 return 400
-            if not error:
+            if not error and not pieces:
                 self.longest = max(self.longest, len(body))
-            too_long = len(body) > ANSWER_BYTES
+            too_long = len(body) > (STREAM_BYTES if pieces else ANSWER_BYTES)
             if too_long:
                 text = f"Response payload size exceeded maximum allowed payload size ({ANSWER_BYTES} bytes)."
                 body = json.dumps({"errorType": "Function.ResponseSizeTooLarge", "errorMessage": text}).encode()
-            invocation.reply = RuntimeReply(body, error or too_long, time.time() - invocation.deadline)
+            late_s = time.time() - invocation.deadline
+            invocation.reply = RuntimeReply(body, error or too_long, late_s, pieces, content_type)
             self._current = None
             invocation.done.set()
             return 413 if too_long else 202
@@ -195,7 +203,7 @@ class _Api(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Accept the answer to an event, its error, or a failed init or restore."""
-        body = self._body()
+        body, pieces, failed = self._body()
         if self.path in (f"{_API}/init/error", f"{_API}/restore/error"):
             setattr(self.api, f"{self.path.split('/')[-2]}_error", body)
             self._answer(202, b'{"status":"OK"}', _JSON)
@@ -204,7 +212,14 @@ class _Api(BaseHTTPRequestHandler):
         if match is None:
             self._fail(404, "InvalidPath", self.path)
             return
-        status = self.api.accept_reply(match[1], body, error=match[2] == "error")
+        streamed = self.headers.get("Lambda-Runtime-Function-Response-Mode") == "streaming"
+        status = self.api.accept_reply(
+            match[1],
+            body,
+            error=match[2] == "error" or failed,
+            pieces=pieces if streamed else 0,
+            content_type=self.headers.get("Content-Type", ""),
+        )
         if status == 202:
             self._answer(202, b'{"status":"OK"}', _JSON)
         elif status == 413:
@@ -212,16 +227,18 @@ class _Api(BaseHTTPRequestHandler):
         else:
             self._fail(400, "InvalidRequestID", "no event with this id is in flight")
 
-    def _body(self) -> bytes:
+    def _body(self) -> tuple[bytes, int, bool]:
+        """Return the body, the number of its pieces, and True if its trailers are an error."""
         if "chunked" not in self.headers.get("Transfer-Encoding", ""):
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0)), 0, False
         pieces = []
         while size := int(self.rfile.readline().split(b";")[0], 16):
             pieces.append(self.rfile.read(size))
             self.rfile.readline()
-        while self.rfile.readline().strip():  # trailers
-            pass
-        return b"".join(pieces)
+        failed = False
+        while trailer := self.rfile.readline().strip():
+            failed = failed or trailer.lower().startswith(b"lambda-runtime-function-error-type:")
+        return b"".join(pieces), len(pieces), failed
 
     def _fail(self, status: int, kind: str, text: str) -> None:
         self._answer(status, json.dumps({"errorType": kind, "errorMessage": text}).encode(), _JSON)

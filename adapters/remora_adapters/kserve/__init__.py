@@ -17,7 +17,7 @@ from remora.server.host import Host
 
 if TYPE_CHECKING:
     from remora.server.host import ServerContext
-    from remora.server.http.http1 import Service
+    from remora.server.http.exchange import Service
 
 MODELS = "/mnt/models"
 _PORT, _GRPC_PORT = 8080, 8081
@@ -35,7 +35,8 @@ def host(environ: Mapping[str, str]) -> Host:
     because Knative exposes only one port.
 
     ``REMORA_MODEL_REPOSITORY`` replaces /mnt/models. ``REMORA_V2_ANSWERS=triton`` selects Triton's V2 answers where
-    KServe's own server differs. Metrics are on the same port, at ``/metrics``.
+    KServe's own server differs. ``KSERVE_OPENAI_ROUTE_PREFIX`` replaces ``openai`` in the paths of OpenAI's routes.
+    Metrics are on the same port, at ``/metrics``.
 
     Raises ValueError for any other value of ``REMORA_V2_ANSWERS``.
     """
@@ -43,10 +44,12 @@ def host(environ: Mapping[str, str]) -> Host:
     if answers not in _ANSWERS:
         raise ValueError(f"REMORA_V2_ANSWERS={answers}: expected {' or '.join(_ANSWERS)}")
 
+    prefix = environ.get("KSERVE_OPENAI_ROUTE_PREFIX", "openai").strip("/")
+
     def front(inside: ServerContext) -> Service:
         from remora_adapters.kserve.serving import KServeService  # while the models load
 
-        return KServeService(inside, as_kserve=answers == "kserve")
+        return KServeService(inside, as_kserve=answers == "kserve", openai=prefix)
 
     server = ServerOptions(
         http_address="0.0.0.0",

@@ -21,6 +21,7 @@ from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import JSON, HttpAnswer, encode_json_error, failure
 from remora.server.host import ServerContext
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
+from remora.server.http.hosted_generation import HostedGeneration
 from remora.server.http.predict import Predictor
 from remora.server.http.probes import PATHS as PROBES
 from remora_adapters.kserve.cloud_events import Event, answer_event, read_event
@@ -38,15 +39,28 @@ class KServeService:
     Args:
         inside: the server.
         as_kserve: False leaves V2 as Triton answers it.
+        openai: first part of the paths of OpenAI's routes; "" for /v1, where V1's GET routes go first.
         now: returns the time as RFC 3339, for events.
     """
 
-    def __init__(self, inside: ServerContext, *, as_kserve: bool = True, now: Callable[[], str] | None = None) -> None:
+    probes = frozenset(("/",))
+    """See `remora.server.key_check.ProbedService`."""
+
+    def __init__(
+        self,
+        inside: ServerContext,
+        *,
+        as_kserve: bool = True,
+        openai: str = "openai",
+        now: Callable[[], str] | None = None,
+    ) -> None:
         self._inside = inside
         self._engine = inside.engine
         self._as_kserve = as_kserve
         self._now = now or (lambda: datetime.now(UTC).isoformat())
-        self._predictor = Predictor(inside)
+        self._predictor = Predictor(inside.rest, inside.engine, inside.mailbox, inside.options.http_max_input_size)
+        self._openai = f"/{openai}/v1/" if openai else "/v1/"
+        self._generation = HostedGeneration(inside.rest, inside.engine)
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request, now or later."""
@@ -59,6 +73,11 @@ class KServeService:
             return None
         if path.startswith("/v2"):
             return self._v2(head, body, exchange)
+        if path.startswith(self._openai) and (not path.startswith("/v1/") or head.method == "POST"):
+            whole = head.to(f"/openai/v1/{path.removeprefix(self._openai)}")
+            found, pending = self._generation.handle_path(whole, body, exchange, self._inside.engine.only_model() or "")
+            if found:
+                return pending
         if path in PROBES:
             return self._inside.rest.handle(head, body, exchange)
         if path == "/":

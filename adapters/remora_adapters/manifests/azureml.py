@@ -22,7 +22,9 @@ def render(facts: Facts) -> str:
         )
     busiest = facts.busiest
     tries = math.ceil(facts.patience_s / _PERIOD_S)
-    instance = "Standard_NC4as_T4_v3" if facts.gpu else "Standard_F4s_v2"
+    facts.choices.check()
+    instance = facts.choices.instance or ("Standard_NC4as_T4_v3" if facts.gpu else "Standard_F4s_v2")
+    required = 'environment_variables:\n  # Not ready while the GPU is idle.\n  REMORA_REQUIRE_GPU: "true"\n'
     return f"""\
 $schema: https://azuremlschemas.azureedge.net/latest/managedOnlineDeployment.schema.json
 name: blue
@@ -38,7 +40,8 @@ environment:
     # "/" lets clients append /v2/models/NAME/infer to the scoring URI; /score is for a script or the one model.
     scoring_route: {{port: 5001, path: /}}
 instance_type: {instance}
-instance_count: 1
+instance_count: {facts.replicas(1, 1)[0]}
+{required if facts.gpu else ""}\
 request_settings:
   # 5000 unless set, which is too short for a first request.
   request_timeout_ms: 60000

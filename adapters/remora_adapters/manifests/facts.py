@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from remora.options import EngineOptions
+    from remora.proto.model_config_pb2 import ModelConfig
 
 MOST_IN_POD = 1000
 """Knative's default limit of concurrent requests per pod."""
@@ -13,6 +18,62 @@ _MIB = 1 << 20
 _QUARTER_GIB = 256
 _ROOM = 2.0
 """Factor for the memory under load over that after startup."""
+
+
+SPOT = {
+    "eks": {"eks.amazonaws.com/capacityType": "SPOT"},
+    "gke": {"cloud.google.com/gke-spot": "true"},
+    "aks": {"kubernetes.azure.com/scalesetpriority": "spot"},
+}
+"""Node labels of spot capacity by cluster."""
+MODES = ("knative", "standard")
+_ON_GPU = ("onnxruntime", "pytorch", "tensorrt", "tensorflow")
+"""Backends that use a GPU when their instance groups leave the choice to them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the operator chose; the defaults follow from the measurements.
+
+    Attributes:
+        gpus: GPUs of each replica; 0 for those that the models require.
+        gpu_resource: Kubernetes' name of a GPU, a MIG profile or a share of a GPU.
+        least, most: limits of the replica count; None for the platform's default.
+        service_account: account of the pods or the service.
+        secret: Kubernetes secret whose keys become environment variables, such as the keys of a bucket.
+        namespace: Kubernetes namespace.
+        mode: KServe's deployment mode.
+        spot: cluster whose spot nodes the pods use; "" for any node.
+        instance: instance or machine type.
+        port_name: ``http1`` for REST or ``h2c`` for gRPC, on Knative and Cloud Run.
+        canary: percentage of the traffic for the new revision; None for all.
+        monitoring: True for a PodMonitor and a PrometheusRule.
+        prometheus: address of the Prometheus that KEDA scales by; "" without KEDA.
+    """
+
+    gpus: int = 0
+    gpu_resource: str = "nvidia.com/gpu"
+    least: int | None = None
+    most: int | None = None
+    service_account: str = ""
+    secret: str = ""
+    namespace: str = ""
+    mode: str = "knative"
+    spot: str = ""
+    instance: str = ""
+    port_name: str = "http1"
+    canary: int | None = None
+    monitoring: bool = False
+    prometheus: str = ""
+
+    def check(self) -> None:
+        """Raise ValueError for values that contradict each other."""
+        if self.least is not None and self.most is not None and self.least > self.most:
+            raise ValueError(f"--min-replicas {self.least} is more than --max-replicas {self.most}")
+        if self.most == 0:
+            raise ValueError("--max-replicas 0: expected at least 1")
+        if self.canary is not None and not 0 <= self.canary <= 100:
+            raise ValueError(f"--canary {self.canary}: expected a percentage")
 
 
 class Model(NamedTuple):
@@ -37,6 +98,7 @@ class Facts(NamedTuple):
     models: tuple[Model, ...]
     load_s: float
     memory_mib: int
+    choices: Choices = Choices()
 
     @property
     def busiest(self) -> Model:
@@ -50,8 +112,36 @@ class Facts(NamedTuple):
 
     @property
     def gpu(self) -> bool:
-        """True if any model uses a GPU."""
-        return any(model.gpu for model in self.models)
+        """True if any model uses a GPU, or GPUs are chosen."""
+        return self.gpus > 0
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of each replica."""
+        return self.choices.gpus or int(any(model.gpu for model in self.models))
+
+    def replicas(self, least: int, most: int) -> tuple[int, int]:
+        """Return the limits of the replica count, the chosen ones in place of a platform's defaults."""
+        chosen = self.choices
+        high = max(most, chosen.least or 0) if chosen.most is None else chosen.most
+        return min(least, high) if chosen.least is None else chosen.least, high
+
+    def reasons(self) -> dict[str, str]:
+        """Return the comments that all Kubernetes manifests share, by field name."""
+        rows, model = max(self.busiest.max_batch_size, 1), self.busiest
+        return {
+            "containerConcurrency": f"Two batches of {rows} for each of {model.instances} instances of "
+            f"'{model.name}': one runs while the next fills. {MOST_IN_POD} are the most.",
+            "resources": f"The process had {self.memory_mib} MiB with all models loaded; twice that, in quarters of "
+            "a GiB.",
+            "livenessProbe": "Alive as soon as the port is open, so a slow load is not restarted.",
+            "autoscaling.knative.dev/target-utilization-percentage": "Another pod comes at 70 % of "
+            "containerConcurrency: the rest is room until it is there.",
+            "autoscaling.knative.dev/scale-to-zero-pod-retention-period": "Ten times as long as a start may take "
+            f"({self.patience_s} s): going sooner costs more than staying.",
+            "serving.knative.dev/progress-deadline": f"Loading took {self.load_s:.2f} s on the machine that wrote "
+            "this; images and models must come as well.",
+        }
 
     @property
     def patience_s(self) -> int:
@@ -67,25 +157,74 @@ class Facts(NamedTuple):
         return max(2 * _QUARTER_GIB, math.ceil(self.memory_mib * _ROOM / _QUARTER_GIB) * _QUARTER_GIB)
 
 
-def measure(paths: Sequence[str], name: str, image: str, location: str) -> Facts:
-    """Load the models and measure them. Raises RemoraError if a model fails to load."""
+def measure(paths: Sequence[str], name: str, image: str, location: str, choices: Choices = Choices()) -> Facts:
+    """Load the models and measure them. Raises RemoraError if a model fails to load.
+
+    With GPUs chosen, models that require one are loaded on the processor, so that a machine without GPUs can describe
+    a service with them.
+    """
     from remora.engine import Engine  # because the command line imports this module for the platform names
     from remora.options import EngineOptions
-    from remora.proto.model_config_pb2 import ModelInstanceGroup
 
     begin = time.monotonic()
-    with Engine(options=EngineOptions(paths=tuple(paths))) as engine:
+    options = EngineOptions(paths=tuple(paths), model_control_mode="explicit" if choices.gpus else "none")
+    with Engine(options=options) as engine:
+        written = _written(options, choices.gpus) if choices.gpus else {}
+        # Models before ensembles, which would load them as they are written.
+        for model in sorted(written, key=lambda each: written[each].HasField("ensemble_scheduling")):
+            engine.load(model, _on_processor(written[model]))
         load_s = time.monotonic() - begin
-        models = tuple(
-            Model(
-                model.name,
-                model.config.max_batch_size,
-                sum(max(group.count, 1) for group in model.config.instance_group) or 1,
-                any(group.kind == ModelInstanceGroup.KIND_GPU for group in model.config.instance_group),
-            )
-            for model in engine.models()
-        )
-        return Facts(name, image, location, models, load_s, _resident_mib())
+        models = tuple(_model(model.config, written.get(model.name), choices.gpus) for model in engine.models())
+        return Facts(name, image, location, models, load_s, _resident_mib(), choices)
+
+
+def _written(options: EngineOptions, gpus: int) -> Mapping[str, ModelConfig]:
+    """Return the configurations of all models as written, for a machine with GPUs."""
+    from remora.models.loader import ModelLoader
+    from remora.models.planner import Planner, open_repositories
+    from remora.repository.catalog import Catalog
+    from remora.system.clock import SystemClock
+
+    loader = ModelLoader(options, SystemClock(), gpus=range(gpus))
+    catalog = Catalog(open_repositories(options, loader.ledger))
+    catalog.look()
+    planner = Planner(catalog, loader)
+    return {model: planner.plan(model, {}).config for model in catalog.models()}
+
+
+def _on_processor(config: ModelConfig) -> str | None:
+    """Return the configuration as JSON with its GPU groups on the processor, or None."""
+    from google.protobuf.json_format import MessageToJson
+
+    from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
+
+    groups = [group for group in config.instance_group if group.kind == ModelInstanceGroup.KIND_GPU or group.gpus]
+    if not groups:
+        return None
+    changed = ModelConfig()
+    changed.CopyFrom(config)
+    for group in changed.instance_group:
+        group.kind = ModelInstanceGroup.KIND_CPU
+        group.ClearField("gpus")
+    return MessageToJson(changed, preserving_proto_field_name=True)
+
+
+def _model(loaded: ModelConfig, written: ModelConfig | None, gpus: int) -> Model:
+    """Return a model's row, on the GPUs that it would use if ``gpus`` are chosen."""
+    from remora.proto.model_config_pb2 import ModelInstanceGroup
+
+    kinds = ModelInstanceGroup
+    instances = sum(max(group.count, 1) for group in loaded.instance_group) or 1
+    on_gpu = any(group.kind == kinds.KIND_GPU for group in loaded.instance_group)
+    if written is None:
+        return Model(loaded.name, loaded.max_batch_size, instances, on_gpu)
+    groups = [*written.instance_group] or [ModelInstanceGroup()]
+    automatic = loaded.backend in _ON_GPU
+    placed = [each for each in groups if each.kind == kinds.KIND_GPU or (each.kind == kinds.KIND_AUTO and automatic)]
+    if not placed:
+        return Model(loaded.name, loaded.max_batch_size, instances, gpu=False)
+    count = sum(max(each.count, 1) * (len(each.gpus) or gpus) for each in placed)
+    return Model(loaded.name, loaded.max_batch_size, count, gpu=True)
 
 
 def _resident_mib() -> int:

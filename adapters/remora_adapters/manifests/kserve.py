@@ -2,100 +2,101 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from remora_adapters.manifests import pods
+from remora_adapters.manifests.documents import document
 from remora_adapters.manifests.facts import MOST_IN_POD, Facts
+
+_FORMAT = "remora"
+_EXIT_S = 290
+"""Below the grace of 300 s that KServe's revisions have."""
+_STANDARD_EXIT_S = 20
+"""Below Kubernetes' grace of 30 s, which applies in Standard mode."""
 
 
 def render(facts: Facts) -> str:
-    """Return three YAML documents."""
-    runtimes = (_runtime(facts, kind) for kind in ("ClusterServingRuntime", "ServingRuntime"))
-    return "---\n".join((*runtimes, _predictor(facts)))
+    """Return three YAML documents. Raises ValueError."""
+    choices = facts.choices
+    choices.check()
+    if choices.mode == "standard" and (choices.least == 0 or choices.canary is not None):
+        raise ValueError("--mode standard: neither scale to zero nor canaries, which are Knative's")
+    if choices.secret:
+        raise ValueError(
+            "--secret: KServe's storage initializer reads the secrets of the service account; pass --service-account, "
+            "and attach the secret to it"
+        )
+    rows = (("ClusterServingRuntime", "For the whole cluster: needs the rights of its administrator, once."),
+            ("ServingRuntime", "For one namespace; it goes before the cluster's."))  # fmt: skip
+    parts = [document(_runtime(facts, kind), _reasons(facts), header) for kind, header in rows]
+    return "---\n".join((*parts, document(_predictor(facts), _reasons(facts))))
 
 
-def _runtime(facts: Facts, kind: str) -> str:
-    gpu = ', nvidia.com/gpu: "1"' if facts.gpu else ""
-    size = f'{{cpu: "2", memory: {facts.memory}Mi{gpu}}}'
-    scope = "the whole cluster" if kind.startswith("Cluster") else "one namespace; it goes before the cluster's"
-    return f"""\
-# For {scope}.
-apiVersion: serving.kserve.io/v1alpha1
-kind: {kind}
-metadata:
-  name: remora
-spec:
-  annotations:
-    # Metrics are on the port of requests.
-    prometheus.kserve.io/port: "8080"
-    prometheus.kserve.io/path: /metrics
-  # A separate format, selected by name: KServe's own runtimes keep their formats.
-  supportedModelFormats:
-    - {{name: remora, version: "1"}}
-  protocolVersions: [v1, v2, grpc-v2]
-  containers:
-    # KServe finds the container by this name, and its agent calls port 8080.
-    - name: kserve-container
-      image: {facts.image}
-      command: [python, -m, remora_adapters.kserve]
-      args:
-        # What a model is called whose files lie directly in /mnt/models.
-        - "--model-name={{{{.Name}}}}"
-      ports:
-        - {{containerPort: 8080, protocol: TCP}}
-      securityContext:
-        allowPrivilegeEscalation: false
-        readOnlyRootFilesystem: true
-        runAsNonRoot: true
-        runAsUser: 10001
-        capabilities:
-          drop: [ALL]
-        seccompProfile:
-          type: RuntimeDefault
-      readinessProbe:
-        httpGet: {{path: /v2/health/ready, port: 8080}}
-        periodSeconds: 2
-        timeoutSeconds: 2
-      # Alive as soon as the port is open, so a slow load is not restarted.
-      livenessProbe:
-        httpGet: {{path: /v2/health/live, port: 8080}}
-        periodSeconds: 10
-        timeoutSeconds: 5
-        failureThreshold: 6
-      # The process had {facts.memory_mib} MiB with all models loaded; twice that, in quarters of a GiB.
-      resources:
-        requests: {size}
-        limits: {size}
-      volumeMounts:
-        - {{name: scratch, mountPath: /tmp}}
-  volumes:
-    - name: scratch
-      emptyDir: {{}}
-"""
+def _reasons(facts: Facts) -> dict[str, str]:
+    shared = facts.reasons()
+    shared |= {
+        "prometheus.kserve.io/port": "Metrics are on the port of requests.",
+        "supportedModelFormats": "A separate format, selected by name: KServe's own runtimes keep their formats.",
+        "containers": "KServe finds the container by its name, and its agent calls port 8080.",
+        "args": "What a model is called whose files lie directly in /mnt/models, and how long requests may finish.",
+        "scaleTarget": "70 % of the concurrency of a pod: the rest is room until another pod is there.",
+        "canaryTrafficPercent": "The previous revision keeps the rest. 0 rolls back, and removing the line finishes.",
+    }
+    mode = "Scale to zero, canaries and concurrency limits are Knative's: the mode Standard has none of them."
+    return shared | {"serving.kserve.io/deploymentMode": mode}
 
 
-def _predictor(facts: Facts) -> str:
-    busiest, concurrency = facts.busiest, min(facts.concurrency, MOST_IN_POD)
-    return f"""\
-apiVersion: serving.kserve.io/v1beta1
-kind: InferenceService
-metadata:
-  name: {facts.name}
-  annotations:
-    # Going down to none, canaries and concurrency limits are Knative's: the other mode has none of them.
-    serving.kserve.io/deploymentMode: Knative
-    remora.dev/max-batch-size: "{max(busiest.max_batch_size, 1)}"
-    remora.dev/instances: "{busiest.instances}"
-spec:
-  predictor:
-    minReplicas: 0
-    maxReplicas: 4
-    scaleMetric: concurrency
-    # 70 % of containerConcurrency: the rest is room until another pod is there.
-    scaleTarget: {max(1, concurrency * 7 // 10)}
-    # Two batches of {max(busiest.max_batch_size, 1)} for each of {busiest.instances} instances of '{busiest.name}'; \
-{MOST_IN_POD} are the most.
-    containerConcurrency: {concurrency}
-    model:
-      runtime: remora
-      modelFormat: {{name: remora}}
-      protocolVersion: v2
-      storageUri: "{facts.location}"
-"""
+def _runtime(facts: Facts, kind: str) -> dict[str, Any]:
+    exit_s = _EXIT_S if facts.choices.mode == "knative" else _STANDARD_EXIT_S
+    container = {
+        "name": "kserve-container",
+        "image": facts.image,
+        "command": ["python", "-m", "remora_adapters.kserve"],
+        "args": ["--model-name={{.Name}}", f"--exit-timeout-secs={exit_s}", *pods.flags(facts)],
+        "ports": [{"containerPort": 8080, "protocol": "TCP"}],
+        "securityContext": pods.security(),
+        **pods.probes(8080, periodSeconds=2, timeoutSeconds=2),
+        "resources": pods.resources(facts),
+        "volumeMounts": [pods.SCRATCH_MOUNT],
+    }
+    return {
+        "apiVersion": "serving.kserve.io/v1alpha1",
+        "kind": kind,
+        "metadata": {"name": "remora", "namespace": "" if kind.startswith("Cluster") else facts.choices.namespace},
+        "spec": {
+            "annotations": {"prometheus.kserve.io/port": "8080", "prometheus.kserve.io/path": "/metrics"},
+            "supportedModelFormats": [{"name": _FORMAT, "version": "1"}],
+            "protocolVersions": ["v1", "v2", "grpc-v2"],
+            "containers": [container],
+            "volumes": [pods.SCRATCH],
+        },
+    }
+
+
+def _predictor(facts: Facts) -> dict[str, Any]:
+    concurrency = min(facts.concurrency, MOST_IN_POD)
+    knative = facts.choices.mode == "knative"
+    least, most = facts.replicas(0 if knative else 1, 4)
+    scaling: dict[str, Any] = {"minReplicas": least, "maxReplicas": most}
+    if knative:
+        scaling |= {
+            "scaleMetric": "concurrency",
+            "scaleTarget": max(1, concurrency * 7 // 10),
+            "containerConcurrency": concurrency,
+            "canaryTrafficPercent": facts.choices.canary,
+        }
+    else:
+        scaling |= {"scaleMetric": "cpu", "scaleTarget": 70}
+    model = {
+        "runtime": "remora",
+        "modelFormat": {"name": _FORMAT},
+        "protocolVersion": "v2",
+        "storageUri": facts.location,
+    }
+    mode = {"serving.kserve.io/deploymentMode": "Knative" if knative else "Standard"}
+    return {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": pods.metadata(facts, annotations={**mode, **pods.batch_annotations(facts)}),
+        "spec": {"predictor": {**scaling, **pods.placement(facts), "model": model}},
+    }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
+from remora_adapters.deploy.plan import Call
+from remora_adapters.deploy.sagemaker_calls import Plan, calls_of, scaling_of
+from remora_adapters.manifests.documents import document
 from remora_adapters.manifests.facts import Facts
-from remora_adapters.sagemaker.deploying import ApiCall, Plan, calls_of, scaling_of
 
 _ROLE = "arn:aws:iam::000000000000:role/ROLE"
 _MOST = 4
@@ -26,23 +26,32 @@ def render(facts: Facts) -> str:
     plan = plan_of(facts)
     plan.check()
     reasons = _reasons(facts, plan)
-    return "---\n".join(_document(call, reasons) for call in (*calls_of(plan, exists=False), *scaling_of(plan)))
+    calls = (*calls_of(plan), *scaling_of(plan))
+    return "---\n".join(document(call.arguments, reasons, _header(call)) for call in calls)
 
 
 def plan_of(facts: Facts) -> Plan:
     """Return the plan that `remora deploy sagemaker` would apply."""
     kind, sizes = ("ml.g5", _GPUS) if facts.gpu else ("ml.c6i", _CPUS)
     size = next((name for name, gib in sizes.items() if gib * _GIB >= facts.memory), list(sizes)[-1])
+    facts.choices.check()
+    least, most = facts.replicas(1, _MOST)
     return Plan(
         facts.name,
         facts.image,
         facts.location,
-        _ROLE,
-        instance=f"{kind}.{size}",
-        most=_MOST,
+        facts.choices.service_account or _ROLE,
+        instance=facts.choices.instance or f"{kind}.{size}",
+        least=least,
+        most=most,
         target=float(max(1, facts.concurrency * 7 // 10)),
         startup_s=min(facts.patience_s, _LONGEST_S),
+        environ=(("REMORA_REQUIRE_GPU", "true"),) if facts.gpu else (),
     )
+
+
+def _header(call: Call) -> str:
+    return f"aws {call.target} {call.operation.replace('_', '-')} --cli-input-yaml file://THIS"
 
 
 def _reasons(facts: Facts, plan: Plan) -> Mapping[str, str]:
@@ -65,25 +74,3 @@ def _reasons(facts: Facts, plan: Plan) -> Mapping[str, str]:
             f"'{busiest.name}' are {facts.concurrency} at a time; scaling begins at 70 percent of it."
         ),
     }
-
-
-def _document(call: ApiCall, reasons: Mapping[str, str]) -> str:
-    header = f"# aws {call.service} {call.operation.replace('_', '-')} --cli-input-yaml file://THIS\n"
-    return header + "".join(f"{line}\n" for line in _lines(call.arguments, reasons))
-
-
-def _lines(fields: Mapping[str, Any], reasons: Mapping[str, str]) -> Iterator[str]:
-    """Yield a mapping as YAML blocks, with scalars as JSON because YAML reads them the same."""
-    for key, value in fields.items():
-        if key in reasons:
-            yield f"# {reasons[key]}"
-        if isinstance(value, dict) and value:
-            yield f"{key}:"
-            yield from (f"  {line}" for line in _lines(value, reasons))
-        elif isinstance(value, list):
-            yield f"{key}:"
-            for each in value:
-                yield "  -"
-                yield from (f"    {line}" for line in _lines(each, reasons))
-        else:
-            yield f"{key}: {json.dumps(value)}"

@@ -27,7 +27,7 @@ from remora_adapters.sagemaker.layout import Layout, find_models
 from remora_adapters.sagemaker.settings import Rules, SageMakerSettings, rules_of, safe_ports, settings_of
 
 if TYPE_CHECKING:
-    from remora.server.http.http1 import Service
+    from remora.server.http.exchange import Service
 
 Find = Callable[[Path, Path], Layout]
 _log = logging.getLogger("remora.sagemaker")

@@ -19,11 +19,12 @@ from remora.engine import Engine
 from remora.errors import InvalidArgumentError, RemoraError
 from remora.messages import Buffer
 from remora.models.table import LoadingError
-from remora.protocols.http1 import Head
+from remora.protocols.http1 import Head, HeadNote
 from remora.protocols.rest.answer import JSON, PLAIN, Headers, HttpAnswer, Refusal, encode_error, failure
 from remora.protocols.rest.infer import json_length
 from remora.server.host import ServerContext
 from remora.server.http.exchange import Cancellable, Exchange
+from remora.server.http.hosted_generation import HostedGeneration
 from remora.server.http.rest import RestService
 from remora_adapters.sagemaker import routes, sessions
 from remora_adapters.sagemaker.bodies import is_translated
@@ -38,6 +39,7 @@ _OK = HttpAnswer(200, (PLAIN,), [])
 _NOT_READY = HttpAnswer(400, (PLAIN,), [])
 _GONE = HttpAnswer(404, (PLAIN,), [])
 _IDLE_S = 3600
+_OPENAI = ("/v1/", "/openai/v1/")
 _ASIDE_BYTES = 65_536
 """Limit of bodies converted in the event loop, because /ping must be answered meanwhile."""
 _PAGE = 100
@@ -52,11 +54,15 @@ _NO_MODEL = "there is no single model: set SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
 
 
 class Model(NamedTuple):
-    """Model of an invocation, with its service, engine and name, and True for a script."""
+    """Model of an invocation, with its service, engine and name, and True for a script.
+
+    ``generation`` answers bodies for language models.
+    """
 
     rest: RestService
     engine: Engine
     name: str
+    generation: HostedGeneration
     script: bool = False
 
 
@@ -94,6 +100,9 @@ class SageMakerService:
         script: True if the single model is an ``inference.py``.
     """
 
+    probes = frozenset(("/ping", "/execution-parameters"))
+    """See `remora.server.key_check.ProbedService`."""
+
     def __init__(self, inside: ServerContext, rules: Rules, hosted: HostedModels, *, script: bool = False) -> None:
         self._engine = inside.engine
         malformed = 0 if rules.as_triton else MALFORMED
@@ -102,8 +111,10 @@ class SageMakerService:
         self._rules = rules
         self._hosted = hosted
         self._script = script
+        self._generation = HostedGeneration(self._rest, self._engine)
         self._only: Model | None = None  # model of the last invocation
         self._hosts: dict[str, Model] = {}
+        self._plans = HeadNote[_Plan]()
         self._act: dict[str, Callable[[_Plan, Head, Buffer, Exchange], Cancellable | None]] = {
             "invoke": self._invoke,
             "invoke-model": self._invoke_model,
@@ -120,10 +131,14 @@ class SageMakerService:
 
         The returned ticket, if any, can be cancelled.
         """
-        plan = head.note
-        if not isinstance(plan, _Plan):
-            plan = head.note = _Plan(head, as_triton=self._rules.as_triton)
+        plan = self._plans.get(head) or self._plans.put(head, _Plan(head, as_triton=self._rules.as_triton))
         if plan.refusal is not None:
+            if not self._rules.as_triton and head.path.startswith(_OPENAI):
+                back = HeaderExchange(exchange, plan.extra) if plan.extra else exchange
+                name = self._rules.model or self._engine.only_model() or ""
+                found, pending = self._generation.handle_path(head, body, back, name)
+                if found:
+                    return pending
             exchange.respond(plan.refusal)
             return None
         return self._act[plan.route.action](plan, head, body, exchange)
@@ -137,14 +152,14 @@ class SageMakerService:
     def _invoke_only(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Run an invocation of the default model. Raises LoadingError if it may wait for the model."""
         name = self._rules.model or self._engine.only_model()
-        plan = head.note
-        assert isinstance(plan, _Plan)  # from `handle`
+        plan = self._plans.get(head)
+        assert plan is not None  # from `handle`
         model = self._only
         if model is None or model.name != name:
             if not name:
                 exchange.respond(failure(400, _NO_MODEL, plain=True))
                 return None
-            model = self._only = Model(self._rest, self._engine, name, self._script)
+            model = self._only = Model(self._rest, self._engine, name, self._generation, self._script)
         return self._run(plan, model, head, body, exchange)
 
     def _invoke_model(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
@@ -159,7 +174,8 @@ class SageMakerService:
                 return None
         model = self._hosts.get(row.name)
         if model is None or model.rest is not row.rest:
-            model = self._hosts[row.name] = Model(row.rest, row.engine, row.inner, row.script)
+            generation = HostedGeneration(row.rest, row.engine)
+            model = self._hosts[row.name] = Model(row.rest, row.engine, row.inner, generation, row.script)
         return self._run(plan, model, head, body, HeaderExchange(exchange, plan.extra, memory=True))
 
     def _run(self, plan: _Plan, model: Model, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
@@ -168,6 +184,13 @@ class SageMakerService:
             return self._run_script(plan, model, head, body, exchange)
         if plan.media:
             return self._run_translated(plan, model, head, body, exchange)
+        if not self._rules.as_triton and routes.BINARY not in (head.get(b"content-type") or b""):
+            shaped = model.generation.shape_of(model.name, body)
+            if isinstance(shaped, HttpAnswer):
+                exchange.respond(shaped)
+                return None
+            if shaped is not None:
+                return model.generation.handle(shaped, model.name, self._as_json(head), exchange)
         if plan.session is not None:
             return self._run_in_session(plan, model, head, body, exchange)
         v2 = plan.v2
@@ -179,6 +202,10 @@ class SageMakerService:
                 return None
             plan.model = model
         return model.rest.handle(v2, body, exchange)
+
+    def _as_json(self, head: Head) -> Head:
+        """Return the head for OpenAI's routes, with the endpoint's timeout and the trace."""
+        return routes.v2_head(head, head.path, None, self._rules.timeout_ms)
 
     def _v2_head(self, head: Head, model: Model, json_length: bytes | None, *, infers: bool = False) -> Head:
         kind = "infer" if infers else self._rules.kind

@@ -14,7 +14,7 @@ from remora.server.host import Host, port_of
 
 if TYPE_CHECKING:
     from remora.server.host import ServerContext
-    from remora.server.http.http1 import Service
+    from remora.server.http.exchange import Service
 
 _PORT = 8080
 _MODELS = "/models"

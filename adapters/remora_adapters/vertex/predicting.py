@@ -15,11 +15,12 @@ import orjson
 
 from remora.calls import ServerReady
 from remora.messages import Buffer
-from remora.protocols.http1 import Head
+from remora.protocols.http1 import Head, HeadNote
 from remora.protocols.rest.answer import Headers, HttpAnswer, Refusal, failure
 from remora.protocols.rest.routes import route
 from remora.server.host import ServerContext
 from remora.server.http.exchange import Cancellable, Exchange
+from remora.server.http.hosted_generation import HostedGeneration
 from remora.server.http.predict import Predictor
 
 REDIRECT = b"x-vertex-ai-triton-redirect"
@@ -27,6 +28,9 @@ BINARY = b"application/vnd.vertex-ai-triton.binary+json;json-header-size="
 _LENGTH = b"inference-header-content-length"
 _SIZE = re.compile(rb"[0-9]{1,18}")
 _CHANGING = frozenset(("load", "unload", "trace", "logging", "system_shm", "cuda_shm"))
+
+
+_OPENAI = ("/v1/", "/openai/v1/")
 
 
 def _binary_headers(json_length: int) -> Headers:
@@ -50,7 +54,11 @@ class VertexService:
         self._predict = predict
         self._default = default
         self._binaries = inside.rest.over(inside.engine, binary_headers=_binary_headers)
-        self._predictor = Predictor(inside)
+        self._predictor = Predictor(inside.rest, inside.engine, inside.mailbox, inside.options.http_max_input_size)
+        self._generation = HostedGeneration(inside.rest, inside.engine)
+        self._plans = HeadNote[_Plan]()
+        self.probes = frozenset((health,))
+        """See `remora.server.key_check.ProbedService`."""
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request, now or later."""
@@ -62,12 +70,15 @@ class VertexService:
             else:
                 exchange.respond(failure(405, "Method Not Allowed", plain=False))
             return None
+        if head.path.startswith(_OPENAI):  # with the prefix "/*" an endpoint passes on any path
+            name = self._default or self._engine.only_model() or ""
+            found, pending = self._generation.handle_path(head, body, exchange, name)
+            if found:
+                return pending
         return self._handle_read_only(head, body, exchange)
 
     def _post(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        plan = head.note
-        if not isinstance(plan, _Plan):
-            plan = head.note = _Plan(head)
+        plan = self._plans.get(head) or self._plans.put(head, _Plan(head))
         if plan.refusal is not None:
             exchange.respond(plan.refusal)
             return None
@@ -82,8 +93,14 @@ class VertexService:
             text = f"which of {count} models? Set REMORA_DEFAULT_MODEL, or send X-Vertex-Ai-Triton-Redirect"
             exchange.respond(failure(400, text, plain=False))
             return None
-        plan = head.note
-        assert isinstance(plan, _Plan)  # from `_post`
+        plan = self._plans.get(head)
+        assert plan is not None  # from `_post`
+        shaped = self._generation.shape_of(name, body) if plan.may_have_instances else None
+        if isinstance(shaped, HttpAnswer):
+            exchange.respond(shaped)
+            return None
+        if shaped is not None:
+            return self._generation.handle(shaped, name, head, exchange)
         if plan.may_have_instances and _has_instances(body):
             locked = self._rest.locked("infer", head)
             if locked is None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
 
 
-API_VERSION = "1.4"
+API_VERSION = "1.5"
 """Version of these protocols. The first number changes if existing backends must be changed, the second if an optional
 feature is added. A backend whose ``api_version`` has another first number is refused."""
 
@@ -61,7 +61,8 @@ class Execution:
     is not final, ``send`` may block until the client has read some of the earlier answers.
 
     An instance of a model with iterative sequences puts the indices of the requests that need another turn into
-    ``again`` [S14]. It returns None for those requests, and a later execution answers them.
+    ``rescheduled`` [S14], named ``again`` before 1.5. It returns None for those requests, and a later execution answers
+    them.
 
     An instance with the capability ``answers_late`` may answer after ``execute`` has returned although its model is not
     decoupled: it puts the indices of such requests into ``late``, returns None for them, and sends one final answer for
@@ -73,7 +74,7 @@ class Execution:
     memory that the model overwrites (since 1.2).
     """
 
-    __slots__ = ("again", "copied", "input_end_ns", "late", "output_start_ns", "requests", "send", "send_soon")
+    __slots__ = ("copied", "input_end_ns", "late", "output_start_ns", "requests", "rescheduled", "send", "send_soon")
 
     def __init__(
         self,
@@ -85,12 +86,21 @@ class Execution:
     ) -> None:
         self.requests = requests
         self.copied = copied
-        self.again: frozenset[int] = _NO_INDICES
+        self.rescheduled: frozenset[int] = _NO_INDICES
         self.late: frozenset[int] = _NO_INDICES
         self.input_end_ns = 0
         self.output_start_ns = 0
         self.send = send or _nowhere
         self.send_soon = send_soon or self.send
+
+    @property
+    def again(self) -> frozenset[int]:
+        """Name of ``rescheduled`` before 1.5, for backends written for it."""
+        return self.rescheduled
+
+    @again.setter
+    def again(self, indices: frozenset[int]) -> None:
+        self.rescheduled = indices
 
 
 def _nowhere(index: int, streamed: Streamed) -> None:
@@ -103,8 +113,9 @@ class Capabilities:
 
     Attributes:
         devices: DLPack's (device type, id) of the devices on which the instance accepts inputs as `DeviceArray`s. If
-            all requests of a batch have ``stays``, its outputs may be such arrays. The instance returns an array only
-            after its device has finished writing it, and has read its inputs when it returns.
+            all requests of a batch have ``keep_on_device`` (``stays`` before 1.5), its outputs may be such arrays. The
+            instance returns an array only after its device has finished writing it, and has read its inputs when it
+            returns.
         remote: the instance is a `RemoteInstance`.
         ahead: one batch may be begun while another still runs: it is queued behind the running batch, and its end is
             reported later. Only for remote instances.
@@ -194,7 +205,8 @@ class RemoteInstance(Instance, Protocol):
 class BackendModel(Protocol):
     """One opened version of one model.
 
-    It may have ``preferred_kinds``; see `Backend`.
+    It may have ``preferred_kinds``; see `Backend`. The model of a language model may have ``generation``, a
+    `remora.generation.Generation`, by which front ends run tasks without tensors (since 1.5).
     """
 
     def complete(self, config: ModelConfig) -> None:

@@ -178,7 +178,7 @@ class ArrayInstance:
         inputs = gather(requests, self._inputs)
         wanted = self._wanted(requests)
         execution.input_end_ns = self._clock()
-        run = self._staying if all(request.stays for request in requests) else self._run
+        run = self._staying if all(request.keep_on_device for request in requests) else self._run
         try:
             outputs = run(inputs, wanted)
         except Exception:  # any failure: the single runs below show which requests cause it
@@ -196,7 +196,7 @@ class ArrayInstance:
         wanted = self._wanted(requests)
         if not execution.input_end_ns:
             execution.input_end_ns = self._clock()
-        outputs = (self._staying if request.stays else self._run)(request.inputs, wanted)
+        outputs = (self._staying if request.keep_on_device else self._run)(request.inputs, wanted)
         execution.output_start_ns = self._clock()
         return scatter(outputs, requests, batches=self._batches)[0]
 

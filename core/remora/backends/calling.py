@@ -61,13 +61,13 @@ class Origin:
         return None if self.busy is None or self.busy.over else self.busy.instance
 
     @property
-    def held(self) -> frozenset[object]:
+    def blocking_instances(self) -> frozenset[object]:
         """All instances that stay busy until the call is answered.
 
         These are the holder and the instances that wait for its requests.
         """
         own: frozenset[object] = frozenset() if self.holder is None else frozenset((self.holder,))
-        return own.union(*(request.held for request in self.requests))
+        return own.union(*(request.blocking_instances for request in self.requests))
 
     def end(self) -> None:
         """Mark the execution as returned, so that its instance counts as free.

@@ -57,7 +57,10 @@ class GpuHealth:
 
 
 class GpuInstance:
-    """Instance whose GPU may be lost to the process, which only a restart of the process repairs."""
+    """Instance whose GPU may be lost to the process.
+
+    Only a restart of the process repairs that.
+    """
 
     quick = False
 

@@ -14,11 +14,14 @@ BUILT_IN = {
     "onnxruntime": "remora.backends.onnxruntime:OnnxRuntimeBackend",
     "python": "remora.backends.python:PythonBackend",
     "fil": "remora.backends.trees:TreesBackend",
+    "generation": "remora.backends.generation:GenerationBackend",
     "native": "remora.backends.native:NativeBackend",
+    "openvino_genai": "remora.backends.openvino_genai:OpenVinoGenAiBackend",
     "openvino": "remora.backends.openvino:OpenVinoBackend",
     "tensorflow": "remora.backends.tensorflow:TensorFlowBackend",
     "tensorrt": "remora.backends.tensorrt:TensorRtBackend",
     "pytorch": "remora.backends.pytorch:PyTorchBackend",
+    "vllm": "remora.backends.vllm:VllmBackend",
     "ensemble": "remora.backends.registry:EnsembleBackend",
 }
 _GROUP = "remora.backends"

@@ -181,7 +181,8 @@ class RedisCache:
         try:
             self._threads.submit(self._send, key, data, begin_ns)
         except RuntimeError:  # the cache is being closed
-            return
+            with self._lock:
+                self._pending -= len(data)
 
     def _send(self, key: bytes, data: bytes, begin_ns: int) -> None:
         try:
@@ -222,6 +223,12 @@ class RedisCache:
     def epoch(self) -> int:
         """See `ResponseCache`."""
         return self._process + self._changes
+
+    @property
+    def pending_bytes(self) -> int:
+        """Size of the responses that are being sent to Redis."""
+        with self._lock:
+            return self._pending
 
     def stats(self) -> CacheStats:
         """Return the statistics. Redis' size and evictions are unknown. See `ResponseCache`."""

@@ -32,11 +32,13 @@ _ALIASES = {
 
 
 _GROUPS = (
-    ("Serve models", ("serve", "config", "backends")),
+    ("Serve models", ("serve", "init", "export", "config", "backends")),
     ("Talk to a running server", ("infer", "models", "explain", "startup")),
+    ("Score files", ("score",)),
     ("Measure", ("bench", "cost")),
-    ("Platforms", ("emulate", "manifests", "deploy")),
+    ("Platforms", ("emulate", "manifests", "image", "deploy")),
     ("Models in clouds", ("pull", "cache")),
+    ("Security", ("keys",)),
     ("About this installation", ("version",)),
 )
 """Commands by heading, as `remora --help` lists them."""
@@ -170,6 +172,15 @@ def _serve(options: argparse.Namespace) -> int:
     if options.paths or getattr(options, "model_repository", None):  # in place of the platform's models
         host = replace(host, engine=replace(host.engine, paths=(), model_repository=()))
     host = replace(host, engine=read_options(options, host.engine), server=read_options(options, host.server))
+    if host.engine.reload:
+        if host.engine.model_control_mode not in ("none", "poll"):
+            print(
+                f"remora serve: --reload excludes --model-control-mode={host.engine.model_control_mode}: it replaces "
+                "the models that are served from the start",
+                file=sys.stderr,
+            )
+            return 2
+        host = replace(host, engine=replace(host.engine, model_control_mode="poll", repository_poll_secs=1))
     if not host.engine.paths and not host.engine.model_repository:
         print(
             "remora serve: expected a PATH or --model-repository: a repository, a model directory or a model file",
@@ -192,6 +203,8 @@ def _serve(options: argparse.Namespace) -> int:
         return 1  # tritonserver's exit code, which scripts test
     set_up_logging(host.server)
     _warn_of_ignored(options)
+    if options.host_platform in (None, "container"):  # the gateways of the others authenticate clients
+        _warn_of_exposure(host.server)
     return _start(host, options.entered_ns)
 
 
@@ -208,7 +221,29 @@ def _checked(options: ServerOptions) -> ServerOptions:
             flag = f"--{field.replace('_', '-')}"
             found[field] = fill_in_secrets(entries, flag, _secret_at)
             Restrictions(found[field], flag)
+    if options.http_self_signed and not options.http_server_cert:
+        found |= _self_signed()
+    if options.api_key:
+        from remora.protocols.api_keys import hashed_entries
+
+        found["api_key"] = hashed_entries(options.api_key, _secret_at)
+    if not options.api_keys_file and os.environ.get("REMORA_API_KEYS_FILE"):
+        found["api_keys_file"] = os.environ["REMORA_API_KEYS_FILE"]
     return replace(options, **found) if found else options
+
+
+def _self_signed() -> dict[str, str]:
+    """Return the options of a self-signed certificate. Raises ValueError."""
+    from remora.errors import RemoraError
+    from remora.server.tls import make_self_signed
+    from remora.system.environment import cache_directory
+
+    try:
+        cert, key = make_self_signed(cache_directory("tls", os.environ))
+    except RemoraError as error:
+        raise ValueError(str(error)) from error
+    print(f"remora serve: the certificate for localhost is {cert}: curl --cacert {cert}", file=sys.stderr)
+    return {"http_server_cert": str(cert), "http_server_key": str(key)}
 
 
 def _secret_at(place: str) -> str:
@@ -252,13 +287,12 @@ def _start(host: Host, entered_ns: int) -> int:
     end_of_timing = time_imports(now_ns, ledger.imported, SLOW_IMPORT_NS)
     from remora.engine import Engine
     from remora.errors import RemoraError
-    from remora.server.startup import begin, with_hooks, with_secrets, with_workers
+    from remora.server.startup import begin, with_gpu_requirement, with_hooks, with_secrets, with_workers
 
     ledger.mark("import of the engine")
     try:
-        engine = Engine(
-            options=with_workers(with_secrets(with_hooks(host.engine, os.environ), os.environ)), ledger=ledger
-        )
+        chosen = with_gpu_requirement(with_hooks(host.engine, os.environ), os.environ)
+        engine = Engine(options=with_workers(with_secrets(chosen, os.environ)), ledger=ledger)
     except (ValueError, RemoraError) as error:
         print(f"remora serve: {error}", file=sys.stderr)
         return 2
@@ -275,7 +309,7 @@ def _open_early(host: Host) -> EarlyPort | None:
     from remora.server.early_port import EarlyPort
 
     options = host.server
-    if not options.allow_http or options.http_restricted_api:
+    if not options.allow_http or options.http_restricted_api or options.http_server_cert:
         return None
     try:
         return EarlyPort(options.http_address, options.http_port, reuse_port=options.reuse_http_port)
@@ -289,6 +323,18 @@ def with_flags(host: Host, words: Sequence[str]) -> Host:
         return host
     parsed = _parse(["serve", *words])
     return replace(host, engine=read_options(parsed, host.engine), server=read_options(parsed, host.server))
+
+
+def _warn_of_exposure(options: ServerOptions) -> None:
+    if options.http_address.startswith("127.") and not options.grpc_address:  # the default, without another import
+        return
+    import logging
+
+    from remora.server.option_checks import exposure
+
+    warning = exposure(options)
+    if warning:
+        logging.getLogger("remora.server").warning("%s", warning)
 
 
 def _warn_of_ignored(options: argparse.Namespace) -> None:

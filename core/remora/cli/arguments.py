@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from remora.cli import platforms
+from remora.cli import functions, platforms, traffic
 from remora.cli.output import UsageError, columns, reason_of
 from remora.errors import RemoraError
 
@@ -55,10 +55,16 @@ def add_commands(commands: Any) -> None:
         _bind(parser, platforms.emulate)
     _bind(platforms.add_deploy(commands), platforms.deploy)
     _bind(platforms.add_manifests(commands), platforms.manifests)
+    for parser, command in platforms.add_image(commands):
+        _bind(parser, command)
     _add_storage(commands)
+    _bind(functions.add_init(commands), functions.init)
+    _bind(functions.add_export(commands), functions.export)
     _add_startup(commands)
     _add_bench(commands)
+    _bind(traffic.add_score(commands, _count, _pair), traffic.score)
     _add_cost(commands)
+    _add_keys(commands)
     backends = commands.add_parser(
         "backends",
         help="list the backends and their installed runtimes",
@@ -122,7 +128,29 @@ def _add_infer(commands: Any) -> None:
         "--repository", type=Path, metavar="PATH", help="load the model from this repository, without a server"
     )
     _add_header(infer)
-    inputs = infer.add_argument_group("inputs")
+    _add_inputs(infer)
+    infer.add_argument(
+        "--output", action="append", default=[], metavar="NAME", help="output to return (default: all); repeatable"
+    )
+    infer.add_argument(
+        "--classes", type=_count, default=0, metavar="K", help="return the K highest classes instead of the values"
+    )
+    infer.add_argument(
+        "--repeat", type=_count, default=1, metavar="N", help="send the request N times in sequence (default 1)"
+    )
+    infer.add_argument("--json-out", action="store_true", help="print the response as JSON, with all values")
+    _add_timeout(infer, 60.0)
+
+    def run(options: argparse.Namespace) -> int:
+        from remora.cli import infer as cli_infer
+
+        return cli_infer.infer(options)
+
+    _bind(infer, run)
+
+
+def _add_inputs(parser: argparse.ArgumentParser) -> None:
+    inputs = parser.add_argument_group("inputs")
     inputs.add_argument(
         "--random", action="store_true", help="generate every input that is not given, with fixed pseudo-random values"
     )
@@ -146,24 +174,6 @@ def _add_infer(commands: Any) -> None:
         metavar="NAME=1x3x224x224",
         help="shape of an input; repeatable",
     )
-    infer.add_argument(
-        "--output", action="append", default=[], metavar="NAME", help="output to return (default: all); repeatable"
-    )
-    infer.add_argument(
-        "--classes", type=_count, default=0, metavar="K", help="return the K highest classes instead of the values"
-    )
-    infer.add_argument(
-        "--repeat", type=_count, default=1, metavar="N", help="send the request N times in sequence (default 1)"
-    )
-    infer.add_argument("--json-out", action="store_true", help="print the response as JSON, with all values")
-    _add_timeout(infer, 60.0)
-
-    def run(options: argparse.Namespace) -> int:
-        from remora.cli import infer as cli_infer
-
-        return cli_infer.infer(options)
-
-    _bind(infer, run)
 
 
 # -- config -----------------------------------------------------------------------------------------------------------
@@ -283,15 +293,18 @@ def _models_command(action: str) -> Command:
 def _add_explain(commands: Any) -> None:
     explain = commands.add_parser(
         "explain",
-        help="show why batches have their size, and what would change it",
+        help="show why batches have their size and answers take their time, and what would change it",
         description="Show how recent requests of a model were batched and what other settings would do, predicted "
-        "by the scheduler on a simulated clock.",
+        "by the scheduler on a simulated clock. For a language model, show where the time of its last answers went.",
     )
     explain.add_argument("model", metavar="MODEL", help="name of the model")
     explain.add_argument(
         "--version", type=_count, dest="model_version", metavar="N", help="model version (default: the newest)"
     )
     _add_server(explain)
+    explain.add_argument(
+        "--request", metavar="ID", default="", help="explain the answer to this request of a language model"
+    )
     explain.add_argument("--json-out", action="store_true", help="print the explanation as JSON")
     _add_timeout(explain, 60.0)
 
@@ -360,6 +373,51 @@ def _add_bench(commands: Any) -> None:
         return cli_startup.coldstart(options)
 
     _bind(parser, run)
+    load = traffic.add_bench_load(kinds, _count, _seconds)
+    _add_inputs(load)
+    load.set_defaults(output=[], classes=0)
+    _add_server(load)
+    _add_timeout(load, 60.0)
+    _bind(load, traffic.bench_load)
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+
+def _add_keys(commands: Any) -> None:
+    from remora.protocols.api_keys import ROLES
+
+    keys = commands.add_parser("keys", help="make and revoke API keys of a server", description="Manage API keys.")
+    verbs = keys.add_subparsers(metavar="VERB", required=True)
+    new = verbs.add_parser(
+        "new",
+        help="add a key and print it",
+        description="Add a key to the file and print it, once, on the last line. The file holds only its hash.",
+    )
+    new.add_argument("--name", required=True, metavar="NAME", help="name of the key, for traces and errors")
+    new.add_argument(
+        "--role", required=True, action="append", choices=tuple(ROLES), help="what the key permits; repeatable"
+    )
+    for flag, kind, text in (
+        ("--rate", _count, "requests a second that the key may send (default: no limit)"),
+        ("--burst", _count, "requests at once beyond that rate (default: those of one second)"),
+        ("--concurrent", _count, "requests in flight at the same time (default: no limit)"),
+    ):
+        new.add_argument(flag, type=kind, default=0, metavar="N", help=text)
+    listing = verbs.add_parser("list", help="list the keys", description="List the names and roles of the keys.")
+    revoke = verbs.add_parser("revoke", help="remove a key", description="Remove a key from the file.")
+    revoke.add_argument("--name", required=True, metavar="NAME", help="name of the key")
+    for parser, verb in ((new, "new"), (listing, "list"), (revoke, "revoke")):
+        parser.add_argument(
+            "--file", required=True, type=Path, metavar="FILE", help="file of keys, as for serve --api-keys-file"
+        )
+
+        def run(options: argparse.Namespace, verb: str = verb) -> int:
+            from remora.cli import keys as cli_keys
+
+            return cli_keys.VERBS[verb](options)
+
+        _bind(parser, run)
 
 
 # -- cost -------------------------------------------------------------------------------------------------------------
@@ -405,9 +463,11 @@ def _add_header(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME=VALUE",
         help="request header; NAME=@FILE reads the value from a file; repeatable; REMORA_HEADERS holds more, one "
-        "per line",
+        "per line, and REMORA_API_KEY the API key",
     )
-    parser.set_defaults(header_variable=os.environ.get("REMORA_HEADERS", ""))
+    parser.set_defaults(
+        header_variable=os.environ.get("REMORA_HEADERS", ""), api_key_variable=os.environ.get("REMORA_API_KEY", "")
+    )
 
 
 def _add_timeout(parser: argparse.ArgumentParser, default_s: float) -> None:

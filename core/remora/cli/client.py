@@ -155,6 +155,7 @@ class _BlockingExchange:
     """Exchange that collects the whole answer, streamed pieces included."""
 
     receiving_since = 0.0  # not observed here
+    peer = ""
     flow: Flow | None = None
 
     def __init__(self) -> None:
@@ -198,7 +199,10 @@ def request_headers(options: argparse.Namespace) -> dict[str, str]:
 
     Raises UsageError, OSError.
     """
-    return read_headers((*options.header_variable.splitlines(), *options.header))
+    headers = read_headers((*options.header_variable.splitlines(), *options.header))
+    if options.api_key_variable and not {"authorization", "x-api-key"} & headers.keys():
+        headers |= read_headers((f"x-api-key={options.api_key_variable}",))
+    return headers
 
 
 def read_headers(words: Iterable[str]) -> dict[str, str]:
@@ -253,7 +257,5 @@ def raise_for_status(client: ApiClient, answer: ApiAnswer) -> ApiAnswer:
         text = json.loads(answer.body)["error"]
     error = RemoraError(f"{client.name} answered {answer.status}: {one_line(text) or 'no reason given'}")
     if answer.status in (401, 403):
-        error.add_note(
-            "a required header, such as a key, can be sent with --header NAME=VALUE or the variable REMORA_HEADERS"
-        )
+        error.add_note("the variable REMORA_API_KEY holds the API key; --header NAME=VALUE sends any other header")
     raise error

@@ -1,4 +1,4 @@
-"""Command `remora explain`, which shows why a server's batches have their size."""
+"""Command `remora explain`: why batches have their size, and where an answer's time went."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def explain(options: argparse.Namespace) -> int:
     """Print the explanation of a model. Raises RemoraError with the server's reason."""
     client = open_client(options)
     try:
-        document = call_json(client, "GET", f"{model_path(options.model, options.model_version)}/explain")
+        path = f"{model_path(options.model, options.model_version)}/explain"
+        document = call_json(client, "GET", f"{path}/{options.request}" if options.request else path)
     finally:
         client.close()
     if not isinstance(document, dict) or not {"measured", "predicted", "advice", "notes"} <= document.keys():
@@ -41,6 +42,10 @@ def text_of(document: dict[str, Any]) -> str:
     parts = [f"{document['model']} version {document['version']}"]
     if document["measured"]:
         parts.append(_measured(document["measured"]))
+    if document.get("answers"):
+        parts.append(_answers(document["answers"]))
+        if document["advice"]:
+            parts.append("\n".join(["worth trying:", *(f"  {line}" for line in document["advice"])]))
     if document["predicted"]:
         parts.append(_predicted(document["predicted"]))
         parts.append("\n".join(["worth trying:", *(f"  {line}" for line in document["advice"])]))
@@ -73,6 +78,35 @@ def _measured(measured: dict[str, Any]) -> str:
             "batches by size:\n" + columns(sizes),
         ]
     )
+
+
+def _answers(answers: dict[str, Any]) -> str:
+    whole = answers["whole_ms"]
+    saved = answers["cached_tokens"]
+    rows = [
+        ("  answers", f"{answers['answers']} ({', '.join(f'{n} {why}' for why, n in answers['reasons'].items())})"),
+        ("  first token", _milliseconds(answers["first_token_ms"])),
+        ("  between tokens", _milliseconds(answers["between_tokens_ms"])),
+        ("  prompt tokens", f"{answers['prompt_tokens']}, of which the prefix cache saved {saved}"),
+        ("  answer tokens", str(answers["generated_tokens"])),
+        ("  steps", f"{answers['steps']}, with {answers['rows_beside']:g} other rows each"),
+        ("  put back", f"{answers['preemptions']} times"),
+        (
+            "  now",
+            f"{answers['running']} running, {answers['waiting']} waiting, {answers['cache_used']:.0%} of the cache",
+        ),
+    ]
+    parts = [
+        (f"  {name}", f"{ms:.3f} ms", f"{ms / whole:.1%}" if whole else "") for name, ms in answers["parts_ms"].items()
+    ]
+    parts.append(("  sum of the parts", f"{sum(answers['parts_ms'].values()):.3f} ms", ""))
+    parts.append(("  measured from arrival to end", f"{whole:.3f} ms", ""))
+    title = f"request {answers['request']}:" if answers["request"] else "last answers:"
+    return title + "\n" + columns(rows) + "\n\nwhere the time went (mean):\n" + columns(parts)
+
+
+def _milliseconds(ms: float | None) -> str:
+    return "none" if ms is None else f"{ms:.3f} ms"
 
 
 def _predicted(predicted: list[dict[str, Any]]) -> str:

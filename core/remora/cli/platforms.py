@@ -1,14 +1,15 @@
-"""Commands `emulate`, `deploy` and `manifests`, which import the adapters when they run."""
+"""Commands `emulate`, `deploy`, `manifests` and `image`, which import the adapters when they run."""
 
 from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from remora.cli.output import UsageError
+from remora.cli.output import UsageError, columns
 
 _EMULATE = """\
 Emulate a platform against a server: start the server as the platform would, probe it, send the platform's requests,
@@ -19,8 +20,15 @@ starts one:
 """
 
 
-_DEPLOY_MODULES = {"sagemaker": "remora_adapters.sagemaker.deploying"}
-"""Modules of the platforms that `deploy` supports, each with ``main(arguments)``."""
+_DEPLOY = """\
+Deploy models to a platform, or update a service: check, upload, deploy, compare, send a golden request. What served
+before serves still after a failure.
+
+  remora deploy PLATFORM NAME --image IMAGE --model PATH [...]
+  remora deploy ACTION PLATFORM NAME [...]
+
+See remora deploy PLATFORM --help for the arguments.
+"""
 
 
 def add_emulate(commands: Any) -> list[argparse.ArgumentParser]:
@@ -60,6 +68,7 @@ def add_manifests(commands: Any) -> argparse.ArgumentParser:
         metavar="URL",
         help="location of the models for the deployment (default: PATH if it is a URL)",
     )
+    import_module("remora_adapters.manifests").add_choices(parser)
     return parser
 
 
@@ -75,7 +84,10 @@ def manifests(options: argparse.Namespace) -> int:
     location = options.models or options.paths[0]
     if not _NAME.fullmatch(options.name):
         raise UsageError(f"--name {options.name!r}: expected lower-case letters, digits and hyphens")
-    for flag, word in (("--image", options.image), ("--models", location)):
+    words = [("--image", options.image), ("--models", location)]
+    flags = ("gpu_resource", "service_account", "secret", "namespace", "instance_type", "keda")
+    words += [(f"--{flag.replace('_', '-')}", value) for flag in flags if (value := getattr(options, flag))]
+    for flag, word in words:
         if not _WORD.fullmatch(word):
             raise UsageError(f"{flag} {word!r}: expected an image name or a location, without spaces and quotes")
     platforms = import_module("remora_adapters.manifests")
@@ -84,13 +96,42 @@ def manifests(options: argparse.Namespace) -> int:
             f"a pod cannot read '{location}' of this machine: pass --models with a location that it can read, such as "
             "s3://bucket/models or a directory of the image"
         )
-    facts = import_module("remora_adapters.manifests.facts").measure(
-        options.paths, options.name, options.image, location
-    )
     try:
+        choices = platforms.choices_of(options)
+        facts = import_module("remora_adapters.manifests.facts").measure(
+            options.paths, options.name, options.image, location, choices
+        )
         print(platforms.find_renderer(options.platform)(facts), end="")
     except ValueError as error:
         raise UsageError(str(error)) from error
+    return 0
+
+
+def add_image(commands: Any) -> list[tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]]:
+    """Add `image` and return the parsers of its actions with their commands."""
+    image = commands.add_parser("image", help="build container images")
+    kinds = image.add_subparsers(metavar="ACTION", required=True)
+    images = import_module("remora_adapters.images")
+    build = kinds.add_parser(
+        "build",
+        help="build an image with docker, podman or buildah",
+        description="Build a container image from this installation, with the media types that all platforms accept.",
+    )
+    images.add_arguments(build)
+    listing = kinds.add_parser("list", help="list the images", description="List the images that build can make.")
+    return [(build, _build_image), (listing, _list_images)]
+
+
+def _build_image(options: argparse.Namespace) -> int:
+    code: int = import_module("remora_adapters.images.building").build(options)
+    return code
+
+
+def _list_images(options: argparse.Namespace) -> int:
+    rows = [("NAME", "PLATFORM", "CUDA", "EXTRAS")]
+    for each in import_module("remora_adapters.images").IMAGES.values():
+        rows.append((each.name, each.platform, each.cuda, ",".join(each.extras)))
+    print(columns(rows))
     return 0
 
 
@@ -155,18 +196,22 @@ def emulate(options: argparse.Namespace) -> int:
 
 def add_deploy(commands: Any) -> argparse.ArgumentParser:
     """Add `deploy`, whose arguments the platform modules define, and return its parser."""
+    platforms = import_module("remora_adapters.deploy").PLATFORMS
+    actions = import_module("remora_adapters.deploy").ACTIONS
     deploy: argparse.ArgumentParser = commands.add_parser(
         "deploy",
-        help="create or update an endpoint on a platform",
-        description="Create or update an endpoint. See remora deploy PLATFORM --help for the arguments.",
+        help="deploy to a platform; show, call, roll back or remove a service",
+        description=_DEPLOY,
+        epilog="actions:\n" + "\n".join(f"  {name:<10} {text}" for name, text in actions.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    platforms = sorted(_DEPLOY_MODULES)
-    deploy.add_argument("platform", choices=platforms, metavar="PLATFORM", help=", ".join(platforms))
+    words = (*platforms, *actions)
+    deploy.add_argument("platform", choices=words, metavar="PLATFORM|ACTION", help=f"platform: {', '.join(platforms)}")
     deploy.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the platform")
     return deploy
 
 
 def deploy(options: argparse.Namespace) -> int:
     """Run `deploy` and return the exit code."""
-    code: int = import_module(_DEPLOY_MODULES[options.platform]).main(options.arguments)
+    code: int = import_module("remora_adapters.deploy.command").main([options.platform, *options.arguments])
     return code

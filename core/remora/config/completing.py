@@ -33,11 +33,11 @@ def complete_from_tensors(
     *,
     default_max_batch: int = 4,
 ) -> None:
-    """Fill in the inputs, outputs, batch size and batching that ``config`` lacks, and check the rest.
+    """Fill in the inputs, outputs, batch size and batching that ``config`` lacks.
 
-    Nothing is filled in when both inputs and outputs are declared. Controls and states of sequences are internal to the
-    server and do not become inputs and outputs of clients. A model can batch when the first dimension of all its
-    tensors varies.
+    Checks the rest. Nothing is filled in when both inputs and outputs are declared. Controls and states of sequences
+    are internal to the server and do not become inputs and outputs of clients. A model can batch when the first
+    dimension of all its tensors varies.
 
     Args:
         config: changed in place; must have its name.

@@ -15,7 +15,10 @@ from remora.proto.model_config_pb2 import ModelConfig
 
 @dataclass(slots=True)
 class _Tensor:
-    """A tensor of the ensemble: the tensors it is computed from, and whether a step makes or reads it."""
+    """A tensor of the ensemble.
+
+    It holds the tensors that this one is computed from, and whether a step makes or reads it.
+    """
 
     sources: list[str] = field(default_factory=list)
     made: bool = False

@@ -131,7 +131,10 @@ def _field(owner: Descriptor, key: str) -> FieldDescriptor | None:
 
 
 def _spelled_out(owner: Descriptor, value: object) -> object:
-    """Return ``{"string_value": "4"}`` for ``"4"``, ``4`` or ``true`` if the message has only one text field."""
+    """Return ``{"string_value": "4"}`` for ``"4"``, ``4`` or ``true``.
+
+    Only a message with exactly one text field can be written in this short form.
+    """
     only = owner.fields[0]
     if len(owner.fields) != 1 or only.cpp_type != FieldDescriptor.CPPTYPE_STRING or is_repeated(only):
         return value

@@ -23,7 +23,9 @@ SINGULAR = frozenset(PLATFORMS.values())
 
 
 def infer_backend(config: ModelConfig, name: str, filenames: Collection[str]) -> None:
-    """Fill in ``backend``, ``platform`` and ``default_model_filename`` as far as they can be inferred.
+    """Fill in ``backend``, ``platform`` and ``default_model_filename``.
+
+    What cannot be inferred stays empty.
 
     Args:
         config: changed in place; existing values are kept. Ensembles are left alone.
@@ -46,7 +48,10 @@ def infer_backend(config: ModelConfig, name: str, filenames: Collection[str]) ->
 
 
 def _kind_of(config: ModelConfig, filenames: Collection[str]) -> FileKind | None:
-    """Return the best match: by platform, by the configured file name, by the files, or by backend alone."""
+    """Return the best match.
+
+    The order is: by platform, by the configured file name, by the files, by backend alone.
+    """
     kinds = [kind for kind in KINDS if config.backend == kind.backend or (not config.backend and kind.by_itself)]
     for kind in kinds:
         if config.platform:

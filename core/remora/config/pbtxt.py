@@ -54,7 +54,10 @@ def fill_from_text(message: Message, text: str) -> None:
 
 
 def _explain(schema: Descriptor, text: str, error: text_format.ParseError) -> SchemaError:
-    """Return the parser's error with the key path and, for an unknown key, the closest valid one."""
+    """Return the parser's error with the key path.
+
+    For an unknown key it also names the closest valid one.
+    """
     line = error.GetLine() or 0
     offset = _offset(text, line, error.GetColumn() or 0) if line else len(text)
     nearest: Path = ()

@@ -75,9 +75,10 @@ class SequenceControl(NamedTuple):
 
 
 class SequenceState(NamedTuple):
-    """A state tensor that the server keeps for each sequence [S13]: the model's input and output.
+    """State tensor that the server keeps for each sequence [S13].
 
-    ``datatype`` is the wire's name. ``dims`` exclude the batch dimension; -1 is variable.
+    It names the model's input and output. ``datatype`` is the wire's name. ``dims`` exclude the batch dimension; -1 is
+    variable.
     """
 
     input_name: str
@@ -129,7 +130,10 @@ class RatePolicy(NamedTuple):
 
 
 def batch_policy(config: ModelConfig) -> BatchPolicy:
-    """Return the batching of a valid configuration. Without ``dynamic_batching`` requests run alone [D01]."""
+    """Return the batching of a valid configuration.
+
+    Without ``dynamic_batching`` requests run alone [D01].
+    """
     ragged = frozenset(row.name for row in config.input if row.allow_ragged_batch)
     if not config.HasField("dynamic_batching"):
         return BatchPolicy(max_batch_size=config.max_batch_size, ragged_inputs=ragged)
@@ -151,7 +155,10 @@ def batch_policy(config: ModelConfig) -> BatchPolicy:
 
 
 def sequence_policy(config: ModelConfig) -> SequencePolicy | None:
-    """Return the sequence batching of a valid configuration, or None. Direct is the default [S07]."""
+    """Return the sequence batching of a valid configuration, or None.
+
+    Direct is the default [S07].
+    """
     if not config.HasField("sequence_batching"):
         return None
     sequences = config.sequence_batching
@@ -180,9 +187,10 @@ def sequence_policy(config: ModelConfig) -> SequencePolicy | None:
 
 
 def placements(config: ModelConfig) -> tuple[Placement, ...]:
-    """Return the placements of the instances of a valid configuration, without passive groups [I01-I05].
+    """Return the placements of the instances of a valid configuration [I01-I05].
 
-    Instance ``i`` of a group is named ``<group>_<i>``. A group on GPUs has ``count`` instances on each of them.
+    Passive groups have none. Instance ``i`` of a group is named ``<group>_<i>``. A group on GPUs has ``count``
+    instances on each of them.
     """
     found: list[Placement] = []
     for group, devices in _groups(config):
@@ -212,7 +220,10 @@ def _groups(config: ModelConfig) -> Iterator[tuple[ModelInstanceGroup, list[int]
 
 
 def select_versions(policy: ModelVersionPolicy, available: Sequence[int]) -> list[int]:
-    """Return the available versions that the policy selects, ascending. Unset means the latest [M02]."""
+    """Return the available versions that the policy selects, ascending.
+
+    Unset means the latest [M02].
+    """
     versions = sorted(set(available))
     choice = policy.WhichOneof("policy_choice")
     if choice == "all":

@@ -1,4 +1,4 @@
-"""Reading of model configurations from ``config.pbtxt``, ``config.json`` and ``config.yaml``.
+"""Reading of ``config.pbtxt``, ``config.json`` and ``config.yaml``.
 
 The three notations - protobuf text format, JSON and YAML - share one schema; each is parsed into a ``ModelConfig``
 message, with errors that name the place [C01, C21]. Also reads the data files that a configuration names.

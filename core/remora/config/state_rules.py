@@ -12,9 +12,9 @@ _VARIABLE = -1
 
 
 def check_states(config: ModelConfig) -> None:
-    """Check ``sequence_batching { state }`` of a configuration, with Triton's texts where it has any.
+    """Check ``sequence_batching { state }`` of a configuration.
 
-    Does not read files.
+    The error texts are Triton's where it has any. Does not read files.
 
     Raises:
         ConfigError: the first violated rule.

@@ -1,6 +1,7 @@
-"""Validation rules between an ensemble and the models of its steps, with Triton's texts [E03].
+"""Validation rules between an ensemble and the models of its steps [E03].
 
-Needs the complete configurations of all of them. Rules for the ensemble alone are in `ensemble_rules`.
+The texts are Triton's. Needs the complete configurations of all of them. Rules for the ensemble alone are in
+`ensemble_rules`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from remora.proto.model_config_pb2 import DataType, ModelConfig, ModelEnsembling
 
 
 class _Tensor(NamedTuple):
-    """A tensor of the ensemble as first declared, by ``owner``. ``full`` includes the batch dimension."""
+    """A tensor of the ensemble as first declared, by ``owner``.
+
+    ``full`` includes the batch dimension.
+    """
 
     owner: str
     data_type: int

@@ -1,6 +1,6 @@
-"""Validation rules for inputs, outputs and batch inputs, mostly with Triton's texts [C06, C08, K07].
+"""Validation rules for inputs, outputs and batch inputs [C06, C08, K07].
 
-The model's name is appended to the texts. The refusal of repeated names is ours.
+Most texts are Triton's. The model's name is appended to the texts. The refusal of repeated names is ours.
 """
 
 from __future__ import annotations
@@ -96,7 +96,10 @@ def _is_shape(dims: Sequence[int]) -> bool:
 
 
 def _wrong_with_reshape(dims: Sequence[int], reshape: Sequence[int], named: str) -> str:
-    """Compare the element counts of both shapes before, between and after their variable dimensions."""
+    """Compare the element counts of both shapes.
+
+    They are compared before, between and after the variable dimensions.
+    """
     ours, theirs = _runs(dims), _runs(reshape)
     if ours == theirs:
         return ""

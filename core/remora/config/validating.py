@@ -52,9 +52,10 @@ def validate(
 
 
 def validate_written(config: ModelConfig, name: str) -> None:
-    """Check what must be valid before a model is opened: everything except tensors and instance groups.
+    """Check what must be valid before a model is opened.
 
-    Triton refuses these errors when it polls the repository, and the rest when it loads a version [M09].
+    This is everything except tensors and instance groups. Triton refuses these errors when it polls the repository, and
+    the rest when it loads a version [M09].
 
     Args:
         config: normalised; inputs and outputs may still be missing.
@@ -137,7 +138,10 @@ def _check_dynamic_batching(batching: ModelDynamicBatching, config: ModelConfig)
 
 
 def _check_ordering(batching: ModelDynamicBatching, name: str) -> None:
-    """Refuse priorities and DELAY timeouts, because ordered responses exclude overtaking requests [D06]."""
+    """Refuse priorities and DELAY timeouts [D06].
+
+    Ordered responses exclude overtaking requests.
+    """
     if batching.priority_levels > 1:
         raise ConfigError(f"Only one priority level is allowed when 'preserve_ordering' is true for {name}")
     policies = (batching.default_queue_policy, *batching.priority_queue_policy.values())

@@ -43,7 +43,10 @@ def to_json(config: ModelConfig) -> bytes:
 
 
 def to_text(config: ModelConfig) -> str:
-    """Return the configuration in protobuf text format, as in ``config.pbtxt``, without unset fields."""
+    """Return the configuration in protobuf text format, as in ``config.pbtxt``.
+
+    Unset fields are left out.
+    """
     from google.protobuf import text_format
 
     text: str = text_format.MessageToString(config, as_utf8=True)
@@ -51,7 +54,10 @@ def to_text(config: ModelConfig) -> str:
 
 
 def _text(value: Any) -> str:
-    """Format a value as RapidJSON does, which differs from `json` in floats and in upper-case escapes."""
+    """Format a value as RapidJSON does.
+
+    It differs from `json` in floats and in upper-case escapes.
+    """
     if isinstance(value, dict):
         return "{" + ",".join(f"{_quoted(key)}:{_text(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):

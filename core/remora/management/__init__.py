@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from remora import calls
 from remora._version import __version__
 from remora.calls import ModelInfo, ModelStats, ServerInfo
-from remora.errors import InvalidArgumentError
+from remora.errors import InvalidArgumentError, UnsupportedError
 from remora.management.settings import LiveSettings
 from remora.models.lifecycle import Lifecycle
 from remora.options import EngineOptions
 from remora.startup import Ledger, StartupReport
-from remora.statistics import MetricsSettings
+from remora.statistics import MetricsSettings, ServerLoad
 from remora.system.clock import Clock
 
 if TYPE_CHECKING:
@@ -83,6 +83,10 @@ class CallAnswers:
         """Returns models of other engines in this process that the metrics page includes."""
         self.connections: Callable[[], Mapping[str, int]] = dict
         """Returns the number of open connections by protocol."""
+        self.load: Callable[[], ServerLoad | None] = lambda: None
+        """Returns the load of the server around the engine, None without a server."""
+        self.denials: Mapping[str, int] = {}
+        """Requests refused for want of a valid API key, by reason."""
 
     def _may_be_traced(self, model: str) -> bool:
         """Return True if a model is loaded, as Triton requires, or can be loaded on demand."""
@@ -109,8 +113,8 @@ class CallAnswers:
                 return self._statistics(model, version)
             case calls.ModelSequences(model, version):
                 return self._table.resolve(model, version).sequences()
-            case calls.ModelExplain(model, version):
-                return self._explain(model, version)
+            case calls.ModelExplain(model, version, request):
+                return self._explain(model, version, request)
             case calls.Startup():
                 return self._startup()
             case calls.RepositoryIndex(ready):
@@ -133,16 +137,23 @@ class CallAnswers:
             gpus = self._gpus.readings if self._gpus is not None else list
             settings = MetricsSettings.of(self._options.metrics_config)
             self._exporter = MetricsExporter(settings, self._clock, self._cache, gpus, self._energy_j)
-        return self._exporter.render([*self._table.ready_models(), *self.beside()], self._startup(), self.connections())
+        models = [*self._table.ready_models(), *self.beside()]
+        return self._exporter.render(models, self._startup(), self.connections(), self.denials, self.load())
 
     def _startup(self) -> StartupReport:
         answered = [model.statistics.first_answer_ns for model in self._table.ready_models()]
         return self._ledger.report(min((ns for ns in answered if ns), default=0))
 
-    def _explain(self, name: str, version: int) -> Explanation:
-        from remora.management.explain import explain, setup_of
+    def _explain(self, name: str, version: int, request: str) -> Explanation:
+        from remora.management.explain import explain, explain_answers, setup_of
 
         model = self._table.resolve(name, version)
+        if model.generation is not None:
+            return explain_answers(model.name, model.version_text, model.generation.engine, request)
+        if request:
+            raise UnsupportedError(
+                f"model '{name}' is not a language model: single requests are explained for those; traces show others"
+            )
         snapshot = model.statistics.snapshot(name, model.version_text)
         return explain(setup_of(model), model.statistics.recent(), snapshot, self._clock.monotonic_ns())
 

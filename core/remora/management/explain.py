@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from remora.calls import ModelStats
 from remora.config import BatchPolicy, QueuePolicy, batch_policy
+from remora.generation import TokenEngine
+from remora.management.generation import GenerationReport, advice_for, report
 from remora.models.served_model import ServedModel
 from remora.scheduling.batching import BatchQueue
 from remora.scheduling.simulation import Simulated, arrivals, request_at, simulate
@@ -30,7 +32,10 @@ _STEADY = 0.95
 
 
 class Setup(NamedTuple):
-    """A model's scheduling settings. ``not_simulated`` is the reason why nothing can be predicted, or ""."""
+    """A model's scheduling settings.
+
+    ``not_simulated`` is the reason why nothing can be predicted, or "".
+    """
 
     policy: BatchPolicy
     instances: int
@@ -39,7 +44,10 @@ class Setup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Recent traffic in microseconds and rates per second. ``seconds`` is the length of the measurement."""
+    """Recent traffic in microseconds and rates per second.
+
+    ``seconds`` is the length of the measurement.
+    """
 
     requests: int
     batches: int
@@ -77,7 +85,7 @@ class Explanation:
     """The result of `remora explain`.
 
     ``predicted`` begins with the current settings. If nothing can be predicted, it is empty and ``notes`` has the
-    reason.
+    reason. A language model has ``answers`` instead of ``measured`` and ``predicted``.
     """
 
     model: str
@@ -86,6 +94,7 @@ class Explanation:
     predicted: tuple[Prediction, ...]
     advice: tuple[str, ...]
     notes: tuple[str, ...]
+    answers: GenerationReport | None = None
 
     def document(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -157,6 +166,18 @@ def explain(setup: Setup, runs: Sequence[RanBatch], stats: ModelStats, now_ns: i
         notes += _assumptions(measured, predicted)
         return Explanation(model, version, measured, predicted, _advice(measured, predicted), tuple(notes))
     return Explanation(model, version, measured, (), (), tuple(notes))
+
+
+def explain_answers(model: str, version: str, engine: TokenEngine, request: str) -> Explanation:
+    """Explain the last answers of a language model, or those to one request.
+
+    Raises:
+        NotFoundError: there is no such request among the last answers.
+    """
+    found = report(engine, request)
+    if found is None:
+        return Explanation(model, version, None, (), (), ("no answer has ended since the model was loaded",))
+    return Explanation(model, version, None, (), tuple(advice_for(found)), (), found)
 
 
 def measure(runs: Sequence[RanBatch], instances: int, now_ns: int) -> Measured:

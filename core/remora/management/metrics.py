@@ -13,6 +13,7 @@ from typing import NamedTuple
 from remora.cache import CacheStats, ResponseCache
 from remora.calls import Duration, ModelStats
 from remora.custom_metrics import snapshot as custom_families
+from remora.management.generation import generation_families
 from remora.models.served_model import ServedModel
 from remora.startup import StartupReport
 from remora.statistics import (
@@ -22,8 +23,10 @@ from remora.statistics import (
     CacheSample,
     Histogram,
     MetricsSettings,
+    ServerLoad,
 )
 from remora.system.clock import Clock
+from remora.system.cpus import memory_in_use_bytes, memory_limit_bytes
 from remora.system.gpus import GpuReading
 from remora.system.machine import CpuUsage, memory_bytes
 
@@ -39,7 +42,7 @@ class _Row(NamedTuple):
     value: float
 
 
-_NO_CONNECTIONS: Mapping[str, int] = {}
+_NO_COUNTS: Mapping[str, int] = {}
 _NO_ENERGY: Mapping[str, float] = {}
 
 
@@ -66,9 +69,11 @@ class MetricsExporter:
         self,
         models: Sequence[ServedModel],
         startup: StartupReport | None = None,
-        connections: Mapping[str, int] = _NO_CONNECTIONS,
+        connections: Mapping[str, int] = _NO_COUNTS,
+        denials: Mapping[str, int] = _NO_COUNTS,
+        load: ServerLoad | None = None,
     ) -> str:
-        """Return the page for these models, this start and these connections as text/plain in UTF-8."""
+        """Return the page for these models, start and counts as text/plain in UTF-8."""
         lines: list[str] = []
         for name, kind, help_text, read in _FAMILIES:
             if name.endswith("_duration_us") and not self._settings.counter_latencies:
@@ -84,9 +89,14 @@ class MetricsExporter:
         rows = [_Row("", (("protocol", protocol),), count) for protocol, count in connections.items()]
         if rows:
             _family(lines, "remora_open_connections", "gauge", "Connections that clients have open", rows)
+        rows = [_Row("", (("reason", reason),), count) for reason, count in denials.items()]
+        if rows:
+            _family(lines, "remora_denied_requests_total", "counter", "Requests without a valid API key", rows)
+        if load is not None:
+            _load(lines, load)
         if startup is not None and startup.ready:
             _startup(lines, startup)
-        for family in custom_families():
+        for family in (*generation_families(models), *custom_families()):
             rows = [_Row(sample.suffix, tuple(sample.labels.items()), sample.value) for sample in family.samples]
             _family(lines, family.name, family.kind.lower(), family.description, rows)
         return "\n".join(lines) + "\n"
@@ -134,12 +144,16 @@ class MetricsExporter:
 
     def _machine(self, lines: list[str]) -> None:
         total, used = memory_bytes()
+        limit = memory_limit_bytes()
         for name, help_text, value in (
             ("nv_pinned_memory_pool_total_bytes", "Pinned memory pool total memory size, in bytes", 0),
             ("nv_pinned_memory_pool_used_bytes", "Pinned memory pool used memory size, in bytes", 0),
             ("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", self._cpu.read()),
             ("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", total),
             ("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", used),
+            # Those above are the machine's, as Triton reports them; a container is ended at its own limit.
+            ("remora_memory_limit_bytes", "Memory limit of the container, or else of the machine", limit or total),
+            ("remora_memory_used_bytes", "Memory in use in the container, without cache", memory_in_use_bytes()),
         ):
             _family(lines, name, "gauge", help_text, [_Row("", (), value)])
 
@@ -154,6 +168,17 @@ class MetricsExporter:
         if energy:
             rows = [_Row("", (("gpu_uuid", uuid),), joules) for uuid, joules in energy]
             _family(lines, "nv_energy_consumption", "counter", "GPU energy in joules since the server started", rows)
+
+
+def _load(lines: list[str], load: ServerLoad) -> None:
+    """Add the answers by HTTP status and the lateness of the event loop."""
+    rows = [_Row("", (("code", str(status)),), count) for status, count in sorted(load.answers.items())]
+    if rows:
+        _family(lines, "remora_http_responses_total", "counter", "Answers over HTTP by status", rows)
+    if load.lateness is not None:
+        help_text = "How late the event loop ran a timer, sampled twice a second"
+        rows = list(_histogram_rows((), load.lateness))
+        _family(lines, "remora_event_loop_lateness_seconds", "histogram", help_text, rows)
 
 
 def _startup(lines: list[str], report: StartupReport) -> None:

@@ -41,7 +41,10 @@ class LiveSettings:
         self.traces = traces or Traces(self._defaults, clock, variables())
 
     def perform(self, call: LogSetting | TraceSetting) -> LogSettings | TraceSettings:
-        """Apply the changes of a call and return the current settings. Raises RemoraError and changes nothing."""
+        """Apply the changes of a call and return the current settings.
+
+        Raises RemoraError and changes nothing.
+        """
         if isinstance(call, LogSetting):
             return logs.OURS.change(call.changes)
         if call.model and not self._knows(call.model):

@@ -45,18 +45,20 @@ class ModelCalls:
             raise InternalError(f"Model {call.model} - Error when running inference: {error}") from error
 
     def _submit(self, call: ModelCall, reply: Callable[[Outcome], None], origin: Origin) -> Callable[[], None]:
-        served = self._borrow(call)
-        model = self._traces.following(call.trace, served) if call.trace else served
+        served = self._acquire(call)
+        model = self._traces.wrap_child(call.trace, served) if call.trace else served
         wait = Wait(origin.holder, origin.requests, served)
         caller = _Caller(reply, lambda: self._end(wait))
         try:
             self._admit(wait, served)
-            ticket = model.submit(call.form, call.data, caller.reply, mailbox=caller, held=origin.held)
+            ticket = model.submit(
+                call.form, call.data, caller.reply, mailbox=caller, blocking_instances=origin.blocking_instances
+            )
         except BaseException:
             self._end(wait)
             raise
         finally:
-            served.give_back()  # a queued request runs even if the model is unloaded now
+            served.release()  # a queued request runs even if the model is unloaded now
         wait.ticket = ticket
         caller.follow(ticket, origin)
         caller.run()
@@ -80,16 +82,16 @@ class ModelCalls:
         with self._lock:
             self._waits.end(wait)
 
-    def _borrow(self, call: ModelCall) -> ServedModel:
+    def _acquire(self, call: ModelCall) -> ServedModel:
         try:
             self._lifecycle.wait_for(call.model, call.version)  # an on-demand model may have to be loaded
-            served = self._lifecycle.borrow(call.model, call.version)
+            served = self._lifecycle.acquire(call.model, call.version)
         except RemoraError as error:
             raise NotFoundError(
                 f"Failed for execute the inference request. Model '{call.model}' is not ready."
             ) from error
         if served.decoupled and not call.decoupled:
-            served.give_back()
+            served.release()
             raise InternalError(
                 f"Model {call.model} is using the decoupled. The current BLS request call doesn't support models "
                 "using the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
@@ -121,10 +123,11 @@ class ModelCalls:
 
 
 class _Caller:
-    """A call in flight: the mailbox of its responses, and its link to the requests for which it was made.
+    """A call in flight.
 
-    The calling thread only waits, so it runs a quick model itself, which saves two thread switches. It does so only
-    once, because later work may belong to other requests.
+    It holds the mailbox of its responses, and its link to the requests for which it was made. The calling thread only
+    waits, so it runs a quick model itself, which saves two thread switches. It does so only once, because later work
+    may belong to other requests.
     """
 
     watcher = None

@@ -1,4 +1,4 @@
-"""Loading and reconciliation of ensembles with the models they are composed of [E03, M12, M14].
+"""Loading and reconciliation of ensembles with their composing models [E03, M12, M14].
 
 An ensemble that loses a model stops serving, and is loaded again when the model returns. No model's lock is held while
 another model is loaded, so that loads that need each other cannot deadlock; cycles are detected before anything loads.
@@ -18,8 +18,9 @@ from remora.models.load_log import log_failure
 from remora.models.loader import LoadPlan
 from remora.models.loads import LoadFailedError
 from remora.models.planner import PollFailedError
-from remora.models.served_model import ServedModel, Steps
+from remora.models.served_model import ServedModel
 from remora.proto.model_config_pb2 import ModelConfig
+from remora.scheduling.assembly import Steps
 
 _log = logging.getLogger("remora.models")
 
@@ -27,8 +28,8 @@ _log = logging.getLogger("remora.models")
 class Table(Protocol):
     """The loaded models, as ensembles use them. Thread-safe."""
 
-    def borrow(self, name: str, version: int = -1) -> ServedModel:
-        """Acquire a version for the ensemble's requests (see ``Lifecycle.borrow``)."""
+    def acquire(self, name: str, version: int = -1) -> ServedModel:
+        """Acquire a version for the ensemble's requests (see ``Lifecycle.acquire``)."""
 
     def configs(self, name: str) -> Mapping[int, ModelConfig]:
         """Return the complete configurations of a model's ready versions."""
@@ -40,10 +41,16 @@ class Table(Protocol):
         """Return the error of a model's last load, or "" if it succeeded."""
 
     def load_all(self, names: list[str], ensembles: dict[str, LoadPlan]) -> dict[str, RemoraError]:
-        """Load models in parallel and return the failures. Plans of ensembles are put into ``ensembles``."""
+        """Load models in parallel and return the failures.
+
+        Plans of ensembles are put into ``ensembles``.
+        """
 
     def open(self, name: str, plan: LoadPlan, steps: Steps | None) -> None:
-        """Load the versions of a plan. Raises RemoraError and leaves the previous versions in service."""
+        """Load the versions of a plan.
+
+        Raises RemoraError and leaves the previous versions in service.
+        """
 
     def unload_key(self, name: str) -> None:
         """Unload all versions of a model."""
@@ -58,9 +65,9 @@ class _Namespace(NamedTuple):
     table: Table
     ensemble: str
 
-    def borrow(self, name: str, version: int = -1) -> ServedModel:
-        """Acquire a version (see ``Table.borrow``)."""
-        return self.table.borrow(self.table.near(name, self.ensemble), version)
+    def acquire(self, name: str, version: int = -1) -> ServedModel:
+        """Acquire a version (see ``Table.acquire``)."""
+        return self.table.acquire(self.table.near(name, self.ensemble), version)
 
 
 class EnsembleLoader:
@@ -85,7 +92,10 @@ class EnsembleLoader:
             self._implied.difference_update(names)
 
     def drop(self, name: str, *, with_models: bool = False) -> list[str]:
-        """Remove a model, and ``with_models`` those loaded only for it, from the desired state; return them."""
+        """Remove a model from the desired state and return what was removed.
+
+        With ``with_models``, also removes the models that were loaded only for it.
+        """
         with self._lock:
             composed = {other: self._models(other, plan) for other, plan in self._plans.items()}
             names = [name, *(freed_by(name, composed, self._implied) if with_models else ())]
@@ -162,7 +172,10 @@ class EnsembleLoader:
                 raise ConfigError(no_version(name, model, reason))
 
     def _compose(self, name: str, plan: LoadPlan) -> Steps:
-        """Return the current steps of an ensemble. Raises ConfigError when it cannot serve with them."""
+        """Return the current steps of an ensemble.
+
+        Raises ConfigError when it cannot serve with them.
+        """
         table = self._table
         decoupled = compose(
             plan.config,
@@ -178,7 +191,10 @@ class EnsembleLoader:
     # -- reconciliation -----------------------------------------------------------------------------------------------
 
     def reconcile(self) -> None:
-        """Unload ensembles that lost a model, and reload those whose models are back or have changed."""
+        """Reconcile ensembles with the models that serve.
+
+        Unloads ensembles that lost a model, and reloads those whose models are back or have changed.
+        """
         if not self._plans:
             return
         with self._reconciling:

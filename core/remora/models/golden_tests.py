@@ -17,11 +17,11 @@ import numpy as np
 
 from remora.errors import ConfigError, InvalidArgumentError, RemoraError
 from remora.messages import DTYPES, Array, InferForm, InputSpec, Outcome, OutputSpec, Response
+from remora.model_files import GOLDEN_TESTS
 from remora.models.served_model import ServedModel
 from remora.repository import ModelFolder
 from remora.system.clock import Clock
 
-FILENAME = "tests.json"
 MAX_CASES = 1000
 _SHOWN = 3
 """Number of values of an output in a diff."""
@@ -44,7 +44,10 @@ class GoldenCase(NamedTuple):
 
 
 class GoldenSuite(NamedTuple):
-    """All cases. ``max_slowdown`` limits the run time relative to the replaced version; 0 means no limit."""
+    """All golden tests of a model.
+
+    ``max_slowdown`` limits the run time relative to the replaced version; 0 means no limit.
+    """
 
     cases: tuple[GoldenCase, ...]
     max_slowdown: float = 0.0
@@ -55,15 +58,15 @@ def read_suite(text: str | bytes) -> GoldenSuite:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{FILENAME}: not JSON: {error}") from error
+        raise ConfigError(f"{GOLDEN_TESTS}: not JSON: {error}") from error
     if not isinstance(document, dict) or not isinstance(document.get("tests"), list):
-        raise ConfigError(f'{FILENAME}: expected {{"tests": [...], "max_slowdown": 1.5}}')
+        raise ConfigError(f'{GOLDEN_TESTS}: expected {{"tests": [...], "max_slowdown": 1.5}}')
     rows = document["tests"]
     if len(rows) > MAX_CASES:
-        raise ConfigError(f"{FILENAME}: {len(rows)} tests, at most {MAX_CASES} are run")
+        raise ConfigError(f"{GOLDEN_TESTS}: {len(rows)} tests, at most {MAX_CASES} are run")
     unknown = document.keys() - {"tests", "max_slowdown"}
     if unknown:
-        raise ConfigError(f"{FILENAME}: unknown key '{min(unknown)}': there are 'tests' and 'max_slowdown'")
+        raise ConfigError(f"{GOLDEN_TESTS}: unknown key '{min(unknown)}': there are 'tests' and 'max_slowdown'")
     return GoldenSuite(
         tuple(_case(row, index) for index, row in enumerate(rows)),
         _number(document.get("max_slowdown", 0), "max_slowdown"),
@@ -73,10 +76,10 @@ def read_suite(text: str | bytes) -> GoldenSuite:
 def _case(row: Any, index: int) -> GoldenCase:
     where = f"tests[{index}]"
     if not isinstance(row, dict):
-        raise ConfigError(f"{FILENAME}: {where}: expected an object with inputs and outputs")
+        raise ConfigError(f"{GOLDEN_TESTS}: {where}: expected an object with inputs and outputs")
     tolerance = row.get("tolerance", {})
     if not isinstance(tolerance, dict):
-        raise ConfigError(f'{FILENAME}: {where}.tolerance: expected {{"absolute": 1e-6, "relative": 1e-5}}')
+        raise ConfigError(f'{GOLDEN_TESTS}: {where}.tolerance: expected {{"absolute": 1e-6, "relative": 1e-5}}')
     return GoldenCase(
         str(row.get("name", index)),
         _tensors(row.get("inputs"), f"{where}.inputs"),
@@ -88,20 +91,20 @@ def _case(row: Any, index: int) -> GoldenCase:
 
 def _tensors(rows: Any, where: str) -> dict[str, tuple[str, Array]]:
     if not isinstance(rows, list) or not rows:
-        raise ConfigError(f"{FILENAME}: {where}: expected a list of tensors with name, shape, datatype and data")
+        raise ConfigError(f"{GOLDEN_TESTS}: {where}: expected a list of tensors with name, shape, datatype and data")
     found: dict[str, tuple[str, Array]] = {}
     for index, row in enumerate(rows):
         try:
             name, datatype = str(row["name"]), str(row["datatype"])
             found[name] = (datatype, _array(row["data"], datatype).reshape([int(dim) for dim in row["shape"]]))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ConfigError(f"{FILENAME}: {where}[{index}]: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{GOLDEN_TESTS}: {where}[{index}]: {type(error).__name__}: {error}") from error
     return found
 
 
 def _array(data: Any, datatype: str) -> Array:
     if datatype not in DTYPES or datatype == "BF16":
-        raise ValueError(f"datatype '{datatype}' cannot be written in {FILENAME}")
+        raise ValueError(f"datatype '{datatype}' cannot be written in {GOLDEN_TESTS}")
     dtype = DTYPES[datatype]
     if not dtype.hasobject:
         return np.asarray(data, dtype).reshape(-1)
@@ -113,7 +116,7 @@ def _array(data: Any, datatype: str) -> Array:
 
 def _number(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ConfigError(f"{FILENAME}: {where}: expected a number from 0, got {json.dumps(value)[:40]}")
+        raise ConfigError(f"{GOLDEN_TESTS}: {where}: expected a number from 0, got {json.dumps(value)[:40]}")
     return float(value)
 
 
@@ -190,14 +193,14 @@ def check(model: ServedModel, folder: ModelFolder, before: ServedModel | None, c
         InvalidArgumentError: wrong responses, with the differences, or too slow.
         ConfigError: the file is invalid.
     """
-    path = folder.path / FILENAME
+    path = folder.path / GOLDEN_TESTS
     if folder.versions[model.version].is_file() or not path.is_file():
         return
     if path.stat().st_size > FILE_LIMIT_BYTES:
-        raise ConfigError(f"{FILENAME} has {path.stat().st_size} bytes; the limit is {FILE_LIMIT_BYTES}")
+        raise ConfigError(f"{GOLDEN_TESTS} has {path.stat().st_size} bytes; the limit is {FILE_LIMIT_BYTES}")
     suite = read_suite(path.read_bytes())
     if model.decoupled or model.config.HasField("sequence_batching"):
-        raise ConfigError(f"{FILENAME} is for models that give each request one answer, whatever came before it")
+        raise ConfigError(f"{GOLDEN_TESTS} is for models that give each request one answer, whatever came before it")
     try:
         _judge(model, suite, before, clock)
     finally:
@@ -216,13 +219,13 @@ def _judge(model: ServedModel, suite: GoldenSuite, before: ServedModel | None, c
     if failures:
         more = f" (and {len(failures) - _SHOWN_FAULTS} more)" if len(failures) > _SHOWN_FAULTS else ""
         raise InvalidArgumentError(
-            f"{len(failures)} differences in the golden tests of {FILENAME}: "
+            f"{len(failures)} differences in the golden tests of {GOLDEN_TESTS}: "
             f"{' | '.join(failures[:_SHOWN_FAULTS])}{more}"
         )
     if suite.max_slowdown and before is not None and before is not model:
         slow = too_slow(suite, *(_times(each, suite, clock) for each in (model, before)))
         if slow:
-            raise InvalidArgumentError(f"too slow in the golden tests of {FILENAME}: {slow}")
+            raise InvalidArgumentError(f"too slow in the golden tests of {GOLDEN_TESTS}: {slow}")
 
 
 def _times(model: ServedModel, suite: GoldenSuite, clock: Clock) -> list[int]:

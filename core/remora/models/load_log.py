@@ -21,7 +21,10 @@ Failures = dict[str, dict[int, str]]
 
 
 class Occasion(NamedTuple):
-    """Reason for loads, "" at startup, which logs a table. ``known`` failures are not logged again."""
+    """Reason for loads, "" at startup, which logs a table.
+
+    ``known`` failures are not logged again.
+    """
 
     reason: str = ""
     known: Failures | None = None
@@ -48,7 +51,8 @@ def log_failure(key: str, error: object, version: int = 0) -> None:
     if known is not None:
         known.setdefault(key, {})[version] = text
     level = logging.DEBUG if is_known else logging.ERROR
-    _log.log(level, "cannot load '%s'%s: %s", key, f" version {version}" if version else "", text)
+    words = f" version {version}" if version else ""
+    _log.log(level, "cannot load '%s'%s: %s", key, words, text, extra=_about(key, (version,) if version else ()))
 
 
 def log_load(key: str, loaded: Collection[int], retired: Collection[int], load_ns: int) -> None:
@@ -60,15 +64,21 @@ def log_load(key: str, loaded: Collection[int], retired: Collection[int], load_n
         return
     words = [f"{_versions(loaded)} loaded in {load_ns / 1e6:.0f} ms"] if loaded else []
     words += [f"{_versions(retired)} retired"] if retired else []
-    _log.info("model '%s': %s (%s)", key, ", ".join(words), current.reason)
+    _log.info("model '%s': %s (%s)", key, ", ".join(words), current.reason, extra=_about(key, loaded or retired))
 
 
 def log_unload(key: str, versions: Collection[int]) -> None:
     """Log that versions were unloaded."""
     reason = _OCCASION.get(_START).reason
     if versions:
-        _log.info("model '%s': %s unloaded%s", key, _versions(versions), f" ({reason})" if reason else "")
+        words = f" ({reason})" if reason else ""
+        _log.info("model '%s': %s unloaded%s", key, _versions(versions), words, extra=_about(key, versions))
 
 
 def _versions(numbers: Collection[int]) -> str:
     return f"version{'s' * (len(numbers) > 1)} {', '.join(map(str, sorted(numbers)))}"
+
+
+def _about(key: str, versions: Collection[int]) -> dict[str, dict[str, str]]:
+    """Return the extra members of a record about a model: its name, and its version if there is one."""
+    return {"fields": {"model": key, **({"version": str(*versions)} if len(versions) == 1 else {})}}

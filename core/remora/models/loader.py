@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,12 +32,14 @@ from remora.config import (
 )
 from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
 from remora.messages import DTYPES, Array
+from remora.model_files import digest_files
 from remora.models.placement import PlacedModel, parse_gpu_limits, parse_host_policies
 from remora.models.policy import Revision, revision_of
-from remora.models.served_model import ServedModel, Steps
+from remora.models.served_model import ModelParts, ServedModel
 from remora.options import EngineOptions, cache_settings, cache_size, rate_limits
 from remora.proto.model_config_pb2 import ModelConfig, ModelSequenceBatching
 from remora.repository import Fingerprint, ModelFolder, Repository
+from remora.scheduling.assembly import SchedulingOptions, Steps
 from remora.startup import Ledger
 from remora.statistics import (
     FIRST_RESPONSE_BOUNDS_MS,
@@ -47,11 +50,13 @@ from remora.statistics import (
 )
 from remora.system.clock import Clock
 from remora.system.cpus import numa_cpus, usable_cpus
+from remora.system.environment import cache_directory, variables
 from remora.system.gpus import Gpus, capable
 
 if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
     from remora.cache import ResponseCache
+    from remora.models.trial_load import Trials
     from remora.scheduling.rate_limiter import RateLimiter, Turn
 
 
@@ -67,17 +72,19 @@ _LABELS_LIMIT = 64 << 20
 
 
 class PollError(Exception):
-    """Raised when a model cannot be planned: no folder, an unreadable configuration or a mismatched name.
+    """Raised when a model cannot be planned.
 
-    Triton answers all of these with the same text [M09]; the reason is logged.
+    It has no folder, an unreadable configuration or a mismatched name. Triton answers all of these with the same text
+    [M09]; the reason is logged.
     """
 
 
 class LoadPlan(NamedTuple):
-    """A load to do: the folder, its configuration as written, and the selected versions (ascending).
+    """A load to do.
 
-    ``revision`` identifies the content; ``repository`` provides files that are not local yet; ``sent`` is True if the
-    load request contained a configuration or files; ``files`` are the stamps of the files.
+    It holds the folder, its configuration as written, and the selected versions (ascending). ``revision`` identifies
+    the content; ``repository`` provides files that are not local yet; ``sent`` is True if the load request contained a
+    configuration or files; ``files`` are the stamps of the files.
     """
 
     folder: ModelFolder
@@ -89,10 +96,31 @@ class LoadPlan(NamedTuple):
     files: Fingerprint = _NO_FILES
 
     def fetched(self, versions: Collection[int]) -> LoadPlan:
-        """Return the plan with the files of these versions local. Raises RemoraError when they are unavailable."""
+        """Return the plan with the files of these versions local.
+
+        Raises RemoraError when they are unavailable.
+        """
         if self.repository is None:
             return self
         return self._replace(folder=self.repository.fetch(self.folder.name, versions))
+
+
+class _Opened(NamedTuple):
+    """A version that its backend has opened; ``config`` is completed in place."""
+
+    folder: ModelFolder
+    number: int
+    config: ModelConfig
+    model: BackendModel
+    kinds: tuple[str, ...]
+
+
+class _Placed(NamedTuple):
+    """The instances of a version, where they are, and their turns at the rate limiter."""
+
+    places: tuple[Placement, ...]
+    instances: list[Instance]
+    turns: Sequence[Turn]
 
 
 class ModelLoader:
@@ -120,6 +148,7 @@ class ModelLoader:
         self.cache = _make_cache(options, clock)
         """The cache shared by all models; None without one."""
         self._limiter = _make_limiter(options)
+        self._trials = _make_trials(options)
         metrics = MetricsSettings.of(options.metrics_config)
         self._samples = SUMMARY_SAMPLES if metrics.summary_latencies else 0
         self._first_bounds_ms = FIRST_RESPONSE_BOUNDS_MS if metrics.histogram_latencies else ()
@@ -162,7 +191,10 @@ class ModelLoader:
         return read_config(path) if path is not None else ModelConfig()
 
     def _check_as_written(self, config: ModelConfig, name: str) -> None:
-        """Refuse errors that no model could fix. Tensors may be missing unless auto-completion is disabled."""
+        """Refuse errors that no model could fix.
+
+        Tensors may be missing unless auto-completion is disabled.
+        """
         trial = ModelConfig()
         trial.CopyFrom(config)
         normalise(trial, name, gpus=self._gpus)
@@ -174,88 +206,114 @@ class ModelLoader:
     def open(self, plan: LoadPlan, number: int, steps: Steps | None = None) -> ServedModel:
         """Load one version. ``steps`` are the checked models of an ensemble.
 
-        Raises RemoraError, also for any other exception of a backend or a model.
+        Raises RemoraError, also for any other exception of a backend or a model; the parts opened so far are closed.
         """
-        config = ModelConfig()
-        config.CopyFrom(plan.config)
-        folder = plan.folder
-        opened: BackendModel | None = None
-        served: ServedModel | None = None
-        instances: list[Instance] = []
-        turns: Sequence[Turn] = ()
-        places: tuple[Placement, ...] = ()
         begin_ns = self.ledger.now_ns()
         try:
-            backend = self._backend(config)
-            source = Source(
-                folder.name,
-                number,
-                folder.path,
-                folder.versions[number],
-                folder.repository,
-                {**self._settings.get("", {}), **self._settings.get(backend.name, {})},
-                self._cpus,
-                self.calls,
-            )
-            opened = backend.open(source, config)
-            kinds = kinds_of(backend, opened)
-            opened = self._placed(opened)
-            # The model sees the defaults and may add to them.
-            normalise(config, folder.name, gpus=self._gpus, kinds=kinds)
-            if not self._options.disable_auto_complete_config:
-                opened.complete(config)
-                _adopt_labels(config, folder)
-            normalise(config, folder.name, gpus=self._gpus, kinds=kinds)
-            validate(config, folder.name, gpus=self._gpus, least=self._least_number)
-            if not self._options.batching_delay:
-                _clear_delays(config)
-            states = _initial_states(config, folder)
-            if steps is not None:
-                config.model_transaction_policy.decoupled = bool(steps.decoupled)
-            else:
-                turns = self._limiter.join(rate_policies(config)) if self._limiter is not None else ()
-                places = placements(config) or (Placement(folder.name),)
-                for place in places:
-                    instances.append(opened.instance(config, place))
-            labels = read_labels(config, folder.path)
-            statistics = ModelStatistics(self._samples, self._first_bounds_ms and _first_bounds_ms(config))
-            if config.response_cache.enable and self.cache is None:
-                _log.warning(
-                    "model '%s' enables the response cache, but none is configured: "
-                    "set --cache-config=local,size=BYTES",
-                    folder.name,
-                )
-            shares = self.cache is not None and self.cache.remote and config.response_cache.enable
-            fingerprint = _fingerprint(config, folder.versions[number]) if shares else b""
-            served = ServedModel(
-                folder.name,
-                number,
-                config,
-                opened,
-                instances,
-                labels,
-                self._clock,
-                statistics,
-                steps,
-                self.cache,
-                self._options.delay_scheduler,
-                turns,
-                states,
-                refuse_late=self._options.refuse_late,
-                fingerprint=fingerprint,
-                backlog_hold=self._options.backlog_delay_scheduler,
-            )
-            served.places = places
-            served.kinds = kinds
-            self.ledger.add(folder.name, "session", begin_ns)
-            self._warm(folder)(served, instances)
-            return served
+            with ExitStack() as undo:
+                opened = self._open_files(plan, number, undo)
+                states = self._complete(opened)
+                placed = _Placed((), [], ())
+                if steps is None:
+                    placed = self._place(opened, undo)
+                else:
+                    opened.config.model_transaction_policy.decoupled = bool(steps.decoupled)
+                served = self._assemble(opened, placed, states, steps)
+                undo.callback(served.scheduler.stop, _STOP_LIMIT_S)
+                self.ledger.add(opened.folder.name, "session", begin_ns)
+                self._warm(opened.folder)(served, placed.instances)
+                undo.pop_all()
+                return served
         except RemoraError:
-            _close_parts(served, turns, instances, opened)
             raise
         except Exception as error:
-            _close_parts(served, turns, instances, opened)
             raise InternalError(f"{type(error).__name__}: {error}") from error
+
+    def _open_files(self, plan: LoadPlan, number: int, undo: ExitStack) -> _Opened:
+        """Open a version's files with its backend."""
+        config, folder = ModelConfig(), plan.folder
+        config.CopyFrom(plan.config)
+        backend = self._backend(config)
+        source = Source(
+            folder.name,
+            number,
+            folder.path,
+            folder.versions[number],
+            folder.repository,
+            {**self._settings.get("", {}), **self._settings.get(backend.name, {})},
+            self._cpus,
+            self.calls,
+        )
+        if self._trials is not None:
+            self._trials.check(backend.name, source, config)
+        model = backend.open(source, config)
+        undo.callback(_close, model)
+        return _Opened(folder, number, config, self._placed(model), kinds_of(backend, model))
+
+    def _complete(self, opened: _Opened) -> Mapping[str, Array]:
+        """Complete the configuration from the files and validate it; return the initial states of sequences."""
+        folder, _, config, model, kinds = opened
+        # The model sees the defaults and may add to them.
+        normalise(config, folder.name, gpus=self._gpus, kinds=kinds)
+        if not self._options.disable_auto_complete_config:
+            model.complete(config)
+            _adopt_labels(config, folder)
+        normalise(config, folder.name, gpus=self._gpus, kinds=kinds)
+        validate(config, folder.name, gpus=self._gpus, least=self._least_number)
+        if not self._options.batching_delay:
+            _clear_delays(config)
+        return _initial_states(config, folder)
+
+    def _place(self, opened: _Opened, undo: ExitStack) -> _Placed:
+        """Create the instances at the placements of the configuration."""
+        config = opened.config
+        turns = self._limiter.join(rate_policies(config)) if self._limiter is not None else ()
+        for turn in turns:
+            undo.callback(turn.leave)
+        places = placements(config) or (Placement(opened.folder.name),)
+        instances: list[Instance] = []
+        for place in places:
+            instances.append(opened.model.instance(config, place))
+            undo.callback(_close, instances[-1])
+        return _Placed(places, instances, turns)
+
+    def _assemble(
+        self, opened: _Opened, placed: _Placed, states: Mapping[str, Array], steps: Steps | None
+    ) -> ServedModel:
+        """Return the model with its scheduler, which owns the instances from now on."""
+        folder, number, config, model, kinds = opened
+        options = self._options
+        parts = ModelParts(
+            name=folder.name,
+            version=number,
+            config=config,
+            backend_model=model,
+            instances=placed.instances,
+            places=placed.places,
+            kinds=kinds,
+            clock=self._clock,
+            labels=read_labels(config, folder.path),
+            statistics=ModelStatistics(self._samples, self._first_bounds_ms and _first_bounds_ms(config)),
+            steps=steps,
+            cache=self.cache,
+            fingerprint=self._cache_fingerprint(opened),
+            scheduling=SchedulingOptions(
+                placed.turns, states, options.delay_scheduler, options.backlog_delay_scheduler, options.refuse_late
+            ),
+        )
+        return ServedModel(parts)
+
+    def _cache_fingerprint(self, opened: _Opened) -> bytes:
+        """Return the digest of a model that uses a cache of several servers, else b""; warn if there is no cache."""
+        if not opened.config.response_cache.enable:
+            return b""
+        if self.cache is None:
+            _log.warning(
+                "model '%s' enables the response cache, but none is configured: set --cache-config=local,size=BYTES",
+                opened.folder.name,
+            )
+            return b""
+        return _fingerprint(opened.config, opened.folder.versions[opened.number]) if self.cache.remote else b""
 
     def adjust(self, model: ServedModel, plan: LoadPlan) -> None:
         """Change the instances of a serving model to those of a plan, without interruption [M13].
@@ -295,6 +353,11 @@ class ModelLoader:
             return model
         return PlacedModel(model, self._limits, self._used_share, self._cpus_of)
 
+    @property
+    def gpu_count(self) -> int:
+        """Number of GPUs that models may use."""
+        return len(self._gpus)
+
     def _used_share(self, device: int) -> float | None:
         """Return the used fraction of a GPU's memory, or None if unknown."""
         readings = self.devices.readings()
@@ -328,13 +391,20 @@ def _fingerprint(config: ModelConfig, path: Path) -> bytes:
     from hashlib import blake2b
 
     digest = blake2b(config.SerializeToString(deterministic=True), digest_size=32)
-    for file in sorted(path.rglob("*") if path.is_dir() else [path]):
-        if file.is_file() and "__pycache__" not in file.parts:
-            digest.update(repr((str(file.relative_to(path)), file.stat().st_size)).encode())
-            with file.open("rb") as stream:
-                while piece := stream.read(1 << 20):
-                    digest.update(piece)
+    digest_files(digest.update, path)
     return digest.digest()
+
+
+def _make_trials(options: EngineOptions) -> Trials | None:
+    """Create the trial loads of the options, or return None.
+
+    Raises UnavailableError without a writable folder.
+    """
+    if not options.trial_load:
+        return None
+    from remora.models.trial_load import Trials  # imported here because few servers use it
+
+    return Trials(cache_directory("trials", variables()), options.backend_directory)
 
 
 def _make_limiter(options: EngineOptions) -> RateLimiter | None:
@@ -348,7 +418,10 @@ def _make_limiter(options: EngineOptions) -> RateLimiter | None:
 
 
 def read_labels(config: ModelConfig, directory: Path) -> dict[str, tuple[str, ...]]:
-    """Return the lines of each output's label file [C09]. Raises InternalError when a file cannot be read."""
+    """Return the lines of each output's label file [C09].
+
+    Raises InternalError when a file cannot be read.
+    """
     labels: dict[str, tuple[str, ...]] = {}
     for output in config.output:
         if not output.label_filename:
@@ -397,20 +470,15 @@ def _first_bounds_ms(config: ModelConfig) -> tuple[float, ...]:
     return FIRST_RESPONSE_BOUNDS_MS
 
 
-def _close_parts(
-    served: ServedModel | None, turns: Sequence[Turn], instances: list[Instance], opened: BackendModel | None
-) -> None:
-    """Close the parts of a failed load. Logs further errors so that they do not hide the first one."""
-    if served is not None:
-        served.scheduler.stop(_STOP_LIMIT_S)
-    for turn in turns:
-        turn.leave()
-    for closable in (*instances, opened):
-        if closable is not None:
-            try:
-                closable.close()
-            except Exception:
-                _log.exception("closing after a failed load")
+def _close(part: BackendModel | Instance) -> None:
+    """Close a part of a failed load.
+
+    Logs a further error so that it does not hide the first one.
+    """
+    try:
+        part.close()
+    except Exception:
+        _log.exception("closing after a failed load")
 
 
 LIMIT_BYTES = 1 << 30

@@ -13,14 +13,15 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import NamedTuple
 
 from remora.errors import InternalError, InvalidArgumentError, RemoraError, UnavailableError
-from remora.models.golden_tests import FILENAME as GOLDEN_TESTS
+from remora.model_files import GOLDEN_TESTS
 from remora.models.load_log import log_failure, log_load, log_unload
 from remora.models.loader import LoadPlan, ModelLoader
 from remora.models.memory import LoadCost, MemoryGate
 from remora.models.policy import Action, CurrentState, next_action
-from remora.models.served_model import ServedModel, Steps
+from remora.models.served_model import ServedModel
 from remora.models.table import UNAVAILABLE, ModelTable
 from remora.repository.catalog import namespace_of
+from remora.scheduling.assembly import Steps
 from remora.system.clock import Clock
 
 _log = logging.getLogger("remora.models")
@@ -77,17 +78,17 @@ class ModelLoads:
         self._loader = loader
         self._clock = clock
         self._retries = retries
-        self._gate = gate
+        self.gate = gate
         self._lock = threading.Lock()
         self._loaded: dict[str, _Loaded] = {}
         self._locks: dict[str, threading.RLock] = {}
-        self.closing: list[threading.Thread] = []
+        self._closing: list[threading.Thread] = []
         self._ending = threading.Event()
 
     @property
     def cost(self) -> LoadCost:
         """The estimate of the memory that loads take."""
-        return self._gate.cost
+        return self.gate.cost
 
     def lock_of(self, key: str) -> AbstractContextManager[bool]:
         """Return the lock to hold while a model is planned and loaded."""
@@ -119,7 +120,7 @@ class ModelLoads:
             try:
                 plan = plan.fetched(action.open)
                 sizes = {number: plan.folder.file_bytes(number) for number in action.open}
-                settling = load.enter_context(self._gate.load(sum(sizes.values())))
+                settling = load.enter_context(self.gate.load(sum(sizes.values())))
             except (RemoraError, OSError) as error:
                 raise self._load_failed(key, dict.fromkeys(action.open, _as_remora_error(error))) from error
             loaded, failed = self._open_versions(plan, action, steps, sizes, begin_ns)
@@ -217,7 +218,10 @@ class ModelLoads:
         self._close(key, retired)
 
     def _hand_over(self, serving: Mapping[int, ServedModel], loaded: Mapping[int, ServedModel]) -> None:
-        """Let open sequences end in the version where they began, by linking each new version to the old one."""
+        """Let open sequences end in the version where they began.
+
+        Each new version is linked to the old one.
+        """
         for number, successor in loaded.items():
             older = serving.get(number) or (serving[max(serving)] if serving else None)
             if older is not None and older.is_needed:
@@ -250,7 +254,7 @@ class ModelLoads:
             )
             thread.start()
             with self._lock:
-                self.closing = [other for other in self.closing if other.is_alive()] + [thread]
+                self._closing = [other for other in self._closing if other.is_alive()] + [thread]
 
     def _end(self, key: str, model: ServedModel, successors: Sequence[ServedModel]) -> None:
         while successors and model.is_needed and not self._ending.wait(_LOOK_S):
@@ -264,11 +268,11 @@ class ModelLoads:
         """Stop waiting for open sequences of replaced versions, because the server stops."""
         self._ending.set()
 
-    def join(self, timeout_s: float) -> bool:
+    def wait_until_closed(self, timeout_s: float) -> bool:
         """Wait until unloaded models are closed. Return False on timeout."""
         end_ns = self._clock.monotonic_ns() + int(timeout_s * 1e9)
         with self._lock:
-            closing = list(self.closing)
+            closing = list(self._closing)
         for thread in closing:
             thread.join(max((end_ns - self._clock.monotonic_ns()) / 1e9, 0.0))
         return not any(thread.is_alive() for thread in closing)

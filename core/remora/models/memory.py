@@ -1,4 +1,4 @@
-"""Memory admission of model loads, with eviction of idle models where they are loaded on demand.
+"""Memory admission of model loads, and eviction of idle models loaded on demand.
 
 Two limits apply: the memory of the process's cgroup or machine, and the operator's budget for models, if set.
 
@@ -123,10 +123,11 @@ class MemoryGate:
 
     @contextmanager
     def load(self, file_bytes: int) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-        """Reserve memory for the duration of one load. Raises UnavailableError, with the numbers, if there is no room.
+        """Reserve memory for the duration of one load.
 
-        Yields a context manager for the end of a successful load: inside it the model becomes a resident and its
-        reservation ends. It holds the lock, so that no other load counts the model twice or not at all.
+        Raises UnavailableError, with the numbers, if there is no room. Yields a context manager for the end of a
+        successful load: inside it the model becomes a resident and its reservation ends. It holds the lock, so that no
+        other load counts the model twice or not at all.
         """
         with self._lock:
             need = self.cost.estimate(file_bytes)

@@ -28,7 +28,10 @@ class HostPolicy(NamedTuple):
 
 
 def parse_host_policies(entries: Sequence[str]) -> dict[str, HostPolicy]:
-    """Parse the policies, by name, from ``NAME,numa-node=N`` and ``NAME,cpu-cores=0-3,8``. Raises ValueError."""
+    """Parse the policies, by name, from ``NAME,numa-node=N`` and ``NAME,cpu-cores=0-3,8``.
+
+    Raises ValueError.
+    """
     policies: dict[str, HostPolicy] = {}
     for entry in entries:
         name, _, setting = entry.partition(",")
@@ -55,6 +58,24 @@ def parse_cpus(text: str) -> frozenset[int]:
             raise ValueError(f"'{text}' is not a list of processors between 0 and {MAX_CPU}")
         found.update(range(low, high + 1))
     return frozenset(found)
+
+
+def idle_gpu_reason(gpus: int, kinds: Mapping[str, Sequence[str]]) -> str:
+    """Return why no model uses a GPU though one is required, or "" if one does.
+
+    ``gpus`` is the number of usable GPUs, ``kinds`` the instance kinds of each loaded model.
+    """
+    if not gpus:
+        return (
+            "--require-gpu: no NVIDIA GPU can be used; check the driver (nvidia-smi), CUDA_VISIBLE_DEVICES and "
+            "--min-supported-compute-capability, and that the container was given the GPU"
+        )
+    if not kinds or any(kind != "CPU" for placed in kinds.values() for kind in placed):
+        return ""
+    return (
+        f"--require-gpu: {gpus} usable GPU(s), but every model runs on the CPU ({', '.join(sorted(kinds))}); the log "
+        "gives the reason where a GPU is preferred: a runtime without CUDA, or a driver older than the runtime's CUDA"
+    )
 
 
 def parse_gpu_limits(entries: Sequence[str]) -> dict[int, float]:
@@ -104,12 +125,20 @@ class PlacedModel:
         self._used = used
         self._cpus = cpus
 
+    @property
+    def generation(self) -> object:
+        """Generative side of the backend's model, None if it has none."""
+        return getattr(self._inner, "generation", None)
+
     def complete(self, config: ModelConfig) -> None:
         """Complete the configuration as the backend does."""
         self._inner.complete(config)
 
     def instance(self, config: ModelConfig, placement: Placement) -> Instance:
-        """Create the backend's instance, bound to its policy's CPUs. Raises UnavailableError if its GPU is too full."""
+        """Create the backend's instance, bound to its policy's CPUs.
+
+        Raises UnavailableError if its GPU is too full.
+        """
         if placement.kind == "GPU" and placement.device_id in self._limits:
             limit, used = self._limits[placement.device_id], self._used(placement.device_id)
             if used is not None and used > limit:
@@ -127,7 +156,10 @@ class PlacedModel:
 
 
 class PinnedInstance:
-    """An instance whose thread is bound to some CPUs. The event loop never runs it, because its affinity differs."""
+    """An instance whose thread is bound to some CPUs.
+
+    The event loop never runs it, because its affinity differs.
+    """
 
     quick = False
 

@@ -77,7 +77,14 @@ def open_repositories(options: EngineOptions, ledger: Ledger) -> list[Repository
     cache = CacheSettings(options.model_cache_directory, options.model_cache_byte_size)
     return [
         *(
-            open_repository(place, any_layout=True, bare_name=options.model_name, cache=cache, ledger=ledger)
+            open_repository(
+                place,
+                any_layout=True,
+                bare_name=options.model_name,
+                cache=cache,
+                ledger=ledger,
+                trust_pickle=options.trust_pickle,
+            )
             for place in options.paths
         ),
         *(open_repository(place, cache=cache, ledger=ledger) for place in options.model_repository),

@@ -34,7 +34,10 @@ class Revision(NamedTuple):
 
 
 class CurrentState(NamedTuple):
-    """The state that a model serves with. ``adjustable`` is True if its instances can change in place."""
+    """The state that a model serves with.
+
+    ``adjustable`` is True if its instances can change in place.
+    """
 
     revision: Revision
     ready: frozenset[int]
@@ -54,7 +57,10 @@ class Action(NamedTuple):
 
 
 def next_action(desired: Revision | None, current: CurrentState | None) -> Action | None:
-    """Return the action towards the desired state (None: do not serve), or None if nothing is left to do."""
+    """Return the action towards the desired state, or None if nothing is left to do.
+
+    A desired state of None means: do not serve.
+    """
     ready = current.ready if current is not None else frozenset[int]()
     if desired is None:
         return Action(retire=tuple(sorted(ready))) if ready else None

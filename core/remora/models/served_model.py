@@ -4,92 +4,91 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from remora.backends import BackendModel, Instance, capabilities_of
 from remora.calls import ModelInfo, ModelStats, SequenceReport
-from remora.config import ANY_KIND, BatchPolicy, Placement, batch_policy, sequence_policy
+from remora.config import ANY_KIND, Placement
 from remora.errors import InternalError, InvalidArgumentError, RemoraError, RetiredError, UnavailableError
-from remora.messages import Array, Data, InferForm, Mailbox, Outcome, RequestTrace, Response, Streamed, Ticket
+from remora.messages import Data, InferForm, Mailbox, Outcome, RequestTrace, Ticket
 from remora.proto.model_config_pb2 import ModelConfig
-from remora.scheduling.batching import BatchQueue, Queue
-from remora.scheduling.costs import CostModel
-from remora.scheduling.scheduler import Scheduler
+from remora.scheduling.assembly import CacheUse, SchedulingOptions, Steps, add_cache, make_scheduler
+from remora.scheduling.scheduler import RequestScheduler, Scheduler
 from remora.signature import Signature, UnreadableError
 from remora.statistics import FailureLog, ModelStatistics, StatisticsRecorder
 from remora.system.clock import Clock
-from remora.tensors.classification import classify
+from remora.tensors.classification import classify_replies
 from remora.tensors.device import DeviceId
 
 if TYPE_CHECKING:
     from remora.cache import ResponseCache
-    from remora.scheduling.ensembles.request import StepModels
-    from remora.scheduling.ensembles.scheduler import EnsembleScheduler
-    from remora.scheduling.rate_limiter import Turn
-    from remora.scheduling.response_cache import InnerScheduler as ModelScheduler
-    from remora.scheduling.sequences.scheduler import SequenceScheduler
+    from remora.generation import Generation
 
 Reply = Callable[[Ticket, Outcome], None]
-_NO_STATES: Mapping[str, Array] = {}
 
 
-class Steps(NamedTuple):
-    """The models of an ensemble: their look-up, and the names of the decoupled ones."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelParts:
+    """What a loaded model version consists of.
 
-    models: StepModels
-    decoupled: frozenset[str]
-
-
-class ServedModel:
-    """A loaded model version. `submit` queues a request. The ticket's reply gets the response exactly once.
-
-    Args:
+    Attributes:
         name: the name that clients use.
         version: its number.
         config: complete and valid.
-        backend_model: closed last, by `close`.
+        backend_model: closed last, by `ServedModel.close`.
         instances: at least one, except for an ensemble.
+        places: the placement of each instance.
+        kinds: the kinds that KIND_AUTO expands to.
+        clock: the engine's.
         labels: the lines of each output's label file.
+        statistics: counts the model's requests.
         steps: the models of an ensemble.
         cache: shared by all models; used if the configuration enables it.
-        hold: number of queued requests before which a dynamic batcher dispatches nothing [D16].
         fingerprint: digest of the model's files, for a cache shared with other servers.
-        refuse_late: refuse requests on arrival that are predicted to miss their deadline.
-        turns: one per instance, under a rate limiter [I08]; released by `close`.
-        backlog_hold: with ``hold``, number of requests waiting for a slot before which a direct sequence batcher
-            dispatches nothing [S15].
-        initial_states: initial values of the sequence states [S13].
+        scheduling: settings of the scheduler; `ServedModel.close` releases the turns in it.
     """
 
-    def __init__(
-        self,
-        name: str,
-        version: int,
-        config: ModelConfig,
-        backend_model: BackendModel,
-        instances: Sequence[Instance],
-        labels: Mapping[str, Sequence[str]],
-        clock: Clock,
-        statistics: ModelStatistics | None = None,
-        steps: Steps | None = None,
-        cache: ResponseCache | None = None,
-        hold: int = 0,
-        turns: Sequence[Turn] = (),
-        initial_states: Mapping[str, Array] = _NO_STATES,
-        *,
-        refuse_late: bool = False,
-        fingerprint: bytes = b"",
-        backlog_hold: int = 0,
-    ) -> None:
-        self.name = name
-        self.version = version
-        self.version_text = str(version)
+    name: str
+    version: int
+    config: ModelConfig
+    backend_model: BackendModel
+    instances: Sequence[Instance]
+    clock: Clock
+    places: Sequence[Placement] = ()
+    kinds: tuple[str, ...] = ANY_KIND
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    statistics: ModelStatistics = field(default_factory=ModelStatistics)
+    steps: Steps | None = None
+    cache: ResponseCache | None = None
+    fingerprint: bytes = b""
+    scheduling: SchedulingOptions = field(default_factory=SchedulingOptions)
+
+
+class Submitted(NamedTuple):
+    """Tickets of requests submitted together, and the index and the error of each that a queue refuses."""
+
+    tickets: list[Ticket]
+    refused: list[tuple[int, RemoraError]]
+
+
+class ServedModel:
+    """A loaded model version.
+
+    `submit` queues a request. The ticket's reply gets the response exactly once.
+    """
+
+    def __init__(self, parts: ModelParts) -> None:
+        config = parts.config
+        self.name = parts.name
+        self.version = parts.version
+        self.version_text = str(parts.version)
         self.config = config
         self.decoupled = config.model_transaction_policy.decoupled
         self.platform = config.platform or config.backend
-        self.signature = Signature(config, name)
-        self.statistics = statistics or ModelStatistics()
-        self.steps = steps
+        self.signature = Signature(config, parts.name)
+        self.statistics = parts.statistics
+        self.steps = parts.steps
         self.load_ns = 0
         self.loaded_ms = 0
         self.file_bytes = 0
@@ -97,98 +96,45 @@ class ServedModel:
         """The version that this one replaced, while sequences that began there are open [V03]."""
         self.metric_labels: tuple[tuple[str, str], ...] = ()
         """Additional metric labels, where a host has several engines."""
-        self.places: tuple[Placement, ...] = ()
-        """The placement of each instance."""
-        self.kinds: tuple[str, ...] = ANY_KIND
-        """The kinds that KIND_AUTO expands to."""
-        self._backend_model = backend_model
-        self._instances = instances
-        self._labels = labels
-        self._now = clock.monotonic_ns
-        self._cache = cache
-        self._turns = turns
-        self.initial_states = initial_states
-        self._refuse_late = refuse_late
-        self._backlog_hold = backlog_hold
+        self.places = tuple(parts.places)
+        self.kinds = parts.kinds
+        self.initial_states = parts.scheduling.initial_states
+        self._backend_model = parts.backend_model
+        self._instances = parts.instances
+        self._labels = parts.labels
+        self._now = parts.clock.monotonic_ns
+        self._cache = parts.cache
+        self._turns = parts.scheduling.turns
         self._users = 0
         self._closing = False
         self._released = threading.Condition()
-        self.caches = cache is not None and config.response_cache.enable and not self.decoupled
+        self.caches = parts.cache is not None and config.response_cache.enable and not self.decoupled
         """True if responses may come from the response cache."""
-        self.devices = self._devices_of(instances)
+        self.devices = self._devices_of(parts.instances)
         """The devices on which the model accepts and returns tensors: those that all of its instances support.
 
         Empty if anything other than the instances reads its tensors.
         """
-        scheduler = self._make_scheduler(batch_policy(config), instances, clock, steps, hold)
-        self._inner = scheduler
-        fixed = self.decoupled or turns or refuse_late  # the number of instances cannot change
-        self._pool = scheduler if isinstance(scheduler, Scheduler) and not fixed else None
-        self.scheduler: ModelScheduler = scheduler
-        if cache is not None and self.caches:
-            self.scheduler = self._cached(scheduler, cache, clock, fingerprint)
+        recorder = StatisticsRecorder(self.statistics, parts.clock, FailureLog(self.name, parts.clock))
+        inner = make_scheduler(
+            config, parts.instances, self.signature, recorder, parts.clock, parts.scheduling, parts.steps
+        )
+        self._inner = inner
+        fixed = self.decoupled or self._turns or parts.scheduling.refuse_late  # the number of instances cannot change
+        self._pool = inner if isinstance(inner, Scheduler) and not fixed else None
+        self.scheduler: RequestScheduler = inner
+        if parts.cache is not None and self.caches:
+            scope = parts.cache.scope(self.name, self.version, parts.fingerprint)
+            use = CacheUse(parts.cache, scope, composed=self.steps is not None)
+            self.scheduler = add_cache(inner, use, StatisticsRecorder(self.statistics, parts.clock), parts.clock)
+
+        self._plain = inner if self.scheduler is inner and isinstance(inner, Scheduler) else None
 
     def _devices_of(self, instances: Sequence[Instance]) -> frozenset[DeviceId]:
         if not instances or self.decoupled or self.caches or self.config.HasField("sequence_batching"):
             return frozenset()
         taken = [capabilities_of(instance).devices for instance in instances]
         return taken[0].intersection(*taken[1:])
-
-    def _cached(self, inner: ModelScheduler, cache: ResponseCache, clock: Clock, fingerprint: bytes) -> ModelScheduler:
-        from remora.scheduling.response_cache import CachedScheduler
-
-        recorder = StatisticsRecorder(self.statistics, clock)
-        scope = cache.scope(self.name, self.version, fingerprint)
-        caching = CachedScheduler(inner, cache, scope, recorder, clock, composed=self.steps is not None)
-        if not cache.remote:
-            return caching
-        from remora.scheduling.response_cache import OffLoopScheduler
-
-        return OffLoopScheduler(caching, cache.run, recorder, clock)
-
-    def _make_scheduler(
-        self, policy: BatchPolicy, instances: Sequence[Instance], clock: Clock, steps: Steps | None, hold: int
-    ) -> Scheduler | EnsembleScheduler | SequenceScheduler:
-        recorder = StatisticsRecorder(self.statistics, clock, FailureLog(self.name, clock))
-        if steps is not None:
-            from remora.scheduling.ensembles.scheduler import EnsembleScheduler
-
-            return EnsembleScheduler(self.config, steps.decoupled, steps.models, self.signature, recorder, clock)
-        sequences = sequence_policy(self.config)
-        if sequences is not None:
-            from remora.scheduling.sequences.scheduler import SequenceScheduler
-
-            return SequenceScheduler(
-                sequences,
-                instances,
-                self.signature,
-                recorder,
-                clock,
-                initial_states=self.initial_states,
-                decoupled=self.decoupled,
-                hold=hold,
-                backlog_hold=self._backlog_hold,
-                turns=self._turns,
-            )
-        may_wait = policy.dynamic and (policy.max_delay_ns > 0 or hold > 0)
-        queue: Queue = BatchQueue(policy, hold=hold)
-        costs = CostModel()
-        if self._refuse_late:
-            from remora.scheduling.admission import AdmittingQueue  # imported here because few servers enable it
-
-            queue = AdmittingQueue(queue, policy, costs, len(instances))
-        return Scheduler(
-            queue,
-            instances,
-            self.signature,
-            recorder,
-            clock,
-            may_wait=may_wait,
-            decoupled=self.decoupled,
-            ordered=policy.preserve_ordering and not self.decoupled,
-            turns=self._turns,
-            costs=costs,
-        )
 
     def submit(
         self,
@@ -198,9 +144,9 @@ class ServedModel:
         *,
         mailbox: Mailbox | None = None,
         context: object = None,
-        held: frozenset[object] = frozenset(),
+        blocking_instances: frozenset[object] = frozenset(),
         timeout_ns: int = 0,
-        stays: bool = False,
+        keep_on_device: bool = False,
         trace: RequestTrace | None = None,
     ) -> Ticket:
         """Validate a request and queue it.
@@ -211,9 +157,9 @@ class ServedModel:
             reply: gets each response; never called if this raises.
             mailbox: collects responses of one caller; see ``Ticket``.
             context: the caller's; see ``Ticket``.
-            held: instances that stay busy until the request is answered.
+            blocking_instances: instances that stay busy until the request is answered.
             timeout_ns: time after which the request is not started any more; 0 for none.
-            stays: see ``Request``.
+            keep_on_device: see ``Request``.
             trace: follows the request.
 
         Raises:
@@ -225,21 +171,28 @@ class ServedModel:
         older = self.predecessor
         if older is not None and older.keeps(form):
             return older.submit(
-                form, data, reply, mailbox=mailbox, context=context, held=held, timeout_ns=timeout_ns, trace=trace
+                form,
+                data,
+                reply,
+                mailbox=mailbox,
+                context=context,
+                blocking_instances=blocking_instances,
+                timeout_ns=timeout_ns,
+                trace=trace,
             )
         try:
             request = self.signature.request(form, data)
         except UnreadableError as error:
             raise self.unreadable(error) from None
-        request.stays = stays
+        request.keep_on_device = keep_on_device
         if trace is not None:
             request.trace = trace
-            trace.taken(request)
-        if held:
-            self._refuse_deadlock(held)
-            request.held = held
+            trace.record_inputs(request)
+        if blocking_instances:
+            self._refuse_deadlock(blocking_instances)
+            request.blocking_instances = blocking_instances
         if form.outputs and any(output.classes for output in form.outputs):
-            reply = self._classifying(reply)
+            reply = classify_replies(reply, self.labels_of, batches=self.signature.max_batch_size > 0)
         ticket = Ticket(request, reply, mailbox, context)
         if timeout_ns:
             ticket.arrival_ns = self._now()
@@ -253,15 +206,54 @@ class ServedModel:
             raise
         return ticket
 
+    def submit_all(
+        self,
+        form: InferForm,
+        columns: Sequence[memoryview],
+        reply: Reply,
+        mailbox: Mailbox | None,
+        contexts: Sequence[object],
+    ) -> Submitted:
+        """Validate and queue requests of one form in one step. Only if `queues_together`.
+
+        Args:
+            form: without a sequence; see `submit`.
+            columns: of each input the bytes of all requests, one after the other; none of BYTES.
+            reply, mailbox: as for `submit`.
+            contexts: one for each request.
+
+        Raises what `submit` raises for all of them.
+        """
+        assert self._plain is not None
+        try:
+            requests = self.signature.requests(form, columns, len(contexts))
+        except UnreadableError as error:
+            raise self.unreadable(error) from None
+        if form.outputs and any(output.classes for output in form.outputs):
+            reply = classify_replies(reply, self.labels_of, batches=self.signature.max_batch_size > 0)
+        tickets = [Ticket(request, reply, mailbox, own) for request, own in zip(requests, contexts, strict=True)]
+        try:
+            refused = self._plain.submit_all(tickets)
+        except UnavailableError as error:
+            if self._closing:
+                raise RetiredError(error.message) from error
+            raise
+        for _ in refused:
+            self.statistics.record_rejection()
+        return Submitted(tickets, refused)
+
     def run_uncached(self, form: InferForm, data: Sequence[Data], reply: Reply) -> Ticket:
-        """Run a request without the response cache, also before the model serves. Raises RemoraError as `submit`."""
+        """Run a request without the response cache, also before the model serves.
+
+        Raises RemoraError as `submit`.
+        """
         ticket = Ticket(self.signature.request(form, data), reply)
         self._inner.submit(ticket)
         return ticket
 
-    def _refuse_deadlock(self, held: frozenset[object]) -> None:
+    def _refuse_deadlock(self, blocking_instances: frozenset[object]) -> None:
         """Raise InternalError for a call that only instances waiting for it could answer [L04]."""
-        if self._instances and held.issuperset(self._instances):
+        if self._instances and blocking_instances.issuperset(self._instances):
             count = len(self._instances)
             raise InternalError(
                 f"model '{self.name}' would wait for itself: its {count} instance{'s are' if count > 1 else ' is'} "
@@ -269,24 +261,11 @@ class ServedModel:
                 "or give the model more instances (instance_group count) than calls can lie inside each other"
             )
 
-    def _classifying(self, reply: Reply) -> Reply:
-        def reply_classified(ticket: Ticket, outcome: Outcome) -> None:
-            if isinstance(outcome, Streamed):
-                if isinstance(outcome.outcome, Response):
-                    outcome = Streamed(self._classified(ticket, outcome.outcome), outcome.final)
-            elif isinstance(outcome, Response):
-                outcome = self._classified(ticket, outcome)
-            reply(ticket, outcome)
-
-        return reply_classified
-
-    def _classified(self, ticket: Ticket, response: Response) -> Response | RemoraError:
-        wanted = ticket.request.form.outputs
-        labels = {output.name: self.labels_of(output.name) for output in wanted if output.classes}
-        return classify(response, wanted, labels, batches=self.signature.max_batch_size > 0)
-
     def labels_of(self, output: str) -> Sequence[str]:
-        """Return the lines of an output's label file. An ensemble's outputs use those of their source [C09]."""
+        """Return the lines of an output's label file.
+
+        An ensemble's outputs use those of their source [C09].
+        """
         if output in self._labels or self.steps is None:
             return self._labels.get(output, ())
         from remora.scheduling.ensembles import scheduler as ensemble_ends
@@ -294,7 +273,10 @@ class ServedModel:
         return ensemble_ends.labels_of(self.config, self.steps.models, output)
 
     def unreadable(self, error: UnreadableError) -> RemoraError:
-        """Count an undecodable request and return its error, in an ensemble with the text of the step's model."""
+        """Count an undecodable request and return its error.
+
+        In an ensemble the error has the text of the step's model.
+        """
         self.statistics.record_unreadable()
         if self.steps is None:
             return error
@@ -303,9 +285,23 @@ class ServedModel:
         return ensemble_ends.unreadable(self.config, self.steps.models, error)
 
     @property
+    def queues_together(self) -> bool:
+        """True if `submit_all` may be called: the model has no sequences, steps or response cache."""
+        return self._plain is not None
+
+    @property
     def instances(self) -> Sequence[Instance]:
         """The current instances, empty for an ensemble."""
         return self._instances
+
+    @property
+    def generation(self) -> Generation | None:
+        """Generative side of a language model; None for other models.
+
+        Use it between `acquire` and `release`, so that the model stays open.
+        """
+        found: Generation | None = getattr(self._backend_model, "generation", None)
+        return found
 
     @property
     def instance_count(self) -> int:
@@ -337,8 +333,7 @@ class ServedModel:
     @property
     def open_sequences(self) -> int:
         """The number of sequences that have begun and not ended."""
-        count: int = getattr(self._inner, "open_sequences", 0)  # only sequence schedulers have this attribute
-        return count
+        return self._inner.open_sequences
 
     @property
     def is_needed(self) -> bool:
@@ -350,8 +345,7 @@ class ServedModel:
         if not form.sequence_id or form.sequence_start:
             return False
         older = self.predecessor
-        keeps: Callable[[int | str], bool] | None = getattr(self._inner, "keeps", None)
-        return (keeps is not None and keeps(form.sequence_id)) or (older is not None and older.keeps(form))
+        return self._inner.keeps_sequence(form.sequence_id) or (older is not None and older.keeps(form))
 
     @property
     def adjustable(self) -> bool:
@@ -398,30 +392,36 @@ class ServedModel:
             instance.close()
 
     def sequences(self) -> SequenceReport:
-        """Return the state of the sequence batcher. Raises InvalidArgumentError without sequence batching."""
-        report: Callable[[], SequenceReport] | None = getattr(self.scheduler, "report", None)
+        """Return the state of the sequence batcher.
+
+        Raises InvalidArgumentError without sequence batching.
+        """
+        report = self._inner.report()
         if report is None:
             raise InvalidArgumentError(
                 f"model '{self.name}' keeps no sequences: its configuration has no sequence_batching"
             )
-        return report()
+        return report
 
     def stats(self) -> ModelStats:
-        """Return a consistent snapshot of the statistics, without single responses for Python models [T03]."""
+        """Return a consistent snapshot of the statistics.
+
+        It leaves out single responses for Python models [T03].
+        """
         return self.statistics.snapshot(self.name, self.version_text, responses=self.config.backend != "python")
 
     def metadata(self, versions: Sequence[str]) -> ModelInfo:
         """Return the model's metadata [H07]."""
         return ModelInfo(self.name, tuple(versions), self.platform, self.signature.inputs, self.signature.outputs)
 
-    def borrow(self) -> bool:
-        """Keep the model open until `give_back`. Return False if it is closing already."""
+    def acquire(self) -> bool:
+        """Keep the model open until `release`. Return False if it is closing already."""
         with self._released:
             self._users += not self._closing
             return not self._closing
 
-    def give_back(self) -> None:
-        """Release one `borrow`."""
+    def release(self) -> None:
+        """Release one `acquire`."""
         with self._released:
             self._users -= 1
             if not self._users:
@@ -441,7 +441,7 @@ class ServedModel:
         if timeout_s is not None:
             timeout_s = max(timeout_s - (self._now() - begin_ns) / 1e9, 0.0)
         done = self.scheduler.stop(timeout_s) and released
-        self.scheduler.abandon(UnavailableError(f"model '{self.name}' was unloaded before this request could run"))
+        self.scheduler.fail_pending(UnavailableError(f"model '{self.name}' was unloaded before this request could run"))
         for turn in self._turns:
             turn.leave()
         if done:

@@ -68,7 +68,10 @@ class ModelState(NamedTuple):
 
     @property
     def is_fine(self) -> bool:
-        """True unless a version that should serve does not [V01]. A first load in progress counts as healthy."""
+        """True unless a version that should serve does not [V01].
+
+        A first load in progress counts as healthy.
+        """
         return bool(self.versions) and all(
             row.state in (READY, UNLOADING) or (row.state == LOADING and not row.reason) or row.reason == UNLOADED
             for row in self.versions.values()
@@ -84,7 +87,10 @@ def _refuse(name: str, version: int, error: RemoraError) -> NoReturn:
 
 
 class ModelTable:
-    """Models by key: the name, or ``<namespace>::<name>`` (see `remora.repository.catalog`). Thread-safe."""
+    """Models by key: the name, or ``<namespace>::<name>`` (see `remora.repository.catalog`).
+
+    Thread-safe.
+    """
 
     def __init__(self, *, namespacing: bool = False) -> None:
         self._lock = threading.Lock()
@@ -131,7 +137,10 @@ class ModelTable:
         return row.model
 
     def called(self, name: str) -> ModelState | None:
-        """Return the state of the only model of this name in any namespace, or None for none or several."""
+        """Return the state of the only model of this name in any namespace.
+
+        Returns None for none or several.
+        """
         state = self._states.get(name)
         if state is None and self._namespacing:
             with suppress(InvalidArgumentError):
@@ -139,7 +148,10 @@ class ModelTable:
         return state
 
     def _only_namesake(self, name: str) -> str:
-        """Return the key of the only model of this name in any namespace [M15]. Raises InvalidArgumentError."""
+        """Return the key of the only model of this name in any namespace [M15].
+
+        Raises InvalidArgumentError.
+        """
         keys = self.keys_of(name)
         in_use = [key for key in keys if not self._states.get(key, UNKNOWN).is_unloaded]
         if len(in_use) > 1:
@@ -151,11 +163,11 @@ class ModelTable:
             raise InvalidArgumentError(f"Request for unknown model: '{name}' is not found")
         return (in_use or keys)[0]
 
-    def borrow(self, name: str, version: int = -1) -> ServedModel:
-        """Look up a version as `resolve` does and keep it open until its `ServedModel.give_back`."""
+    def acquire(self, name: str, version: int = -1) -> ServedModel:
+        """Look up a version as `resolve` does and keep it open until its `ServedModel.release`."""
         while True:
             model = self.resolve(name, version)
-            if model.borrow():
+            if model.acquire():
                 return model  # else it is closing, and the table already has its replacement
 
     def state(self, key: str) -> ModelState | None:
@@ -200,7 +212,10 @@ class ModelTable:
         return lines
 
     def fatal(self) -> str:
-        """Return why the process must be restarted, for the first model that needs it, or "" for none."""
+        """Return why the process must be restarted, or "".
+
+        The first model that needs a restart gives the reason.
+        """
         for model in self.ready_models():
             if model.fatal:
                 return f"model '{model.name}' version {model.version}: {model.fatal}"
@@ -229,7 +244,9 @@ class ModelTable:
         self._change(key, loading)
 
     def replace(self, key: str, loaded: Mapping[int, ServedModel], kept: Collection[int]) -> list[ServedModel] | None:
-        """Publish a successful load: ``loaded`` and ``kept`` serve from now on. Return the replaced versions.
+        """Publish a successful load: ``loaded`` and ``kept`` serve from now on.
+
+        Return the replaced versions.
 
         Returns None if the table has been cleared meanwhile.
         """

@@ -25,6 +25,7 @@ from remora.messages import DTYPES, Array, Data, InferForm, InputSpec, Outcome, 
 from remora.models.served_model import ServedModel
 from remora.proto.model_config_pb2 import ModelConfig, ModelWarmup
 from remora.scheduling.batching import BatchQueue, Plan
+from remora.scheduling.pool import DispatchPolicy
 from remora.scheduling.scheduler import Scheduler
 from remora.statistics import ModelStatistics, StatisticsRecorder
 from remora.system.clock import Clock
@@ -73,10 +74,10 @@ def samples_of(config: ModelConfig, read: Callable[[str], bytes]) -> list[Warmup
 
 
 def derived_sample(config: ModelConfig) -> WarmupSample | None:
-    """Return a sample of one row of zeros for a model with fixed dims and numeric inputs, else None.
+    """Return a sample of one row of zeros, or None.
 
-    Sequences would begin with it, a decoupled model may never end, the meaning of empty text is unknown, and more than
-    DERIVED_LIMIT_BYTES is not cheap: these get no sample.
+    Only models with fixed dims and numeric inputs have one. Sequences would begin with it, a decoupled model may never
+    end, the meaning of empty text is unknown, and more than DERIVED_LIMIT_BYTES is not cheap: these get no sample.
     """
     if config.HasField("sequence_batching") or config.model_transaction_policy.decoupled:
         return None
@@ -160,7 +161,10 @@ def _zeros(spec: InputSpec) -> Array:
 
 
 def _random(spec: InputSpec) -> Array:
-    """Return plausible values, the same each time: fractions of 1, small integers or short words."""
+    """Return plausible values, the same each time.
+
+    They are fractions of 1, small integers or short words.
+    """
     random = np.random.default_rng(_SEED)
     datatype, dtype = spec.datatype, DTYPES[spec.datatype]
     if datatype == "BYTES":
@@ -240,7 +244,7 @@ class _WarmupRecorder(StatisticsRecorder):
         self, plan: Plan, execution: Execution, outcomes: Sequence[Outcome | None], start_ns: int, end_ns: int
     ) -> None:
         super().executed(plan._replace(reason=WARMUP), execution, outcomes, start_ns, end_ns)
-        for _ in execution.again:  # an iterative sequence would continue with another execution; warmup runs one
+        for _ in execution.rescheduled:  # an iterative sequence would continue with another execution; warmup runs one
             self._ended.put(None)
 
 
@@ -258,8 +262,7 @@ def _run(model: ServedModel, instance: Instance, sample: WarmupSample, clock: Cl
         model.signature,
         _WarmupRecorder(model.statistics, clock, ended),
         clock,
-        may_wait=True,
-        decoupled=model.decoupled,
+        DispatchPolicy(may_wait=True, decoupled=model.decoupled),
     )
     try:
         for _ in range(sample.rounds):

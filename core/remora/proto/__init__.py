@@ -1,1 +1,4 @@
-"""Generated messages of the V2 protocol and of model configurations, wire-identical to Triton's."""
+"""Generated messages of the V2 protocol and of model configurations.
+
+They are wire-identical to Triton's.
+"""

@@ -16,6 +16,9 @@ _OWN_SITES = (b"same-origin", b"none")
 _SIMPLE_TYPES = (b"text/plain", b"multipart/form-data", b"application/x-www-form-urlencoded")
 _LOOPBACK = re.compile(r"127(?:\.\d{1,3}){3}|::1|localhost|.+\.localhost")
 _NAME = re.compile(r"[a-z0-9_.:-]+")
+_ORIGIN = re.compile(r"https?://[a-z0-9_.-]+(?::[0-9]{1,5})?|https?://\[[0-9a-f:]+\](?::[0-9]{1,5})?")
+_FIELD_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_EXPOSED = b"Inference-Header-Content-Length, Retry-After, X-Request-Id"
 _UNDOTTED = re.compile(r"[a-z0-9_-]+")
 
 Header = Callable[[bytes], bytes | None]
@@ -98,3 +101,40 @@ def refuse_page(method: str, header: Header, allowed: Container[str]) -> str:
     if origin is not None and kind in _SIMPLE_TYPES:
         return f"A web page must send this request as application/json, not as {kind.decode()}"
     return ""
+
+
+class SharedOrigins:
+    """Origins of ``--cors-origin``, whose pages may read the answers.
+
+    ``*`` stands for every origin. Answers never permit credentials: a page sends its key in a header, so that no cookie
+    or password that a browser stores can be abused. Raises ValueError for text that is not an origin.
+    """
+
+    def __init__(self, origins: tuple[str, ...]) -> None:
+        for origin in origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin.lower()):
+                raise ValueError(f"--cors-origin={origin}: expected an origin such as https://app.example, or *")
+        self._all = "*" in origins
+        self._named = frozenset(origin.lower().encode() for origin in origins)
+
+    def headers(self, header: Header) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the CORS headers of the answer to a request, none for a page of another origin."""
+        origin = header(b"origin")
+        if origin is None or not (self._all or origin.lower() in self._named):
+            return ()
+        shared = ((b"Access-Control-Expose-Headers", _EXPOSED),)
+        if self._all:
+            return ((b"Access-Control-Allow-Origin", b"*"), *shared)
+        return ((b"Access-Control-Allow-Origin", origin), (b"Vary", b"Origin"), *shared)
+
+    def preflight(self, method: str, header: Header) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the further headers of the answer to a preflight, none for another request."""
+        if method != "OPTIONS" or header(b"access-control-request-method") is None:
+            return ()
+        wanted = (header(b"access-control-request-headers") or b"").split(b",")
+        names = b", ".join(name.strip() for name in wanted if _FIELD_NAME.fullmatch(name.strip()))
+        return (
+            (b"Access-Control-Allow-Methods", b"GET, POST, DELETE"),
+            *(((b"Access-Control-Allow-Headers", names),) if names else ()),
+            (b"Access-Control-Max-Age", b"600"),
+        )

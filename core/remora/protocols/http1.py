@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 import httptools
 
 from remora.messages import Buffer
+
+if TYPE_CHECKING:
+    from remora.protocols.api_keys import Caller
 
 HEAD_LIMIT = 65_536
 """Longest request head, in bytes."""
@@ -27,7 +31,12 @@ _FIELD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*")
 _AUTHORITY = re.compile(r"https?://[^/?]*", re.IGNORECASE)
 _MEMO_LIMIT = 512
 _MEMO_HEAD_LIMIT = 2_048
+_MOST_NOTES = 4
+"""Notes of one head, because those of services that have ended must not pile up."""
 _REASONS = {status.value: status.phrase for status in HTTPStatus} | {405: "Not Allowed"}  # Triton's phrase [H03]
+
+
+T = TypeVar("T")
 
 
 class BadRequest(Exception):  # noqa: N818 - it is an answer, not a failure
@@ -48,6 +57,7 @@ class Head:
     """
 
     __slots__ = (
+        "caller",
         "chunked",
         "content_length",
         "expects_continue",
@@ -56,7 +66,7 @@ class Head:
         "http10",
         "keep_alive",
         "method",
-        "note",
+        "notes",
         "path",
         "query",
     )
@@ -79,8 +89,10 @@ class Head:
         self.content_length = int(self.get(b"content-length") or 0)
         self.chunked = (self.get(b"transfer-encoding") or b"").lower().endswith(b"chunked")
         self.expects_continue = (self.get(b"expect") or b"").lower() == b"100-continue"
-        self.note: object = None
-        """Data that the service attaches to this head, such as its route."""
+        self.notes: dict[object, object] | None = None
+        """Contents of `HeadNote`."""
+        self.caller: Caller | None = None
+        """Holder of the request's API key; None without one."""
 
     def get(self, name: bytes) -> bytes | None:
         """Return the value of a header by its lower-case name, the first of several."""
@@ -96,8 +108,25 @@ class Head:
         """
         kept = self.headers if headers is None else headers
         other = Head(method or self.method, "", kept, self.keep_alive, http10=self.http10)
-        other.path, other.query = path, self.query
+        other.path, other.query, other.caller = path, self.query, self.caller
         return other
+
+
+class HeadNote(Generic[T]):
+    """Note that one service attaches to heads, such as the route, because a head may repeat."""
+
+    __slots__ = ()
+
+    def get(self, head: Head) -> T | None:
+        """Return the note of a head, None without one."""
+        return None if head.notes is None else cast("T | None", head.notes.get(self))
+
+    def put(self, head: Head, note: T) -> T:
+        """Attach the note to a head and return it."""
+        if head.notes is None or len(head.notes) >= _MOST_NOTES:
+            head.notes = {}
+        head.notes[self] = note
+        return note
 
 
 class _Collector:
@@ -118,24 +147,32 @@ class _Collector:
         self.complete = True
 
 
-class HeadParser:
-    """Parser of heads with a memo. One per server, not thread-safe."""
+class HeadParser(Generic[T]):
+    """Parser of heads with a memo of their meaning. One per port, not thread-safe.
 
-    def __init__(self) -> None:
-        self._memo: dict[bytes, Head] = {}
-        self.known = self._memo.get
-        """Returns the head for exactly these bytes if it was parsed before, else None."""
+    Args:
+        read: returns the meaning of a head. It depends on the head alone and does not raise.
+    """
 
-    def parse(self, block: bytes) -> Head:
-        """Parse the head in ``block``, which ends with its empty line. Raises BadRequest."""
-        head = self._memo.get(block)
-        if head is None:
-            head = _parse(block)
+    def __init__(self, read: Callable[[Head], T]) -> None:
+        self._read = read
+        self._memo: dict[bytes, T] = {}
+        self.known: Callable[[bytes], T | None] = self._memo.get
+        """Returns the meaning of exactly these bytes if they were parsed before, else None."""
+
+    def parse(self, block: bytes) -> T:
+        """Return the meaning of the head in ``block``, which ends with its empty line.
+
+        Raises BadRequest.
+        """
+        meaning = self._memo.get(block)
+        if meaning is None:
+            meaning = self._read(_parse(block))
             if len(block) <= _MEMO_HEAD_LIMIT:
                 if len(self._memo) >= _MEMO_LIMIT:
                     self._memo.clear()
-                self._memo[block] = head
-        return head
+                self._memo[block] = meaning
+        return meaning
 
 
 def _parse(block: bytes) -> Head:
@@ -217,6 +254,8 @@ class ChunkDecoder:
     """
 
     _LINE_LIMIT = 4_096
+    _MOST_STEPS = 6_144
+    """Steps of one call; a chunk has three."""
 
     def __init__(self, limit: int, head: Head, max_chunks: int = MAX_CHUNKS) -> None:
         self._limit = limit
@@ -237,11 +276,13 @@ class ChunkDecoder:
     def feed(self, data: Buffer) -> int:
         """Consume bytes and return their number.
 
-        It is smaller than the number given only if the body ended before the rest.
+        It is smaller than the number given if the body ended before the rest, or after some thousand small chunks, so
+        that the caller can do other work between.
         """
-        view, at = memoryview(data), 0
-        while at < len(view) and not self.done:
+        view, at, steps = memoryview(data), 0, 0
+        while at < len(view) and not self.done and steps < self._MOST_STEPS:
             at = self._state(view, at)
+            steps += 1
         return at
 
     def _take_line(self, view: memoryview, at: int) -> tuple[int, bytes | None]:

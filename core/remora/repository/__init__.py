@@ -18,6 +18,9 @@ whenever the content may have changed."""
 BARE_SUFFIXES = (".onnx",)
 """Suffixes of files that are a model by themselves, named after the file."""
 
+FOREIGN_SUFFIXES = (".joblib", ".pkl", ".skops", ".cbm", ".bst")
+"""Suffixes of other libraries' files, for errors; `remora.repository.files` also recognises files by content."""
+
 _NAMES_OF_SUFFIXES = {".ubj": "xgboost.ubj"}
 _NOT_LISTED: Mapping[int, tuple[str, ...]] = {}
 

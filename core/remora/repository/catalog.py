@@ -32,7 +32,9 @@ class CatalogEntry(NamedTuple):
 
 
 class Catalog:
-    """The models of several repositories. Thread-safe: scan results are replaced, never changed, under a lock.
+    """The models of several repositories.
+
+    Thread-safe: scan results are replaced, never changed, under a lock.
 
     Args:
         repositories: the locations to scan, in this order.
@@ -88,7 +90,10 @@ class Catalog:
         return list(dict.fromkeys(self._key(entry) for entry in self._entries() if entry.folder.name == name))
 
     def near(self, name: str, key: str) -> str:
-        """Return the key that a step of the ensemble ``key`` refers to, preferably in the same namespace."""
+        """Return the key that a step of the ensemble ``key`` refers to.
+
+        A model in the same namespace is preferred.
+        """
         if not self.namespacing:
             return name
         own = f"{key.rpartition(_SEPARATOR)[0]}{_SEPARATOR}{name}"

@@ -28,7 +28,10 @@ _TRITONS_DIRECTORIES = {
 def open_elsewhere(
     place: str, *, any_layout: bool, bare_name: str = "", cache: CacheSettings, ledger: Ledger | None = None
 ) -> Repository:
-    """Open the repository at a URL or in a local archive. Arguments and errors as of `open_repository`."""
+    """Open the repository at a URL or in a local archive.
+
+    Arguments and errors as of `open_repository`.
+    """
     cloud = parse_location(place).cloud if is_url(place) else ""
     models = open_cache(cache, cloud)
     ledger = ledger or Ledger(SystemClock.monotonic_ns)
@@ -41,7 +44,10 @@ def open_elsewhere(
 
 
 def open_storage(url: str) -> tuple[ObjectStorage, Location]:
-    """Open the storage at a URL with the credentials of the environment. Raises as `open_repository`."""
+    """Open the storage at a URL with the credentials of the environment.
+
+    Raises as `open_repository`.
+    """
     if not is_url(url):
         scheme = url.partition("://")[0]
         raise NotFoundError(
@@ -63,7 +69,10 @@ def open_cache(settings: CacheSettings, cloud: str = "") -> ModelCache:
 
 
 def _model_name(location: Location) -> str:
-    """Return the name of a single model: that of its folder, or of the folder that contains its file."""
+    """Return the name of a single model.
+
+    It is that of its folder, or of the folder that contains its file.
+    """
     folder, _, last = location.path.rpartition("/")
     return (folder.rpartition("/")[2] if last.endswith(".onnx") else last) or location.bucket
 

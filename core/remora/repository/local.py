@@ -15,7 +15,7 @@ from pathlib import Path
 
 from remora.errors import NotFoundError, UnavailableError
 from remora.model_files import CONFIG_FILENAMES, KINDS, MODEL_FILENAMES, parse_version
-from remora.repository import BARE_SUFFIXES, Fingerprint, ModelFolder
+from remora.repository import BARE_SUFFIXES, FOREIGN_SUFFIXES, Fingerprint, ModelFolder
 
 _FILE_SUFFIXES = (*BARE_SUFFIXES, ".pt", ".pt2", ".plan", ".ubj")
 """Files that are served as models if named explicitly. In a directory, most of these are not models."""
@@ -117,7 +117,10 @@ def _scan_one(path: Path, bare_name: str = "") -> dict[str, list[ModelFolder]]:
 
 
 def _scan_file(path: Path, bare_name: str) -> dict[str, list[ModelFolder]]:
-    """Return the model that a file is or belongs to by its name. Raises NotFoundError for other files."""
+    """Return the model that a file is or belongs to by its name.
+
+    Raises NotFoundError for other files.
+    """
     named = path.name in MODEL_FILENAMES
     version = _version_of_model(path.parent) if named and not bare_name else None
     if version is not None:
@@ -130,15 +133,20 @@ def _scan_file(path: Path, bare_name: str) -> dict[str, list[ModelFolder]]:
         return {name: [model_folder(path.parent, name)]}
     if path.name in CONFIG_FILENAMES:
         raise NotFoundError(f"'{path}' is a configuration: give the directory that it lies in")
-    kind = next((kind for kind in KINDS if kind.by_itself and Path(kind.filename).suffix == path.suffix), None)
+    # From the end, because a JSON file is rather a forest than the configuration of an exported language model.
+    kind = next((kind for kind in KINDS[::-1] if kind.by_itself and Path(kind.filename).suffix == path.suffix), None)
     folder = f", such as {path.stem}/1/{kind.filename} for this file" if kind else ""
     raise NotFoundError(
-        f"'{path}' is not a model file: expected {', '.join(_FILE_SUFFIXES)} or a model's directory{folder}"
+        f"'{path}' is not a model file: expected {', '.join((*_FILE_SUFFIXES, *FOREIGN_SUFFIXES))}, a folder of "
+        f"transformers, MLflow or TensorFlow, or a model's directory{folder}"
     )
 
 
 def _version_of_model(directory: Path) -> ModelFolder | None:
-    """Return the model whose version a directory is, with only that version, or None for other directories."""
+    """Return the model whose version a directory is, with only that version.
+
+    Returns None for other directories.
+    """
     home = directory.resolve()
     number = parse_version(home.name)
     if number is None or not home.name.isdecimal() or not home.parent.name:
@@ -162,7 +170,10 @@ def _nearest(path: Path) -> str:
 
 
 def _is_model(directory: Path) -> bool:
-    """Return True for a model's directory: with a config, a model file, or plain version directories."""
+    """Return True for a model's directory.
+
+    It has a config, a model file, or plain version directories.
+    """
     for entry in directory.iterdir():
         if entry.name in CONFIG_FILENAMES or entry.name in MODEL_FILENAMES:
             return True

@@ -1,4 +1,7 @@
-"""An archive as a `Repository`, unpacked into the cache and again whenever the archive changes."""
+"""Archive as a `Repository`, unpacked into the cache.
+
+It is unpacked again whenever the archive changes.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,10 @@ def _stem(filename: str) -> str:
 
 
 def _root(folder: Path) -> Path:
-    """Return the archive's single top folder unless that is a model, else the unpack folder itself."""
+    """Return the archive's single top folder, else the unpack folder itself.
+
+    A top folder that is a model does not count.
+    """
     found = LocalRepository(folder, any_layout=True).models()
     if len(found) == 1 and [entry for entry in folder.iterdir() if entry.is_dir()] == list(folder.iterdir()):
         (models,) = found.values()

@@ -86,7 +86,10 @@ class RemoteRepository:
         return group(objects, self._name if self._any_layout else "", self._bare_name)
 
     def _folder(self, name: str, files: Files, path: Path | None = None) -> ModelFolder:
-        """Return the folder of a model, below the cache, which exists only after the model is fetched."""
+        """Return the folder of a model, below the cache.
+
+        It exists only after the model is fetched.
+        """
         path = path or self._cache.folder / "models" / "not-fetched" / name
         versions = versions_of(files)
         listed = {number: _filenames(files, folder) for number, folder in versions.items()}
@@ -100,7 +103,10 @@ class RemoteRepository:
             return {path: (item.etag, item.size) for path, item in self._seen.get(name, {}).items()}
 
     def fetch(self, name: str, versions: Collection[int] | None = None) -> ModelFolder:
-        """Fetch a model (see `Repository.fetch`). Scans again if it was replaced since the last scan."""
+        """Fetch a model (see `Repository.fetch`).
+
+        Scans again if it was replaced since the last scan.
+        """
         for _ in range(_TRIALS):
             with self._lock:
                 files = self._seen.get(name)
@@ -162,7 +168,10 @@ def _is_file(tree: Files) -> bool:
 
 
 def versions_of(files: Files) -> dict[int, str]:
-    """Return each version's folder or file in the model's folder; "." if the files are directly in it."""
+    """Return each version's folder or file in the model's folder.
+
+    It is "." if the files are directly in the model's folder.
+    """
     versions: dict[int, str] = {}
     for path in sorted(files):
         first, slash, _ = path.partition("/")
@@ -179,7 +188,10 @@ def versions_of(files: Files) -> dict[int, str]:
 
 
 def _is_model(tree: Files) -> bool:
-    """Return True if the listing is one model's: it has a configuration, a model file, or versions."""
+    """Return True if the listing is one model's.
+
+    A model has a configuration, a model file, or versions.
+    """
     for path in tree:
         first, slash, inner = path.partition("/")
         if not slash and (first in CONFIG_FILENAMES or first in MODEL_FILENAMES):
@@ -201,7 +213,10 @@ def _filenames(files: Files, folder: str) -> tuple[str, ...]:
 
 
 def _is_marker(path: str, item: StoredObject) -> bool:
-    """Return True for an empty object that a cloud console made for a version folder without files."""
+    """Return True for an empty object that marks a folder.
+
+    Cloud consoles make such objects for version folders without files.
+    """
     return item.size == 0 and "/" not in path and parse_version(path) is not None
 
 

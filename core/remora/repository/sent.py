@@ -1,4 +1,6 @@
-"""A model sent with the load request [M11], in a temporary folder deleted with its last version.
+"""Model sent with the load request [M11].
+
+It lies in a temporary folder that is deleted with its last version.
 
 Invariant: file names are checked before anything is written, so no file is written outside of the folder. The folder
 contains a lock; the next server start uses it to remove the folders of processes that were killed.
@@ -28,9 +30,10 @@ _LOCK = "lock"
 
 
 def sent_files(parameters: Mapping[str, str | bytes]) -> dict[str, bytes]:
-    """Return the files among the parameters of a load request, by their path in the model's folder.
+    """Return the files among the parameters of a load request.
 
-    Raises InvalidArgumentError for a path that is invalid or outside of the folder.
+    The keys are the paths in the model's folder. Raises InvalidArgumentError for a path that is invalid or outside of
+    the folder.
     """
     files: dict[str, bytes] = {}
     for key, content in parameters.items():
@@ -75,7 +78,10 @@ def remove_left_behind(root: Path | None = None) -> None:
 
 
 def _make_folder() -> tuple[Path, int | None]:
-    """Create a folder and return it with its lock's descriptor, or None on systems without file locks."""
+    """Create a folder and return it with its lock's descriptor.
+
+    The descriptor is None on systems without file locks.
+    """
     while True:
         directory = Path(tempfile.mkdtemp(prefix=_FOLDER))
         try:
@@ -93,7 +99,9 @@ def _remove(directory: Path, lock: int | None) -> None:
 
 
 class SentModel:
-    """One model in a temporary folder, as a `Repository`. The folder is removed with this object.
+    """One model in a temporary folder, as a `Repository`.
+
+    The folder is removed with this object.
 
     Args:
         name: the model's name.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remora.repository import CacheSettings, Repository
+from remora.repository.files import file_repository, recognise
 from remora.repository.local import LocalRepository
 from remora.storage.archive import is_archive
 
@@ -13,6 +15,11 @@ if TYPE_CHECKING:
     from remora.startup import Ledger
 
 _USUAL = CacheSettings()
+_SOURCE = re.compile(r"(.+\.py)(:\w+(,\w+)*)?|(\w+\.)*\w+:\w+(,\w+)*", re.ASCII | re.DOTALL)
+APP = "app.py"
+"""File that makes a directory a source of decorated functions, as in the model folder of a platform."""
+_TRITON_CLASS = b"TritonPythonModel"
+_DECLARES_MODELS = re.compile(rb"\bremora\.(model|Pipeline)\b|\bfrom\s+remora\s+import\b")
 
 
 def open_repository(
@@ -22,6 +29,7 @@ def open_repository(
     bare_name: str = "",
     cache: CacheSettings = _USUAL,
     ledger: Ledger | None = None,
+    trust_pickle: bool = False,
 ) -> Repository:
     """Open the repository at a path or URL, or in an archive at either.
 
@@ -31,8 +39,10 @@ def open_repository(
         bare_name: the model's name then; by default that of its directory or file.
         cache: for models of clouds and archives.
         ledger: records the time of listings and downloads.
+        trust_pickle: pickles may be read, which runs their code.
 
     Raises:
+        ConfigError: a file that is served only in another form, or a pickle without ``trust_pickle``.
         NotFoundError: an unsupported scheme.
         InvalidArgumentError: an invalid URL.
     """
@@ -44,4 +54,30 @@ def open_repository(
         from remora.repository.clouds import open_elsewhere  # imports the storage client, which local paths never need
 
         return open_elsewhere(text, any_layout=any_layout, bare_name=bare_name, cache=cache, ledger=ledger)
+    source = function_source(text) if any_layout else ""
+    if source:
+        from remora.repository.functions import function_repository  # imports subprocess, which model files never need
+
+        return function_repository(source, bare_name=bare_name)
+    found = recognise(Path(text)) if any_layout else None
+    if found is not None:
+        return file_repository(Path(text), found, bare_name=bare_name, trust_pickle=trust_pickle)
     return LocalRepository(Path(text), any_layout=any_layout, bare_name=bare_name)
+
+
+def function_source(place: str) -> str:
+    """Return the source of decorated functions at a place, or "" for other places.
+
+    Sources are ``app.py``, ``app.py:name``, ``package.module:name`` and a directory whose ``app.py`` declares models.
+    A file with a class for Triton's Python backend is a model of that backend instead.
+    """
+    path = Path(place)
+    if path.is_dir():
+        app = path / APP
+        return str(app) if app.is_file() and _DECLARES_MODELS.search(app.read_bytes()) else ""
+    match = _SOURCE.fullmatch(place)
+    if match is None:
+        return ""
+    if match[2] or not match[1]:
+        return place
+    return "" if path.name == "model.py" and path.is_file() and _TRITON_CLASS in path.read_bytes() else place

@@ -6,6 +6,7 @@ performs it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from remora.config import BatchPolicy
@@ -41,6 +42,61 @@ class Plan(NamedTuple):
     reason: str = ""
     dropped: list[tuple[Ticket, RemoraError]] = []  # noqa: RUF012 - never mutated: a Plan is built with its own list
     wake_ns: int = 0
+
+
+class Walk(NamedTuple):
+    """The tickets at the front of a queue that may share a batch.
+
+    Attributes:
+        tickets, rows: the number of tickets and of their rows.
+        preferred_tickets, preferred_rows: those up to the largest preferred size reached, or 0.
+        stop: FULL or SHAPE if the next ticket cannot join, else "".
+        oldest_ns: arrival of the ticket that has waited longest.
+    """
+
+    tickets: int
+    rows: int
+    preferred_tickets: int
+    preferred_rows: int
+    stop: str
+    oldest_ns: int
+
+
+class Choice(NamedTuple):
+    """The batch to form now.
+
+    Its tickets, rows and reason, or no ticket and the time to poll again.
+    """
+
+    tickets: int
+    rows: int = 0
+    reason: str = ""
+    wake_ns: int = 0
+
+
+def choose(walk: Walk, now_ns: int, *, limit: int, largest: int, delay_ns: int) -> Choice:
+    """Decide whether to run the tickets of a walk now, and how many of them.
+
+    Args:
+        walk: not empty.
+        now_ns: the current time.
+        limit: maximum number of rows of a batch.
+        largest: number of rows beyond which waiting cannot reach a preferred size.
+        delay_ns: how long the oldest ticket may wait for a larger batch; 0 for no delay.
+    """
+    expired = bool(delay_ns) and now_ns - walk.oldest_ns >= delay_ns
+    if walk.preferred_tickets and not expired:
+        reason = FULL if walk.preferred_rows >= limit else PREFERRED
+        return Choice(walk.preferred_tickets, walk.preferred_rows, reason)
+    if walk.stop:
+        return Choice(walk.tickets, walk.rows, walk.stop)
+    if expired:
+        return Choice(walk.tickets, walk.rows, DELAY)
+    if not delay_ns:
+        return Choice(walk.tickets, walk.rows, IDLE)
+    if walk.rows >= largest:
+        return Choice(walk.tickets, walk.rows, PREFERRED)  # beyond every preferred size
+    return Choice(0, wake_ns=walk.oldest_ns + delay_ns)
 
 
 class Queue(Protocol):
@@ -79,11 +135,17 @@ class BatchQueue:
     def __init__(self, policy: BatchPolicy, *, hold: int = 0) -> None:
         self._policy = policy
         self._waiting = waiting_for(policy)
+        waiting = self._waiting
+        self._append: Callable[[Ticket], None] = waiting.push
+        if isinstance(waiting, Line) and not waiting.max_size:
+            self._append = waiting.append  # saves a call for each request
         self._line = None if policy.dynamic or not isinstance(self._waiting, Line) else self._waiting
         self._preferred = frozenset(policy.preferred)
         self._largest = max(policy.preferred, default=policy.max_batch_size)
         self._delay_ns = policy.max_delay_ns
         self._hold = hold  # not used without a batcher
+        self._has_timeouts = not isinstance(self._waiting, Line)
+        self._rows = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -93,13 +155,13 @@ class BatchQueue:
         """Upper bound of the rows of a batch formed now, regardless of shapes."""
         if self._line is not None:
             return self._line[0].request.rows if self._line else 0
-        if len(self._waiting) >= self._policy.max_batch_size:
-            return self._policy.max_batch_size
-        return min(sum(ticket.request.rows for ticket in self._waiting), self._policy.max_batch_size)
+        rows, limit = self._rows, self._policy.max_batch_size
+        return rows if rows < limit else limit
 
     def push(self, ticket: Ticket) -> None:
         """Queue a ticket and set its level. Raises QueueFullError if the level is full [D07, D12]."""
-        self._waiting.push(ticket)
+        self._append(ticket)
+        self._rows += ticket.request.rows
 
     def poll(self, now_ns: int) -> Plan:
         """Return the batch to run now on an idle instance, and remove its tickets."""
@@ -112,10 +174,13 @@ class BatchQueue:
         dropped = self._drop_dead(now_ns)
         if not len(self._waiting):
             return Plan([], dropped=dropped)
-        count, rows, reason, wake_ns = self._choose(now_ns)
-        if not count:
-            return Plan([], dropped=dropped, wake_ns=min(wake_ns, self._waiting.next_expiry_ns() or wake_ns))
-        return Plan(self._waiting.take(count), rows, reason, dropped)
+        limit = self._policy.max_batch_size
+        choice = choose(self._walk(), now_ns, limit=limit, largest=self._largest, delay_ns=self._delay_ns)
+        if not choice.tickets:
+            wake_ns = min(choice.wake_ns, self._waiting.next_expiry_ns() or choice.wake_ns)
+            return Plan([], dropped=dropped, wake_ns=wake_ns)
+        self._rows -= choice.rows
+        return Plan(self._waiting.take(choice.tickets), choice.rows, choice.reason, dropped)
 
     def crowded(self, instances: int) -> bool:
         """Return True if `ahead` might return a batch.
@@ -138,7 +203,7 @@ class BatchQueue:
         if not self.crowded(instances):
             return Plan([])
         plan = self.poll(now_ns)
-        bound = any(ticket.deadline_ns or ticket.request.held for ticket in plan.tickets)
+        bound = any(ticket.deadline_ns or ticket.request.blocking_instances for ticket in plan.tickets)
         if plan.reason == FULL and len(plan.tickets) > 1 and not bound:
             return plan
         self.put_back(plan.tickets)
@@ -148,6 +213,7 @@ class BatchQueue:
         """Return the tickets removed last to the front of the queue."""
         if isinstance(self._waiting, Line):
             self._waiting.extendleft(reversed(tickets))
+            self._rows += sum(ticket.request.rows for ticket in tickets)
 
     def _next_of(self, line: Line, now_ns: int) -> Plan:
         """Return the first ticket that may still run as a batch of one request."""
@@ -155,6 +221,7 @@ class BatchQueue:
         while line:
             ticket = line.popleft()
             request = ticket.request
+            self._rows -= request.rows
             if request.cancelled:
                 dropped.append((ticket, cancelled_in_queue(ticket)))
             elif 0 < ticket.deadline_ns <= now_ns:
@@ -167,7 +234,7 @@ class BatchQueue:
         """Remove the cancelled tickets and return each with its error."""
         dead = [ticket for ticket in self._waiting if ticket.request.cancelled]
         if dead:
-            self._waiting.discard_all(dead)
+            self._discard(dead)
         return [(ticket, cancelled_in_queue(ticket)) for ticket in dead]
 
     def stop_waiting(self) -> None:
@@ -176,6 +243,7 @@ class BatchQueue:
 
     def drain(self) -> list[Ticket]:
         """Remove and return all tickets, for a shutdown that cannot wait."""
+        self._rows = 0
         return self._waiting.drain()
 
     def _drop_dead(self, now_ns: int) -> list[tuple[Ticket, RemoraError]]:
@@ -184,10 +252,12 @@ class BatchQueue:
         These are all tickets that a queue timeout refuses, and cancelled or expired ones within reach of the next
         batch.
         """
-        dropped: list[tuple[Ticket, RemoraError]] = [
-            (ticket, cancelled_in_queue(ticket) if ticket.request.cancelled else ExpiredError(_TIMED_OUT))
-            for ticket in self._waiting.expire(now_ns)
-        ]
+        dropped: list[tuple[Ticket, RemoraError]] = []
+        if self._has_timeouts:
+            for ticket in self._waiting.expire(now_ns):
+                error = cancelled_in_queue(ticket) if ticket.request.cancelled else ExpiredError(_TIMED_OUT)
+                dropped.append((ticket, error))
+                self._rows -= ticket.request.rows
         dead: list[Ticket] = []
         reach = self._policy.max_batch_size
         rows = 0
@@ -203,16 +273,18 @@ class BatchQueue:
                 if rows > reach:
                     break
         if dead:
-            self._waiting.discard_all(dead)
+            self._discard(dead)
         return dropped
 
-    def _choose(self, now_ns: int) -> tuple[int, int, str, int]:
-        """Return (tickets, rows, reason, 0), or (0, 0, "", when to poll again).
+    def _discard(self, dead: list[Ticket]) -> None:
+        """Remove these tickets."""
+        self._waiting.discard_all(dead)
+        self._rows -= sum(ticket.request.rows for ticket in dead)
 
-        The walk never skips a ticket.
-        """
-        limit, delay_ns = self._policy.max_batch_size, self._delay_ns
-        beyond = self._largest if delay_ns and self._preferred else limit
+    def _walk(self) -> Walk:
+        """Return the tickets at the front that may share a batch. No ticket is skipped."""
+        limit = self._policy.max_batch_size
+        beyond = self._largest if self._delay_ns and self._preferred else limit
         key: object = None
         count = rows = oldest_ns = 0
         best_count = best_rows = 0
@@ -239,18 +311,7 @@ class BatchQueue:
             if rows >= limit:
                 stop = FULL
                 break
-        expired = bool(delay_ns) and now_ns - oldest_ns >= delay_ns
-        if best_count and not expired:
-            return best_count, best_rows, FULL if best_rows >= limit else PREFERRED, 0
-        if stop:
-            return count, rows, stop, 0
-        if expired:
-            return count, rows, DELAY, 0
-        if not delay_ns:
-            return count, rows, IDLE, 0
-        if rows >= self._largest:
-            return count, rows, PREFERRED, 0  # beyond every preferred size, so waiting cannot reach one
-        return 0, 0, "", oldest_ns + delay_ns
+        return Walk(count, rows, best_count, best_rows, stop, oldest_ns)
 
 
 def cancelled_in_queue(ticket: Ticket) -> CancelledError:

@@ -44,7 +44,10 @@ def deliver(deliveries: list[tuple[Ticket, Outcome]]) -> None:
     if not deliveries:
         return
     first = deliveries[0][0].mailbox
-    if all(ticket.mailbox is first for ticket, _ in deliveries):
+    for ticket, _ in deliveries:
+        if ticket.mailbox is not first:
+            break
+    else:
         _post(first, deliveries)
         return
     parted: dict[int, list[tuple[Ticket, Outcome]]] = {}

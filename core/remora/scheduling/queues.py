@@ -72,18 +72,22 @@ class Line(deque[Ticket]):
     ``max_size`` limits the number of requests, 0 for no limit.
     """
 
-    __slots__ = ("_max_size",)
+    __slots__ = ("max_size",)
 
     def __init__(self, max_size: int = 0) -> None:
         super().__init__()
-        self._max_size = max_size
+        self.max_size = max_size
 
     def push(self, ticket: Ticket) -> None:
-        if self._max_size and len(self) >= self._max_size:
+        if self.max_size and len(self) >= self.max_size:
             raise queue_full(ticket)
         self.append(ticket)
 
     def take(self, count: int) -> list[Ticket]:
+        if count == len(self):
+            tickets = list(self)
+            self.clear()
+            return tickets
         take = self.popleft
         return [take() for _ in range(count)]
 

@@ -156,8 +156,8 @@ class RateLimiter:
             self._turn_of.update((turn.seat, turn) for turn in turns)
             return turns
 
-    def take(self, turn: Turn) -> bool:
-        """Wait for a turn. See `Turn.take`."""
+    def acquire(self, turn: Turn) -> bool:
+        """Wait for a turn. See `Turn.acquire`."""
         with self._lock:
             if turn.seat not in self._turn_of:
                 return False
@@ -168,8 +168,8 @@ class RateLimiter:
                 turn.ready.wait()
             return waits
 
-    def give_back(self, turn: Turn, *, ran: bool) -> None:
-        """Return a turn. See `Turn.give_back`."""
+    def release(self, turn: Turn, *, ran: bool) -> None:
+        """Return a turn. See `Turn.release`."""
         with self._lock:
             turn.granted = False
             self._turns.done(turn.seat, ran=ran)
@@ -193,7 +193,7 @@ class RateLimiter:
 class Turn:
     """The turns of one instance.
 
-    One thread at a time takes and gives back; any thread may call `leave`.
+    One thread at a time acquires and releases; any thread may call `leave`.
     """
 
     __slots__ = ("_limiter", "granted", "ready", "seat")
@@ -204,19 +204,19 @@ class Turn:
         self.ready = ready
         self.granted = False
 
-    def take(self) -> bool:
+    def acquire(self) -> bool:
         """Wait until the instance may run, and return True if it had to wait.
 
         After `leave` this returns at once.
         """
-        return self._limiter.take(self)
+        return self._limiter.acquire(self)
 
-    def give_back(self, *, ran: bool) -> None:
+    def release(self, *, ran: bool) -> None:
         """Release the instance's resources.
 
         ``ran`` is False if there was no batch to run.
         """
-        self._limiter.give_back(self, ran=ran)
+        self._limiter.release(self, ran=ran)
 
     def leave(self) -> None:
         """Stop taking turns and drop the instance's requirements."""

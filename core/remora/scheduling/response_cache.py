@@ -16,32 +16,9 @@ from typing import Protocol
 from remora.cache import ResponseCache, request_key
 from remora.errors import RemoraError
 from remora.messages import Outcome, Response, Ticket
-from remora.scheduling.costs import CostModel
 from remora.scheduling.delivery import deliver, failure_of, stopping
+from remora.scheduling.scheduler import RequestScheduler
 from remora.system.clock import Clock
-
-
-class InnerScheduler(Protocol):
-    """The scheduler that runs the requests that miss."""
-
-    costs: CostModel
-
-    def submit(self, ticket: Ticket) -> None:
-        """Queue a ticket, or raise UnavailableError and leave it unanswered."""
-
-    @property
-    def pending(self) -> int:
-        """Queued requests."""
-
-    @property
-    def running(self) -> int:
-        """Requests in an execution."""
-
-    def stop(self, timeout_s: float | None = None) -> bool:
-        """Refuse new requests and finish the queued ones. Returns False on timeout."""
-
-    def abandon(self, error: RemoraError) -> None:
-        """Answer all queued requests with ``error``."""
 
 
 class CacheRecorder(Protocol):
@@ -78,7 +55,7 @@ class CachedScheduler:
 
     def __init__(
         self,
-        inner: InnerScheduler,
+        inner: RequestScheduler,
         cache: ResponseCache,
         scope: bytes,
         recorder: CacheRecorder,
@@ -153,9 +130,9 @@ class CachedScheduler:
         self._stopping = True
         return self.inner.stop(timeout_s)
 
-    def abandon(self, error: RemoraError) -> None:
+    def fail_pending(self, error: RemoraError) -> None:
         """Answer all queued requests with ``error``."""
-        self.inner.abandon(error)
+        self.inner.fail_pending(error)
 
 
 class RefusalRecorder(Protocol):
@@ -180,7 +157,7 @@ class OffLoopScheduler:
 
     def __init__(
         self,
-        inner: InnerScheduler,
+        inner: RequestScheduler,
         run: Callable[[Callable[[], None]], None],
         recorder: RefusalRecorder,
         clock: Clock,
@@ -244,6 +221,6 @@ class OffLoopScheduler:
                 return False
         return self.inner.stop(None if timeout_s is None else max(timeout_s - (self._now() - begin_ns) / 1e9, 0.0))
 
-    def abandon(self, error: RemoraError) -> None:
+    def fail_pending(self, error: RemoraError) -> None:
         """Answer all queued requests with ``error``."""
-        self.inner.abandon(error)
+        self.inner.fail_pending(error)

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import NamedTuple, Protocol, cast
 from weakref import WeakSet
 
-from remora.backends import Execution, Instance, NotBegunError, RemoteInstance, capabilities_of
+from remora.backends import Execution, Instance, NotBegunError, RemoteInstance
 from remora.errors import CancelledError, InternalError, RemoraError
 from remora.messages import Outcome, Response, Streamed, Ticket, Watcher
 from remora.scheduling.batching import Plan
@@ -152,13 +152,15 @@ class Runner:
         self._open_requests = open_requests
         self._deliver = deliver
 
-    def run(self, instance: Instance, plan: Plan) -> Ran:
+    def run(self, slot: Slot, plan: Plan) -> Ran:
         """Run a plan and return its answers.
 
         Tickets that the model reschedules or answers later are not among them.
         """
-        late = self._late(instance, plan)
-        execution, start_ns = self._execution(plan, late)
+        instance = slot.instance
+        start_ns = self._now()
+        late = self._late(slot, plan) if slot.answers_late else None
+        execution = self._execution(plan, late, start_ns)
         result: Sequence[Outcome | None] | BaseException
         try:
             result = instance.execute(execution)
@@ -166,16 +168,14 @@ class Runner:
             result = error
         return self._complete(instance, plan, execution, start_ns, result, late)
 
-    def _late(self, instance: Instance, plan: Plan) -> LateAnswers | None:
-        if not capabilities_of(instance).answers_late:
-            return None
-        return LateAnswers(instance, plan.tickets, self._answer_late)
+    def _late(self, slot: Slot, plan: Plan) -> LateAnswers:
+        return LateAnswers(slot.instance, plan.tickets, self._answer_late)
 
-    def _execution(self, plan: Plan, late: LateAnswers | None) -> tuple[Execution, int]:
+    def _execution(self, plan: Plan, late: LateAnswers | None, start_ns: int) -> Execution:
         if late is None:
-            return _execution(plan, self._now())
+            return _execution(plan, start_ns)
         send_soon = self._open_requests.send_soon
-        return _execution(plan, self._now(), late.send, lambda index, streamed: send_soon(late, index, streamed))
+        return _execution(plan, start_ns, late.send, lambda index, streamed: send_soon(late, index, streamed))
 
     def _answer_late(self, ticket: Ticket, outcome: Response | RemoraError) -> None:
         if isinstance(outcome, Response) and self._signature.reshapes:
@@ -191,8 +191,9 @@ class Runner:
         must be used instead.
         """
         instance = cast("RemoteInstance", slot.instance)
-        late = self._late(instance, plan)
-        execution, begun_ns = self._execution(plan, late)
+        begun_ns = self._now()
+        late = self._late(slot, plan) if slot.answers_late else None
+        execution = self._execution(plan, late, begun_ns)
 
         def done(result: Sequence[Outcome | None] | Exception) -> None:
             if isinstance(result, NotBegunError):
@@ -221,7 +222,7 @@ class Runner:
         late: LateAnswers | None,
     ) -> Ran:
         tickets = plan.tickets
-        excluded: Collection[int] = execution.again
+        excluded: Collection[int] = execution.rescheduled
         open_indices: Collection[int] = ()
         try:
             if isinstance(result, BaseException):
@@ -284,22 +285,22 @@ class StreamRunner:
         self._costs = costs
         self._open_requests = open_requests
 
-    def run(self, instance: Instance, plan: Plan) -> Ran:
+    def run(self, slot: Slot, plan: Plan) -> Ran:
         """Run a plan.
 
         A failure ends all its open streams. The result contains no answers.
         """
-        open_requests = self._open_requests
+        instance, open_requests, start_ns = slot.instance, self._open_requests, self._now()
         streams = Streams(plan.tickets, self._signature, self._recorder, self._now, open_requests.ended)
         open_requests.add(streams)
-        execution, start_ns = _execution(
-            plan, self._now(), streams.send, lambda index, streamed: open_requests.send_soon(streams, index, streamed)
+        execution = _execution(
+            plan, start_ns, streams.send, lambda index, streamed: open_requests.send_soon(streams, index, streamed)
         )
         try:
             for index, outcome in enumerate(instance.execute(execution)):
                 if outcome is not None:
                     streams.send(index, outcome if isinstance(outcome, Streamed) else Streamed(outcome, True))
-            for index in execution.again:
+            for index in execution.rescheduled:
                 streams.leave(index)
         except (Exception, SystemExit) as error:
             streams.end_all(failure_of(error, instance.name))
@@ -314,10 +315,12 @@ def _execution(
     start_ns: int,
     send: Callable[[int, Streamed], None] | None = None,
     send_soon: Callable[[int, Streamed], None] | None = None,
-) -> tuple[Execution, int]:
+) -> Execution:
+    requests = []
     for ticket in plan.tickets:
         ticket.start_ns = start_ns
-    return Execution([ticket.request for ticket in plan.tickets], send, send_soon), start_ns
+        requests.append(ticket.request)
+    return Execution(requests, send, send_soon)
 
 
 class Streams:

@@ -33,9 +33,21 @@ class Slot:
         free_ns: end of its last batch that a loop had begun, if known.
         retired: it must not run any further batch.
         resting: its thread sleeps until there is work.
+        answers_late: a capability of the instance.
     """
 
-    __slots__ = ("barred", "begun", "busy", "free_ns", "handed", "instance", "resting", "retired", "thread")
+    __slots__ = (
+        "answers_late",
+        "barred",
+        "begun",
+        "busy",
+        "free_ns",
+        "handed",
+        "instance",
+        "resting",
+        "retired",
+        "thread",
+    )
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
@@ -47,24 +59,24 @@ class Slot:
         self.retired = False
         self.resting = False
         self.thread: Thread | None = None
+        self.answers_late = capabilities_of(instance).answers_late
 
     @property
     def trouble(self) -> str:
         """Reason why the instance cannot run anything now, or ""."""
         return capabilities_of(self.instance).trouble
 
-    def free(self, *, begun: bool) -> None:
-        """Record the end of a batch, either of a loop (``begun``) or of a thread."""
-        self.begun -= begun
-        self.busy = self.begun > 0
-        self.barred = False
-
 
 class Slots:
-    """All instances of a model."""
+    """All instances of a model.
+
+    Attributes:
+        idle: number of instances that are not busy, healthy or not.
+    """
 
     def __init__(self, instances: Sequence[Instance]) -> None:
         self._slots: list[Slot] = []
+        self.idle = 0
         self.set(instances)
 
     def __iter__(self) -> Iterator[Slot]:
@@ -83,15 +95,29 @@ class Slots:
         left_out = list(known.values())
         for slot in left_out:
             slot.retired = True
+        self.idle = sum(not slot.busy for slot in self._slots)
         return left_out
 
-    def any_idle(self) -> bool:
-        """Return True if an instance is idle, healthy or not."""
-        return not all(slot.busy for slot in self._slots)
+    def occupy(self, slot: Slot) -> None:
+        """Mark a slot as busy."""
+        self.idle -= not (slot.busy or slot.retired)
+        slot.busy = True
+
+    def free(self, slot: Slot, *, begun: bool) -> None:
+        """Record the end of a slot's batch, either of a loop (``begun``) or of a thread."""
+        slot.begun -= begun
+        slot.barred = False
+        if not slot.begun:
+            self.idle += slot.busy and not slot.retired
+            slot.busy = False
 
     def next(self) -> Slot | None:
         """Return a slot that may run the next batch."""
-        return next((slot for slot in self._slots if self.may_run(slot)), None)
+        if self.idle:
+            for slot in self._slots:
+                if not slot.busy and (not self._may_fail or self.may_run(slot)):
+                    return slot
+        return None
 
     def may_run(self, slot: Slot) -> bool:
         """Return True if this slot may run the next batch."""

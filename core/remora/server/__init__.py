@@ -1,1 +1,4 @@
-"""Sockets, event loop and threads around the engine, with all uses of asyncio, FastAPI and grpcio."""
+"""Sockets, event loop and threads around the engine.
+
+All uses of asyncio, FastAPI and grpcio are here.
+"""

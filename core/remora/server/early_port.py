@@ -36,7 +36,10 @@ class EarlyPort:
         self._thread.start()
 
     def take(self) -> tuple[socket.socket, list[socket.socket]]:
-        """Stop, and return the listening socket and the waiting connections in order of arrival. Call it once."""
+        """Stop, and return the listening socket and the waiting connections in order of arrival.
+
+        Call it once.
+        """
         self._stop_sender.close()
         self._thread.join()
         return self._listening, [*self._waiting]

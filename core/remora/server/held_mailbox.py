@@ -50,7 +50,10 @@ class HeldMailbox:
         return self._inner.defer(work)
 
     def post(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
-        """Deliver answers once there is room; final answers and answers in the loop's thread never wait."""
+        """Deliver answers once there is room.
+
+        Final answers and answers in the loop's thread never wait.
+        """
         watcher = self._inner.watcher
         waits = watcher is None or not watcher.is_current()
         for _, outcome in deliveries:

@@ -18,8 +18,10 @@ from remora.options import EngineOptions, ServerOptions
 if TYPE_CHECKING:  # a host is created before the server's modules are imported
     from remora.engine import Engine
     from remora.messages import Mailbox
-    from remora.server.http.http1 import Service
+    from remora.server.access_log import AccessLog
+    from remora.server.http.exchange import Service
     from remora.server.http.rest import Later, RestService
+    from remora.server.key_check import KeyCheck
 
 PLATFORMS = (
     "azureml",
@@ -40,7 +42,8 @@ class ServerContext(NamedTuple):
     """Parts of the server from which a platform's service is built.
 
     ``rest`` answers V2 requests; ``mailbox`` delivers inference answers to the loop; ``later`` runs work that would
-    block the loop and answers the exchange with its result. Use all of them in the loop's thread.
+    block the loop and answers the exchange with its result; ``access_log`` logs requests and ``keys`` checks
+    API keys, if the options ask for it. Use all of them in the loop's thread.
     """
 
     engine: Engine
@@ -48,6 +51,8 @@ class ServerContext(NamedTuple):
     mailbox: Mailbox
     later: Later
     options: ServerOptions
+    access_log: AccessLog | None = None
+    keys: KeyCheck | None = None
 
 
 ServiceFactory = Callable[[ServerContext], "Service"]
@@ -56,7 +61,10 @@ ServiceFactory = Callable[[ServerContext], "Service"]
 
 @dataclass(frozen=True, slots=True)
 class ExtraPort:
-    """Port in addition to V2's: its name in messages (``what``), its address and the factory of its service."""
+    """Port in addition to V2's.
+
+    It has a name for messages (``what``), an address and the factory of its service.
+    """
 
     what: str
     address: str
@@ -112,7 +120,7 @@ def port_of(environ: Mapping[str, str], variable: str, default: int) -> int:
 
 
 def models_of(environ: Mapping[str, str], directories: Sequence[str]) -> tuple[str, ...]:
-    """Return the path in ``REMORA_MODEL_REPOSITORY``, else the first of the directories that exists."""
+    """Return the path in ``REMORA_MODEL_REPOSITORY``, else the first existing directory."""
     named = environ.get("REMORA_MODEL_REPOSITORY")
     return (named,) if named else tuple(place for place in directories if Path(place).is_dir())[:1]
 
@@ -134,9 +142,9 @@ def find_adapter(name: str) -> Adapter:
 
 
 def extra_ports(options: ServerOptions, environ: Mapping[str, str]) -> tuple[ExtraPort, ...]:
-    """Return the platform ports that options enable in addition to V2's, as in tritonserver [N01].
+    """Return the platform ports that options enable in addition to V2's [N01].
 
-    Raises ValueError for invalid settings.
+    tritonserver has the same ports. Raises ValueError for invalid settings.
     """
     wanted = [name for option, name in _BESIDE.items() if getattr(options, option)]
     doors: list[ExtraPort] = [import_module(f"remora_adapters.{name}").beside(options, environ) for name in wanted]

@@ -11,10 +11,13 @@ import ctypes
 import logging
 import os
 import socket
-import ssl
 import struct
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from remora.server.tls import PortTls
 
 _log = logging.getLogger("remora.server")
 
@@ -48,10 +51,10 @@ class Port:
     """Port that accepts connections until it is closed. Use it in the event loop's thread.
 
     Args:
-        sockets: listening sockets.
+        sockets: listening sockets; none if connections are only adopted.
         protocol: creates the protocol of a connection.
         make_room: closes idle connections if descriptors have run out; returns False if there are none.
-        context: TLS context.
+        tls: TLS of the connections; None for plain ones.
     """
 
     def __init__(
@@ -59,17 +62,19 @@ class Port:
         sockets: list[socket.socket],
         protocol: Callable[[], asyncio.BaseProtocol],
         make_room: Callable[[], bool],
-        context: ssl.SSLContext | None = None,
+        tls: PortTls | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._sockets = sockets
         self._protocol = protocol
         self._make_room = make_room
-        self._context = context
+        self._tls = tls
+        if tls is not None:
+            tls.follow()
         self._opening: set[asyncio.Task[object]] = set()
         self._pause: asyncio.TimerHandle | None = None
         self._warned_at = -_WARNING_S
-        self.number = int(sockets[0].getsockname()[1])
+        self.number = int(sockets[0].getsockname()[1]) if sockets else 0
         for each in sockets:
             each.setblocking(False)
         self._resume()
@@ -86,6 +91,15 @@ class Port:
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
 
+    def hold(self) -> None:
+        """Accept nothing until `go_on`; connections wait in the kernel's queue."""
+        for each in self._sockets:
+            self._loop.remove_reader(each.fileno())
+
+    def go_on(self) -> None:
+        """Accept again after `hold`."""
+        self._resume()
+
     def close(self) -> None:
         """Accept the connections that are already established, then stop listening."""
         sockets, self._sockets = self._sockets, []
@@ -100,7 +114,8 @@ class Port:
 
     async def _open(self, connection: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._protocol, connection, ssl=self._context)
+            context = self._tls.context if self._tls is not None else None
+            await self._loop.connect_accepted_socket(self._protocol, connection, ssl=context)
         except (OSError, asyncio.CancelledError) as error:  # the client has disconnected or does not use TLS
             _log.debug("a connection was not opened: %r", error)
 
@@ -129,7 +144,10 @@ class Port:
         return True
 
     def _starve(self, error: OSError) -> None:
-        """Pause accepting, because without a descriptor the socket would stay readable and the loop would spin."""
+        """Pause accepting while descriptors are missing.
+
+        The socket would stay readable and the loop would spin.
+        """
         if self._pause is not None or not self._sockets:
             return
         made_room = self._make_room()

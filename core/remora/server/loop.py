@@ -9,12 +9,16 @@ import asyncio
 import logging
 import os
 import threading
+from bisect import bisect_left
 from collections.abc import Callable
 
-from remora.messages import Outcome, Ticket
+from remora.messages import Mailbox, Outcome, Ticket
 from remora.scheduling.delivery import run_replies
+from remora.statistics import LATENCY_BOUNDS_NS, Histogram
 
 _log = logging.getLogger("remora.server")
+
+_SAMPLE_S = 0.5
 
 
 class LoopMailbox:
@@ -51,6 +55,10 @@ class LoopMailbox:
 
         return end_soon
 
+    def call_next(self, work: Callable[[], None]) -> None:
+        """See ``Watcher.call_next``."""
+        self._loop.call_soon(work)
+
     def is_current(self) -> bool:
         """See ``Watcher.is_current``."""
         return threading.get_ident() == self._thread
@@ -81,3 +89,58 @@ class LoopMailbox:
         finally:
             self._inside = False
         return True
+
+
+class PerTurn:
+    """Bytes that are computed once in a turn of the loop, however often they are read.
+
+    Args:
+        compute: returns the bytes.
+        mailbox: of the loop; None to compute them at each read, as outside of the loop's thread.
+    """
+
+    def __init__(self, compute: Callable[[], bytes], mailbox: Mailbox | None) -> None:
+        self._compute = compute
+        self._watcher = mailbox.watcher if mailbox is not None else None
+        self._value: bytes | None = None
+
+    def get(self) -> bytes:
+        """Return the bytes."""
+        watcher = self._watcher
+        if watcher is None or not watcher.is_current():
+            return self._compute()
+        if self._value is None:
+            self._value = self._compute()
+            watcher.call_next(self._forget)
+        return self._value
+
+    def _forget(self) -> None:
+        self._value = None
+
+
+class Lateness:
+    """How late the loop runs its timers, which is how long a request may wait for other work of the loop.
+
+    Create it in the loop's thread; it samples until `stop`.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._counts = [0] * (len(LATENCY_BOUNDS_NS) + 1)
+        self._sum_ns = 0
+        self._sample(loop.time())
+
+    def _sample(self, due: float) -> None:
+        late_ns = max(int((self._loop.time() - due) * 1e9), 0)
+        self._counts[bisect_left(LATENCY_BOUNDS_NS, late_ns)] += 1
+        self._sum_ns += late_ns
+        due = self._loop.time() + _SAMPLE_S
+        self._timer = self._loop.call_at(due, self._sample, due)
+
+    def stop(self) -> None:
+        """Take no more samples."""
+        self._timer.cancel()
+
+    def histogram(self) -> Histogram:
+        """Return the samples so far."""
+        return Histogram(tuple(self._counts), self._sum_ns)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from remora.engine import Engine
-from remora.options import EngineOptions
+from remora.options import BOOLEANS, EngineOptions
 from remora.repository.sent import remove_left_behind
 
 _HOOKS = {
@@ -29,7 +29,10 @@ def with_workers(options: EngineOptions) -> EngineOptions:
 
 
 def with_hooks(options: EngineOptions, environ: Mapping[str, str]) -> EngineOptions:
-    """Return options with the variables of Triton's scheduler tests applied [D16, S15]. Raises ValueError."""
+    """Return options with the variables of Triton's scheduler tests applied [D16, S15].
+
+    Raises ValueError.
+    """
     overrides: dict[str, Any] = {}
     for variable, option in _HOOKS.items():
         value = environ.get(variable)
@@ -41,8 +44,22 @@ def with_hooks(options: EngineOptions, environ: Mapping[str, str]) -> EngineOpti
     return replace(options, **overrides)
 
 
+def with_gpu_requirement(options: EngineOptions, environ: Mapping[str, str]) -> EngineOptions:
+    """Return options with ``REMORA_REQUIRE_GPU`` applied, for hosts that pass no flags.
+
+    Raises ValueError.
+    """
+    value = environ.get("REMORA_REQUIRE_GPU", "")
+    if value and value.lower() not in BOOLEANS:
+        raise ValueError(f"REMORA_REQUIRE_GPU must be true or false, got '{value}'")
+    return replace(options, require_gpu=True) if BOOLEANS.get(value.lower()) else options
+
+
 def with_secrets(options: EngineOptions, environ: Mapping[str, str]) -> EngineOptions:
-    """Return options with Triton's cache credentials from the environment; the command line has priority [K04]."""
+    """Return options with Triton's cache credentials from the environment [K04].
+
+    The command line has priority.
+    """
     configured = {entry.partition("=")[0] for entry in options.cache_config}
     if not any(entry.startswith("redis,") for entry in configured):
         return options
@@ -55,7 +72,10 @@ def with_secrets(options: EngineOptions, environ: Mapping[str, str]) -> EngineOp
 
 
 def begin(engine: Engine) -> Future[Engine]:
-    """Start an engine in a dedicated thread; its future resolves when the models are loaded, or fails."""
+    """Start an engine in a dedicated thread.
+
+    Its future resolves when the models are loaded, or fails.
+    """
     loading: Future[Engine] = Future()
     loading.set_running_or_notify_cancel()  # the future can no longer be cancelled, because the load continues
 

@@ -13,7 +13,10 @@ from remora.errors import UnavailableError
 
 
 class StoredObject(NamedTuple):
-    """A file of a storage. ``path`` is relative to the storage's location and contains no ``..``."""
+    """A file of a storage.
+
+    ``path`` is relative to the storage's location and contains no ``..``.
+    """
 
     path: str
     size: int
@@ -77,7 +80,10 @@ class Secret:
 
 
 def is_plain(path: str) -> bool:
-    """Return True if an object's path is safe below a local folder. Names in clouds may contain anything."""
+    """Return True if an object's path is safe below a local folder.
+
+    Names in clouds may contain anything.
+    """
     parts = path.split("/")
     return (
         bool(path)

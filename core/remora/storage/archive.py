@@ -146,7 +146,10 @@ def _unpack_zip(archive: Path, folder: Path, allowance: _Allowance) -> None:
 
 
 def _pieces(source: IO[bytes], size: int) -> Iterator[bytes]:
-    """Yield the content of a member. Raises EOFError if its length differs from the declared size."""
+    """Yield the content of a member.
+
+    Raises EOFError if its length differs from the declared size.
+    """
     remaining = size
     while remaining:
         piece = source.read(min(remaining, _PIECE_BYTES))

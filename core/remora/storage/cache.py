@@ -123,7 +123,10 @@ class ModelCache:
     # -- files ---------------------------------------------------------------------------------------------------
 
     def _download(self, storage: Storage, source: str, wanted: Mapping[str, StoredObject]) -> int:
-        """Download missing objects and return the number of bytes. The caller holds the source's lock."""
+        """Download missing objects and return the number of bytes.
+
+        The caller holds the source's lock.
+        """
         missing = {key: item for key, item in wanted.items() if not self._has(key, item)}
         if not missing:
             return 0
@@ -305,7 +308,10 @@ def _digest(*parts: str) -> str:
 
 
 def _key_of(storage: Storage, item: StoredObject) -> str:
-    """Return an object's key, of its location and ETag, because ETags are not unique across buckets."""
+    """Return an object's key, of its location and ETag.
+
+    ETags alone are not unique across buckets.
+    """
     return _digest(storage.identity, item.path, item.etag, str(item.size))
 
 
@@ -327,7 +333,10 @@ def _fill(folder: Path, files: Mapping[str, Path], folders: Sequence[str]) -> No
 
 
 def _unpack(archive: Path, folder: Path) -> int:
-    """Unpack an archive and return its size. Raises FileNotFoundError if it was removed, ConfigError if invalid."""
+    """Unpack an archive and return its size.
+
+    Raises FileNotFoundError if it was removed, ConfigError if invalid.
+    """
     from remora.storage.archive import unpack
 
     archive.stat()

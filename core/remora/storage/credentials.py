@@ -66,7 +66,10 @@ def settings_for(location: Location, environ: Mapping[str, str], read_text: Read
 
 
 def _entry(location: Location, environ: Mapping[str, str], read_text: ReadText) -> Any:
-    """Return the entry of Triton's credential file with the longest matching prefix, or None without a file."""
+    """Return the entry of Triton's credential file with the longest matching prefix.
+
+    Returns None without a file.
+    """
     path = environ.get(FILE_VARIABLE)
     if not path:
         return None
@@ -90,38 +93,86 @@ def _entry(location: Location, environ: Mapping[str, str], read_text: ReadText) 
 # -- S3 ---------------------------------------------------------------------------------------------------------------
 
 
-def _aws(location: Location, environ: Mapping[str, str], read_text: ReadText, entry: Any) -> StorageSettings:
-    endpoint = location.endpoint or _aws_endpoint(environ)
-    config: dict[str, str | bool | Secret] = {}
-    if endpoint:
-        config["endpoint"] = endpoint
-    keys, region, source = None, environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION"), "the platform"
-    profile = environ.get("AWS_PROFILE", "")
-    if entry is not None:
-        entry = entry if isinstance(entry, dict) else {}
-        region, source, profile = (
-            str(entry.get("region") or region or ""),
-            FILE_VARIABLE,
-            str(entry.get("profile") or ""),
-        )
-        if entry.get("key_id"):
-            secret, token = (Secret(str(entry.get(name) or "")) for name in ("secret_key", "session_token"))
-            keys = AwsKeys(str(entry["key_id"]), secret, token)
-    elif environ.get("AWS_ACCESS_KEY_ID"):
-        secret, token = (Secret(environ.get(name, "")) for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"))
-        keys, source = AwsKeys(environ["AWS_ACCESS_KEY_ID"], secret, token), "the environment"
-    if keys is None:
-        found = _aws_profile(profile, environ, read_text)
-        keys, region = found.keys, region or found.region
-        if keys is not None:
-            source = f"AWS profile '{profile or 'default'}'"
-    platform_has_keys = any(environ.get(name) for name in _PLATFORM_KEYS)
-    if keys is None and not platform_has_keys and _is_true(environ, *_UNSIGNED):
-        # No source of keys is left; asking for a machine role would cost seconds where the machine has none.
-        config["skip_signature"], source = True, "nothing: requests are not signed"
-    config["region"] = region or "us-east-1"
-    return StorageSettings(config, keys, endpoint.startswith("http://"), source)
+class _Found(NamedTuple):
+    """Result of a source of AWS credentials; ``source`` is "" if it decides nothing but perhaps the region."""
 
+    source: str = ""
+    keys: AwsKeys | None = None
+    region: str = ""
+    signed: bool = True
+
+
+class _AwsQuery(NamedTuple):
+    """What the sources of AWS credentials read.
+
+    ``entry`` is the entry of Triton's credential file, if it is set.
+    """
+
+    environ: Mapping[str, str]
+    read_text: ReadText
+    entry: Mapping[str, Any] | None
+
+
+def _aws(location: Location, environ: Mapping[str, str], read_text: ReadText, entry: Any) -> StorageSettings:
+    query = _AwsQuery(environ, read_text, entry if isinstance(entry, dict) or entry is None else {})
+    region, found = "", _Found()
+    for source in _AWS_SOURCES:
+        found = source(query)
+        region = region or found.region
+        if found.source:
+            break
+    endpoint = location.endpoint or _aws_endpoint(environ)
+    config: dict[str, str | bool | Secret] = {"endpoint": endpoint} if endpoint else {}
+    if not found.signed:
+        config["skip_signature"] = True
+    config["region"] = region or "us-east-1"
+    return StorageSettings(config, found.keys, endpoint.startswith("http://"), found.source)
+
+
+def _from_entry(query: _AwsQuery) -> _Found:
+    """Return the keys and the region of Triton's credential file."""
+    entry = query.entry or {}
+    region = str(entry.get("region") or "")
+    if not entry.get("key_id"):
+        return _Found(region=region)
+    secret, token = (Secret(str(entry.get(name) or "")) for name in ("secret_key", "session_token"))
+    return _Found(FILE_VARIABLE, AwsKeys(str(entry["key_id"]), secret, token), region)
+
+
+def _from_variables(query: _AwsQuery) -> _Found:
+    """Return the region of the AWS tools' variables, and their keys unless a credential file replaces them."""
+    environ = query.environ
+    region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or ""
+    if query.entry is not None or not environ.get("AWS_ACCESS_KEY_ID"):
+        return _Found(region=region)
+    secret, token = (Secret(environ.get(name, "")) for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"))
+    return _Found("the environment", AwsKeys(environ["AWS_ACCESS_KEY_ID"], secret, token), region)
+
+
+def _from_profile(query: _AwsQuery) -> _Found:
+    """Return the keys and the region of a profile in AWS's shared files."""
+    name = query.environ.get("AWS_PROFILE", "") if query.entry is None else str(query.entry.get("profile") or "")
+    keys, region = _aws_profile(name, query.environ, query.read_text)
+    return _Found(f"AWS profile '{name or 'default'}'" if keys is not None else "", keys, region)
+
+
+def _unsigned(query: _AwsQuery) -> _Found:
+    """Decide for unsigned requests where they are allowed and the platform has no keys.
+
+    Requesting a machine role would take seconds on a machine without one.
+    """
+    if any(query.environ.get(name) for name in _PLATFORM_KEYS) or not _is_true(query.environ, *_UNSIGNED):
+        return _Found()
+    return _Found("nothing: requests are not signed", signed=False)
+
+
+def _from_platform(query: _AwsQuery) -> _Found:
+    """Leave the keys to obstore, which requests them from the platform."""
+    return _Found("the platform" if query.entry is None else FILE_VARIABLE)
+
+
+_AWS_SOURCES = (_from_entry, _from_variables, _from_profile, _unsigned, _from_platform)
+"""Sources of AWS credentials in the order in which they are tried; the first one that decides is used."""
 
 _UNSIGNED = ("awsAnonymousCredential", "AWS_EC2_METADATA_DISABLED", "AWS_SKIP_SIGNATURE")
 _PLATFORM_KEYS = (

@@ -39,7 +39,10 @@ class Wanted(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """A complete object with its `Digest`. ``fetched_bytes`` is the part downloaded by this call."""
+    """A complete object with its `Digest`.
+
+    ``fetched_bytes`` is the part downloaded by this call.
+    """
 
     wanted: Wanted
     digest: str
@@ -109,10 +112,11 @@ class Downloads:
         self._etag_is_md5: dict[str, bool] = {}
 
     def fetch(self, storage: Storage, wanted: Sequence[Wanted]) -> Iterator[Arrived]:
-        """Download objects into their partial files, small ones first, and yield each when it is complete.
+        """Download objects into their partial files, small ones first.
 
-        Raises UnavailableError if the storage is unreachable, the disk full or the data damaged; ChangedError for an
-        object that was replaced. Complete and partial files then stay, to resume from.
+        Yields each when it is complete. Raises UnavailableError if the storage is unreachable, the disk full or the
+        data damaged; ChangedError for an object that was replaced. Complete and partial files then stay, to resume
+        from.
         """
         ordered = sorted(wanted, key=_by_size)
         for first in range(0, len(ordered), _FILES_AT_ONCE):
@@ -182,7 +186,10 @@ def journal_of(partial: Path) -> Path:
 
 
 class _Download:
-    """One file in progress. Ranges may arrive in any order on any thread. The checksum is computed in order."""
+    """One file in progress.
+
+    Ranges may arrive in any order on any thread. The checksum is computed in order.
+    """
 
     def __init__(self, wanted: Wanted, boot: str, range_bytes: int, *, compared: bool) -> None:
         self.wanted = wanted
@@ -267,9 +274,10 @@ class _Download:
         self._update_digest(number, data)
 
     def _update_digest(self, fresh: int = -1, data: memoryview | bytes = b"") -> None:
-        """Add the contiguous ranges to the checksum, on one thread at a time while the others download.
+        """Add the contiguous ranges to the checksum.
 
-        ``data`` is the range ``fresh``, which need not be read back.
+        One thread at a time does so while the others download. ``data`` is the range ``fresh``, which need not be read
+        back.
         """
         while True:
             with self._lock:

@@ -1,7 +1,8 @@
-"""Buckets of S3, Google and Azure, and files of web servers, through obstore, imported on first use.
+"""Buckets of S3, Google and Azure, and files of web servers, through obstore.
 
-obstore retries requests that fail before their first byte, with backoff; interrupted bodies are retried here. Error
-texts of this module contain no query (where signatures are) and no secret of the settings.
+It is imported on first use. obstore retries requests that fail before their first byte, with backoff; interrupted
+bodies are retried here. Error texts of this module contain no query (where signatures are) and no secret of the
+settings.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 from remora.errors import InvalidArgumentError, NotFoundError, RemoraError, UnavailableError, UnsupportedError
@@ -66,7 +68,10 @@ class ObjectStorage:
         return "\n".join((place.cloud, str(endpoint), str(config.get("account_name", "")), place.bucket, place.path))
 
     def listing(self, prefix: str = "") -> list[StoredObject]:
-        """List objects (see `Storage`). A location with a file suffix is first looked up as a single file."""
+        """List objects (see `Storage`).
+
+        A location with a file suffix is first looked up as a single file.
+        """
         if self._may_be_file and not prefix:
             item = self._ask(self._head)
             if item is not None:
@@ -74,6 +79,25 @@ class ObjectStorage:
                 return [item]
         self._folder = self._place.path
         return self._ask(lambda store: self._list(store, prefix))
+
+    def find(self) -> StoredObject:
+        """Return the object at the location itself, which `read` then reads. Raises NotFoundError."""
+        item = self._ask(self._head)
+        if item is None:
+            raise NotFoundError(f"there is no file '{self.location}'. Check bucket and path")
+        self._folder = self._place.path.rpartition("/")[0]
+        return item
+
+    def upload(self, file: Path) -> None:
+        """Write a local file to the location, in parts if it is large. Raises RemoraError, OSError."""
+
+        def put(store: Any) -> None:
+            import obstore
+
+            obstore.put(store, self._place.path, file)
+
+        file.stat()  # raises the system's error for a missing file
+        self._ask(put)
 
     def read(self, item: StoredObject, start: int, end: int) -> memoryview:
         """Read a range of an object, with retries (see `Storage`)."""
@@ -192,7 +216,7 @@ class ObjectStorage:
                     secrets += [settings.keys.secret.reveal(), settings.keys.token.reveal()]
                 self._secrets = tuple(secret for secret in secrets if secret)
                 try:
-                    self._store = _open_store(obstore.store, self._place, settings, self._retries)
+                    self._store = open_store(obstore.store, self._place, settings, self._retries)
                 except Exception as error:
                     raise InvalidArgumentError(f"cannot open '{self.location}': {self._shown(error)}") from None
                 _log.debug("credentials for %s come from %s", self.location, settings.source)
@@ -237,8 +261,8 @@ def _stored(meta: Any, path: str) -> StoredObject:
     return StoredObject(path, int(meta["size"]), meta["e_tag"] or f"modified {meta['last_modified'].isoformat()}")
 
 
-def _open_store(stores: Any, place: Location, settings: StorageSettings, retries: int) -> Any:
-    """Open obstore's store for the bucket."""
+def open_store(stores: Any, place: Location, settings: StorageSettings, retries: int) -> Any:
+    """Open the store for the bucket with ``stores``, which is the module `obstore.store`."""
     config = {key: value.reveal() if isinstance(value, Secret) else value for key, value in settings.config.items()}
     options: dict[str, Any] = {
         "client_options": {
@@ -262,6 +286,8 @@ def _open_store(stores: Any, place: Location, settings: StorageSettings, retries
                 options["credential_provider"] = lambda: known
             return stores.S3Store(place.bucket, config=config, **options)
         case "gs":
+            if config.get("skip_signature"):  # an emulator: writes ask for a token in spite of it
+                options["credential_provider"] = lambda: {"token": "emulator", "expires_at": None}
             return stores.GCSStore(place.bucket, config=config, **options)
         case "az":
             return stores.AzureStore(place.bucket, config=config, **options)

@@ -18,7 +18,9 @@ _NO_LIMIT = 1 << 60
 
 
 def usable_cpus(root: Path = Path("/"), affinity: int | None = None) -> int:
-    """Return the smallest of the cgroup quota (rounded up), the CPU affinity and the machine's CPU count.
+    """Return the number of usable CPUs.
+
+    It is the smallest of the cgroup quota (rounded up), the CPU affinity and the machine's CPU count.
 
     Args:
         root: directory that contains ``proc`` and ``sys``; tests pass a temporary tree.
@@ -40,7 +42,10 @@ def numa_cpus(node: int, root: Path = Path("/")) -> frozenset[int]:
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int | None:
-    """Return the memory limit of the cgroup, or else of the machine, or None when neither is known."""
+    """Return the memory limit of the cgroup, or else of the machine.
+
+    Returns None when neither is known.
+    """
     limits = [limit for limit in _memory_limits(root) if 0 < limit < _NO_LIMIT]
     return min(limits, default=None)
 
@@ -97,10 +102,10 @@ def _cgroup_limits(root: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the process's cgroup folders for a controller, from its own to the root, for cgroup v1 and v2.
+    """Yield the process's cgroup folders for a controller, from its own to the root.
 
-    Inside a container the path in ``/proc/self/cgroup`` is often the host's, of which only the root is mounted; missing
-    files read as empty.
+    Works for cgroup v1 and v2. Inside a container the path in ``/proc/self/cgroup`` is often the host's, of which only
+    the root is mounted; missing files read as empty.
     """
     top = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
@@ -118,7 +123,10 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _mount(top: Path, controllers: str, controller: str) -> Path:
-    """Return the mount folder of a v1 controller: "cpu,cpuacct" share one, usually with a link for each."""
+    """Return the mount folder of a v1 controller.
+
+    "cpu,cpuacct" share one, usually with a link for each.
+    """
     together = top / controllers
     return together if together.is_dir() else top / controller
 

@@ -75,7 +75,9 @@ class CudaError(InternalError):
 
 
 class Cuda:
-    """The calls of the CUDA runtime. Any thread may call. `use` sets the calling thread's device.
+    """The calls of the CUDA runtime.
+
+    Any thread may call. `use` sets the calling thread's device.
 
     Args:
         library: the runtime, as loaded by ctypes.
@@ -129,7 +131,10 @@ class Cuda:
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
-        """Set the calling thread's device and restore the previous one on exit, as finalizers in particular must."""
+        """Set the calling thread's device and restore the previous one on exit.
+
+        Finalizers in particular must restore it.
+        """
         before = self._chosen()
         self.use(device)
         try:
@@ -139,7 +144,10 @@ class Cuda:
                 self.use(before)
 
     def _chosen(self) -> int | None:
-        """Return the calling thread's device, or None if it has used none yet or the driver is not loaded."""
+        """Return the calling thread's device.
+
+        Returns None if it has used none yet or the driver is not loaded.
+        """
         context, device = _POINTER(), _INT()
         if self._context is None or self._context(ctypes.byref(context)) != 0 or not context.value:
             return None  # restoring the runtime's default device would create a context on it
@@ -198,7 +206,10 @@ class Cuda:
         self._call("cudaIpcCloseMemHandle", address)
 
     def bytes_from(self, address: int) -> int | None:
-        """Return the bytes from an address to the end of its allocation, or None where the driver cannot report it."""
+        """Return the bytes from an address to the end of its allocation.
+
+        Returns None where the driver cannot report it.
+        """
         if self._range is None:
             return None
         start, size = ctypes.c_uint64(), _SIZE()
@@ -207,7 +218,10 @@ class Cuda:
         return start.value + size.value - address
 
     def probe(self, device: int) -> None:
-        """Check that the process can still use a device, without waiting for its work (see ``lost``)."""
+        """Check that the process can still use a device (see ``lost``).
+
+        Does not wait for the device's work.
+        """
         with suppress(CudaError), self.on(device):
             stream = self.stream()
             self.wait(stream)

@@ -24,11 +24,21 @@ def keep_runtimes_quiet(environ: MutableMapping[str, str] = os.environ) -> None:
         environ.setdefault(name, "1")
 
 
-def cache_directory(name: str, environ: Mapping[str, str]) -> Path:
-    """Return a writable cache folder below XDG's cache directory or else the temporary directory.
+def start_vllm_processes_afresh(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let vLLM start its processes without a copy of this one, which has threads.
 
-    The folder is created if missing. Containers often have a read-only root and no home directory, so only /tmp is
-    reliable. Raises UnavailableError when neither can be written.
+    Variables that are already set are left alone. Call this before vLLM is imported.
+    """
+    environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
+    environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+
+def cache_directory(name: str, environ: Mapping[str, str]) -> Path:
+    """Return a writable cache folder.
+
+    It is below XDG's cache directory or else the temporary directory. The folder is created if missing. Containers
+    often have a read-only root and no home directory, so only /tmp is reliable. Raises UnavailableError when neither
+    can be written.
     """
     import tempfile  # imported here because every start imports this module and few need the folder
 
@@ -45,7 +55,10 @@ def cache_directory(name: str, environ: Mapping[str, str]) -> Path:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Return True if this user owns the folder. In the temporary directory another user may have made it."""
+    """Return True if this user owns the folder.
+
+    In the temporary directory another user may have made it.
+    """
     return not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()
 
 

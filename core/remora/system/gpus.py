@@ -76,7 +76,10 @@ def visible(found: Sequence[Gpu], setting: str | None) -> tuple[Gpu, ...]:
 
 
 def capable(devices: Sequence[Gpu], least: tuple[int, int]) -> tuple[int, ...]:
-    """Return the indices of the `visible` devices whose compute capability suffices or is unknown [I07]."""
+    """Return the indices of the `visible` devices with sufficient compute capability [I07].
+
+    An unknown capability counts as sufficient.
+    """
     return tuple(number for number, gpu in enumerate(devices) if gpu.capability == (0, 0) or gpu.capability >= least)
 
 
@@ -183,7 +186,10 @@ class Gpus:
 
 
 def _counted_by_cuda(open_library: Callable[[str], Any]) -> int | None:
-    """Return the number of devices that CUDA shows this process, or None without a working driver."""
+    """Return the number of devices that CUDA shows this process.
+
+    Returns None without a working driver.
+    """
     count = ctypes.c_int()
     try:
         driver = open_library(_CUDA)
@@ -233,7 +239,10 @@ def _reading(nvml: Any, gpu: Gpu) -> GpuReading:
 
 
 def _query(ask: Callable[[], Any]) -> Any:
-    """Return what the driver reports, or None for what this device lacks or this user may not read."""
+    """Return the driver's reply.
+
+    Returns None for what this device lacks or this user may not read.
+    """
     try:
         return ask()
     except Exception:  # NVMLError, a class of a module that is not imported here

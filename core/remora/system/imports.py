@@ -37,7 +37,10 @@ def time_imports(now_ns: Callable[[], int], record: ImportRecorder, least_ns: in
 
 
 class _TimingFinder:
-    """Meta path finder that times what `PathFinder` finds. Each loader serves one module, so it can be patched."""
+    """Meta path finder that times what `PathFinder` finds.
+
+    Each loader serves one module, so it can be patched.
+    """
 
     def __init__(self, now_ns: Callable[[], int], record: ImportRecorder, least_ns: int) -> None:
         self._now_ns = now_ns

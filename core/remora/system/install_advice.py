@@ -1,7 +1,8 @@
-"""Shell command that installs the missing packages of an extra, by the origin of this installation.
+"""Shell command that installs the missing packages of an extra.
 
-The command never names a package `remora` of an index, because this project has none there and anybody could register
-the name. Without a checkout, an archive or a repository as origin, the command names the packages themselves.
+It depends on the origin of this installation. The command never names a package `remora` of an index, because this
+project has none there and anybody could register the name. Without a checkout, an archive or a repository as origin,
+the command names the packages themselves.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ def _as_checkout(directory: Path) -> dict[str, Any]:
 
 
 def _command_for(extra: str, origin: dict[str, Any], requirements: Sequence[str]) -> str:
-    """Return the command for an installation with this recorded origin (PEP 610) and these requirements."""
+    """Return the command for an installation and these requirements.
+
+    The recorded origin (PEP 610) decides.
+    """
     import shlex
 
     source = _source_of(origin, extra)

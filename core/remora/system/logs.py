@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Mapping
 from threading import Lock
 from typing import Any, Final, NamedTuple, TextIO
 
 from remora.errors import UnavailableError, UnsupportedError
+from remora.system.environment import variables
+from remora.system.log_lines import JsonLines, TextLines
 
-FORMATS: Final = ("default", "ISO8601")
-
+JSON: Final = "json"
+FORMATS: Final = ("default", "ISO8601", JSON)
+"""Triton's formats, and JSON."""
 
 _NOTHING: Final[Mapping[str, bool | int | str]] = {}
 
 
 class LogSetting(NamedTuple):
-    """Call that changes the log settings, or only reads them without changes. -> LogSettings"""
+    """Call that changes the log settings, or only reads them without changes (-> LogSettings)."""
 
     changes: Mapping[str, bool | int | str] = _NOTHING
 
@@ -73,9 +75,6 @@ class LogSettings(NamedTuple):
         return logging.CRITICAL + 1
 
 
-_LINE = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
-
-
 class Log:
     """The log settings and the loggers they apply to. Thread-safe."""
 
@@ -84,6 +83,7 @@ class Log:
         self._logger = logger
         self._root: logging.Logger | None = None  # set in a server process only
         self._handler: logging.Handler | None = None
+        self._coloured = False
         self._lock = Lock()
 
     def set_up(self, settings: LogSettings, root: logging.Logger | None = None, stream: TextIO | None = None) -> None:
@@ -91,13 +91,33 @@ class Log:
         with self._lock:
             self._root = root or logging.getLogger()
             if not self._root.handlers:
-                self._handler = logging.StreamHandler(stream or sys.stderr)
+                stream = stream or sys.stderr
+                self._coloured = stream.isatty() and not variables().get("NO_COLOR")
+                self._handler = logging.StreamHandler(stream)
                 self._handler.addFilter(lambda record: self._settings.shows(record.levelno))
                 self._root.addHandler(self._handler)
             self._apply(settings)
 
+    @property
+    def is_json(self) -> bool:
+        """True if records become JSON objects."""
+        return self._handler is not None and self._settings.log_format == JSON
+
+    def write(self, lines: str) -> None:
+        """Write lines that are already formatted where records go, between two records. It may block."""
+        handler = self._handler
+        if not isinstance(handler, logging.StreamHandler):
+            sys.stderr.write(lines)
+            return
+        with handler.lock or Lock():
+            handler.stream.write(lines)
+            handler.flush()
+
     def change(self, changes: Mapping[str, bool | int | str]) -> LogSettings:
-        """Change the log settings and return all of them. Raises RemoraError as `LogSettings.changed` does."""
+        """Change the log settings and return all of them.
+
+        Raises RemoraError as `LogSettings.changed` does.
+        """
         with self._lock:
             if changes:
                 self._apply(self._settings.changed(changes))
@@ -107,7 +127,10 @@ class Log:
         self._settings = settings
         set_levels(settings.level(), self._logger, self._root)
         if self._handler is not None:
-            self._handler.setFormatter(_formatter(settings.log_format))
+            form, coloured = settings.log_format, self._coloured
+            self._handler.setFormatter(
+                JsonLines() if form == JSON else TextLines(iso8601=form == "ISO8601", coloured=coloured)
+            )
 
 
 def set_levels(level: int, ours: logging.Logger, root: logging.Logger | None) -> None:
@@ -119,11 +142,3 @@ def set_levels(level: int, ours: logging.Logger, root: logging.Logger | None) ->
 
 OURS = Log(logging.getLogger("remora"))
 """The log of this process."""
-
-
-def _formatter(form: str) -> logging.Formatter:
-    if form != "ISO8601":
-        return logging.Formatter(_LINE)
-    formatter = logging.Formatter(_LINE, "%Y-%m-%dT%H:%M:%SZ")
-    formatter.converter = time.gmtime
-    return formatter

@@ -112,7 +112,10 @@ def _tune_malloc(settings: Tuning, mallopt: Mallopt | None) -> list[str]:
 
 
 def _find_mallopt() -> Mallopt | None:
-    """Return the running C library's ``mallopt``, or None where it has none (musl, macOS, Windows)."""
+    """Return the running C library's ``mallopt``.
+
+    Returns None where it has none (musl, macOS, Windows).
+    """
     if not sys.platform.startswith("linux"):
         return None
     try:

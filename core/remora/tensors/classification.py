@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from remora.errors import InvalidArgumentError, RemoraError
-from remora.messages import Array, OutputSpec, Response, Tensor
+from remora.messages import Array, Outcome, OutputSpec, Response, Streamed, Tensor, Ticket
 
 _CLASS_LIMIT = 1_000_000
 _UNSUPPORTED = frozenset({"BYTES", "BOOL", "FP16", "BF16"})
+
+
+Reply = Callable[[Ticket, Outcome], None]
+
+
+def classify_replies(reply: Reply, labels_of: Callable[[str], Sequence[str]], *, batches: bool) -> Reply:
+    """Return a reply that classifies the outputs of each response before it calls ``reply``.
+
+    ``labels_of`` returns the lines of an output's label file; ``batches`` as for `classify`.
+    """
+
+    def classified(ticket: Ticket, response: Response) -> Response | RemoraError:
+        wanted = ticket.request.form.outputs
+        labels = {output.name: labels_of(output.name) for output in wanted if output.classes}
+        return classify(response, wanted, labels, batches=batches)
+
+    def reply_classified(ticket: Ticket, outcome: Outcome) -> None:
+        if isinstance(outcome, Streamed):
+            if isinstance(outcome.outcome, Response):
+                outcome = Streamed(classified(ticket, outcome.outcome), outcome.final)
+        elif isinstance(outcome, Response):
+            outcome = classified(ticket, outcome)
+        reply(ticket, outcome)
+
+    return reply_classified
 
 
 def classify(
@@ -51,7 +76,10 @@ def _classified(tensor: Tensor, count: int, labels: Sequence[str], batches: bool
 
 
 def _class_text(value: Array, index: int, labels: Sequence[str]) -> bytes:
-    """Return ``<value>:<index>[:<label>]``. Floats have six decimals, as std::to_string prints them."""
+    """Return ``<value>:<index>[:<label>]``.
+
+    Floats have six decimals, as std::to_string prints them.
+    """
     number = f"{float(value):f}" if value.dtype.kind == "f" else str(int(value))
     label = labels[index] if index < len(labels) else ""
     return f"{number}:{index}{':' + label if label else ''}".encode()

@@ -120,7 +120,10 @@ class DeviceArray:
         return len(self.shape)
 
     def host(self) -> Array:
-        """Return the values in main memory, read-only. The first call copies them. Raises InternalError."""
+        """Return the values in main memory, read-only.
+
+        The first call copies them. Raises InternalError.
+        """
         with self._copying:
             if self._copied is None:
                 self._copied = self.view() if self.device == HOST else self._copy()
@@ -145,7 +148,10 @@ class DeviceArray:
         return copied
 
     def reshape(self, *shape: Any) -> DeviceArray:
-        """Return the same memory in another shape, of which one dimension may be -1. Raises ValueError."""
+        """Return the same memory in another shape, of which one dimension may be -1.
+
+        Raises ValueError.
+        """
         wanted = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
         rest = math.prod(dim for dim in wanted if dim != -1)
         if -1 in wanted and rest:
@@ -167,7 +173,10 @@ class DeviceArray:
         return cast("Array", self)
 
     def apart(self) -> DeviceArray:
-        """Return an array without other readers: this one, or a copy on the device. Raises InternalError."""
+        """Return an array without other readers: this one, or a copy on the device.
+
+        Raises InternalError.
+        """
         return joined([self]) if self.shared else self
 
     def as_shared(self) -> DeviceArray:
@@ -282,7 +291,10 @@ _DLPACK_DEFAULT_STREAM: Final = 1
 
 
 def capsule_of(source: Any) -> Any:
-    """Return the capsule of a framework's tensor, readable on its device's default stream. Raises what it raises."""
+    """Return the capsule of a framework's tensor, readable on its device's default stream.
+
+    Raises what it raises.
+    """
     kind, number = source.__dlpack_device__()
     if kind != CUDA:
         return source.__dlpack__()

@@ -117,7 +117,10 @@ def export(memory: Memory) -> object:
 
 
 class Capsule:
-    """An unconsumed capsule. Raises DLPackError if it is not a capsule, already consumed or not C-ordered."""
+    """An unconsumed capsule.
+
+    Raises DLPackError if it is not a capsule, already consumed or not C-ordered.
+    """
 
     def __init__(self, capsule: object) -> None:
         if not _is_capsule(capsule, NAME):

@@ -212,7 +212,10 @@ class Place(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A registered region: ``byte_size`` bytes from ``offset`` of the POSIX shared memory object ``key``."""
+    """Registered region.
+
+    It has ``byte_size`` bytes from ``offset`` of the POSIX shared memory object ``key``.
+    """
 
     name: str
     key: str
@@ -260,9 +263,9 @@ class HostTarget(NamedTuple):
 
 
 class Regions(Protocol):
-    """The regions that clients have registered [X01-X03], in one namespace. Each method may raise RemoraError.
+    """The regions that clients have registered [X01-X03], in one namespace.
 
-    Methods that serve both kinds of regions take the class of the kind.
+    Each method may raise RemoraError. Methods that serve both kinds of regions take the class of the kind.
     """
 
     def register(self, region: AnyRegion, /) -> None:
@@ -314,7 +317,10 @@ DISABLED: Final = Disabled()
 
 
 def object_name(key: str) -> str:
-    """Return the object name of a key without its slash. Raises InternalError for a path, as Triton does."""
+    """Return the object name of a key without its slash.
+
+    Raises InternalError for a path, as Triton does.
+    """
     name = key.removeprefix("/")
     if not name or name in (".", "..") or "/" in name or "\0" in name or len(name.encode("utf-8", "replace")) > 255:
         raise unopenable(key)
@@ -327,7 +333,10 @@ def unopenable(key: str) -> InternalError:
 
 
 def check_key(region: Region, registered: Iterable[AnyRegion]) -> None:
-    """Refuse a key that is registered under another name. Raises InternalError, as Triton 2.51 does."""
+    """Refuse a key that is registered under another name.
+
+    Raises InternalError, as Triton 2.51 does.
+    """
     if any(isinstance(other, Region) and other.key == region.key for other in registered):
         raise InternalError(f"Invalid shared memory region: '{region.key}'")
 
@@ -365,7 +374,10 @@ _KINDS: Final[dict[type, str]] = {Region: "system ", CudaRegion: "cuda "}
 
 
 def missing(name: str, kind: type | None = None) -> NotFoundError:
-    """Return the error for an unregistered region. ``kind`` is the kind that a status call named."""
+    """Return the error for an unregistered region.
+
+    ``kind`` is the kind that a status call named.
+    """
     return NotFoundError(f"Unable to find {_KINDS[kind] if kind else ''}shared memory region: '{name}'")
 
 

@@ -23,7 +23,10 @@ Carrier = Callable[[bytes], bytes | None]
 
 
 class SpanContext(NamedTuple):
-    """A span's position in a trace (W3C Trace Context). ``state`` is the ``tracestate`` of vendors."""
+    """A span's position in a trace (W3C Trace Context).
+
+    ``state`` is the ``tracestate`` of vendors.
+    """
 
     trace_id: int
     span_id: int
@@ -32,7 +35,10 @@ class SpanContext(NamedTuple):
 
 
 def context_of(carrier: Carrier) -> SpanContext | None:
-    """Return the context in W3C's ``traceparent``, else in AWS's ``X-Amzn-Trace-Id`` if it names a parent."""
+    """Return the context in W3C's ``traceparent``.
+
+    Without it, returns that in AWS's ``X-Amzn-Trace-Id`` if that names a parent.
+    """
     parent = carrier(b"traceparent")
     if parent is not None:
         return _of_w3c(parent.strip(), carrier(b"tracestate"))
@@ -51,7 +57,10 @@ def _of_w3c(parent: bytes, state: bytes | None) -> SpanContext | None:
 
 
 def _state_of(value: bytes) -> str:
-    """Return a valid ``tracestate``, or "" for an invalid one, which OpenTelemetry's SDK would warn about."""
+    """Return a valid ``tracestate``, or "" for an invalid one.
+
+    OpenTelemetry's SDK would warn about an invalid one.
+    """
     members = [member for part in value.split(b",") if (member := part.strip(b" \t"))]
     keys = {member.partition(b"=")[0] for member in members}
     if len(value) > _STATE_LIMIT or not len(keys) == len(members) <= _MOST_MEMBERS:

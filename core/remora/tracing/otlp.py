@@ -50,7 +50,10 @@ class SpanSink:
             logging.getLogger(name).addFilter(_quiet)  # they log each failure, which the writer logs once
 
     def write(self, finished: Sequence[Finished]) -> None:
-        """Send the spans of all traces. Raises ConnectionError if the collector rejects them or does not answer."""
+        """Send the spans of all traces.
+
+        Raises ConnectionError if the collector rejects them or does not answer.
+        """
         shift = self._offset_ns()
         spans = [
             self._span(span, shift)

@@ -35,10 +35,12 @@ class SeenTensor(NamedTuple):
 
 @dataclass(slots=True)
 class Part:
-    """A model's part in a trace. ``compute`` holds the COMPUTE times, empty if the model itself computed nothing.
+    """A model's part in a trace.
 
-    ``parent_id`` is 0 for the model that the client requested; ``parent`` is the parent span, None at the root of the
-    trace. ``request_id`` and ``error`` are `legible`.
+    ``attributes`` and ``events`` are those of a language model's answer: attributes of the span, and times of tokens.
+    ``compute`` holds the COMPUTE times, empty if the model itself computed nothing. ``parent_id`` is 0 for the model
+    that the client requested; ``parent`` is the parent span, None at the root of the trace. ``request_id`` and
+    ``error`` are `legible`.
     """
 
     id: int
@@ -54,6 +56,8 @@ class Part:
     end_ns: int = 0
     error: str = ""
     tensors: list[SeenTensor] = field(default_factory=list)
+    attributes: dict[str, Any] = field(default_factory=dict)
+    events: list[tuple[str, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -61,7 +65,8 @@ class Trace:
     """A traced client request.
 
     ``protocol`` is "HTTP", "GRPC", or "" for a request of the embedding program; ``origin`` is the context that the
-    request carried. ``sends`` holds the start and end of the sending of each response.
+    request carried, and ``key`` the name of its API key or "". ``sends`` holds the start and end of the sending of each
+    response.
     """
 
     protocol: str
@@ -69,6 +74,7 @@ class Trace:
     receive_end_ns: int
     context: SpanContext
     origin: SpanContext | None = None
+    key: str = ""
     parts: list[Part] = field(default_factory=list)
     response_ns: int = 0
     sends: list[tuple[int, int]] = field(default_factory=list)
@@ -89,6 +95,8 @@ def _members(trace: Trace, *, timestamps: bool) -> Iterator[dict[str, Any]]:
         head: dict[str, Any] = {"id": part.id, "model_name": part.model, "model_version": part.version}
         if part.request_id:
             head["request_id"] = part.request_id
+        if own and trace.key:
+            head["api_key"] = trace.key
         if part.parent_id:
             head["parent_id"] = part.parent_id
         yield head
@@ -117,6 +125,7 @@ def _rest(trace: Trace | None, part: Part) -> list[tuple[str, int]]:
     if trace is not None and trace.response_ns:
         stamps.append(("INFER_RESPONSE_COMPLETE", trace.response_ns))
     stamps += zip(COMPUTE, part.compute, strict=False)
+    stamps += part.events
     stamps.append(("REQUEST_END", part.end_ns))
     return stamps + (_sent(trace) if trace is not None else [])
 
@@ -150,7 +159,10 @@ def _values(tensor: SeenTensor) -> str:
 
 
 def legible(text: object) -> str:
-    """Return a text of a client or a model with invalid UTF-8 replaced, as files and spans require."""
+    """Return a text of a client or a model with invalid UTF-8 replaced.
+
+    Files and spans require valid UTF-8.
+    """
     return text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text).encode("utf-8", "replace").decode()
 
 
@@ -165,7 +177,7 @@ class Span(NamedTuple):
     parent: SpanContext | None
     start_ns: int
     end_ns: int
-    attributes: dict[str, str | int]
+    attributes: dict[str, Any]
     events: list[tuple[str, int]]
     error: str
 
@@ -182,9 +194,10 @@ def spans_of(trace: Trace, new_id: Callable[[], int]) -> list[Span]:
     events += _sent(trace)
     ends = [end for _, end in trace.sends] + [first.end_ns]
     start = trace.receive_start_ns if trace.protocol else first.start_ns
-    spans = [Span("InferRequest", trace.context, trace.origin, start, max(ends), {}, events, first.error)]
+    named = {"remora.api_key": trace.key} if trace.key else {}
+    spans = [Span("InferRequest", trace.context, trace.origin, start, max(ends), named, events, first.error)]
     for part in trace.parts:
-        attributes: dict[str, str | int] = {
+        attributes: dict[str, Any] = {
             "triton.model_name": part.model,
             "triton.model_version": part.version,
             "triton.trace_id": part.id,
@@ -192,7 +205,8 @@ def spans_of(trace: Trace, new_id: Callable[[], int]) -> list[Span]:
         }
         if part.request_id:
             attributes["triton.request_id"] = part.request_id
-        stamps = [("REQUEST_START", part.start_ns), *_queued(part), ("REQUEST_END", part.end_ns)]
+        attributes |= part.attributes
+        stamps = [("REQUEST_START", part.start_ns), *_queued(part), *part.events, ("REQUEST_END", part.end_ns)]
         spans.append(
             Span(part.model, part.context, part.parent, part.start_ns, part.end_ns, attributes, stamps, part.error)
         )

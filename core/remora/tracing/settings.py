@@ -27,7 +27,9 @@ _NOTHING: Final[Changes] = {}
 
 
 class TraceSetting(NamedTuple):
-    """Call that changes the trace settings of a model, or of all (""). Without changes it reads them.
+    """Call that changes the trace settings of a model, or of all ("").
+
+    Without changes it reads them.
 
     -> TraceSettings
     """
@@ -51,7 +53,10 @@ class SpanExport(NamedTuple):
 
 
 class TraceSettings(NamedTuple):
-    """Triton's trace settings, in the order in which clients see them. Numbers are texts on every wire."""
+    """Triton's trace settings, in the order in which clients see them.
+
+    Numbers are texts on every wire.
+    """
 
     trace_level: tuple[str, ...] = ("OFF",)
     trace_rate: str = "1000"
@@ -230,7 +235,10 @@ def _levels(levels: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _as_c_reads(name: str, values: tuple[str, ...]) -> str:
-    """Parse a client's number as Triton does: with C's ``stoi``, and all but the count as unsigned."""
+    """Parse a client's number as Triton does.
+
+    It uses C's ``stoi``, and all but the count are unsigned.
+    """
     if len(values) != 1:
         raise InvalidArgumentError(f"expect only 1 value for '{name}'")
     text = values[0]

@@ -24,7 +24,10 @@ _GATHERED_BYTES = 64 << 20
 
 
 class _Gathered:
-    """Traces of one settings version, collected for an indexed file. ``seen`` includes written ones."""
+    """Traces of one settings version, collected for an indexed file.
+
+    ``seen`` includes written ones.
+    """
 
     __slots__ = ("seen", "size", "texts")
 
@@ -92,7 +95,10 @@ class TraceFile:
             self._save(collected.take())
 
     def _flush(self, sampling: Sampling) -> None:
-        """Write the traces collected under replaced settings, with a log frequency to an indexed file."""
+        """Write the traces collected under replaced settings.
+
+        With a log frequency they go to an indexed file.
+        """
         collected = self._gathered.pop(sampling, None)
         if collected is not None and collected.texts:
             (self._save if sampling.log_frequency else self._append)(collected.texts)
@@ -107,7 +113,10 @@ class TraceFile:
             raise
 
     def _append(self, texts: list[bytes]) -> None:
-        """Overwrite the array's closing bracket with more members. Restores the bracket if the write fails."""
+        """Overwrite the array's closing bracket with more members.
+
+        Restores the bracket if the write fails.
+        """
         file = self._file = self._file or self._path.open("wb", buffering=0)
         size = file.seek(0, os.SEEK_END)
         bracket = file.seek(max(size - 1, 0))

@@ -1,6 +1,6 @@
 """Tracing of requests from arrival to last response.
 
-A front end calls `Traces.over` with the model for a request. The call returns the model, or a wrapper that records that
+A front end calls `Traces.wrap_model` with the model for a request. It returns the model, or a wrapper that records that
 one request. Most of a trace is read from the request's ticket when it is answered. Requests that are not traced cost
 one check; traced ones get the same response.
 """
@@ -49,6 +49,10 @@ class Arrival(NamedTuple):
     since_ns: int = 0
 
 
+def _no_key(_carrier: Carrier) -> str:
+    return ""
+
+
 class Traces:
     """The traces of one engine. Thread-safe.
 
@@ -61,6 +65,8 @@ class Traces:
     def __init__(self, settings: TraceSettings, clock: Clock, environ: Mapping[str, str]) -> None:
         self.on = False
         """True if any request may be traced; front ends check this first."""
+        self.key_of: Callable[[Carrier], str] = _no_key
+        """Returns the name of a request's API key from its headers, "" without one."""
         self._initial = settings
         self.now = clock.monotonic_ns
         self._wall_ms = clock.wall_ms
@@ -150,7 +156,7 @@ class Traces:
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    def over(self, model: Any, arrival: Arrival | None = None, retired: Any = None) -> Any:
+    def wrap_model(self, model: Any, arrival: Arrival | None = None, retired: Any = None) -> Any:
         """Return the model for the next request, wrapped if that request is traced.
 
         In mode opentelemetry the request's trace context decides [T08]; otherwise every Nth request is traced.
@@ -158,7 +164,7 @@ class Traces:
         request is not counted again.
         """
         if retired is not None:
-            return retired.instead(model) if isinstance(retired, TracedModel) else model
+            return retired.rebind(model) if isinstance(retired, TracedModel) else model
         if not self.on:
             return model
         sampling = self._samplings.get(model.name) or self._samplings[""]
@@ -169,13 +175,17 @@ class Traces:
         trace_id = origin.trace_id if origin is not None else random.getrandbits(128) or 1
         context = SpanContext(trace_id, random.getrandbits(64) or 1, state=origin.state if origin is not None else "")
         protocol, since_ns = (arrival.protocol, arrival.since_ns) if arrival is not None else ("", 0)
-        trace = Trace(protocol, min(since_ns or now_ns, now_ns), now_ns, context, origin)
+        key = self.key_of(arrival.carrier) if arrival is not None else ""
+        trace = Trace(protocol, min(since_ns or now_ns, now_ns), now_ns, context, origin, key)
         return TracedModel(model, _Progress(self, sampling, trace), None)
 
-    def following(self, id: int, model: Any) -> Any:
-        """Return the model for a sub-request of the traced request ``id``, unwrapped if that has ended."""
+    def wrap_child(self, id: int, model: Any) -> Any:
+        """Return the model for a sub-request of the traced request ``id``.
+
+        Returns it unwrapped if that has ended.
+        """
         caller = self._open.get(id)
-        return model if caller is None else caller.over(model)
+        return model if caller is None else caller.wrap_child(model)
 
     def part(self, model: Any, form: InferForm, context: SpanContext, caller: Part | None) -> Part:
         """Create a model's part of a trace, starting now."""
@@ -186,7 +196,7 @@ class Traces:
         )
 
     def note(self, followed: _Followed) -> None:
-        """Register a request so that `following` finds it by id."""
+        """Register a request so that `wrap_child` finds it by id."""
         self._open[followed.id] = followed
 
     def finished(self, sampling: Sampling, trace: Trace) -> None:
@@ -238,7 +248,10 @@ class _Progress:
 
 
 class TracedModel:
-    """A model version that traces the one request submitted to it and otherwise delegates to the version."""
+    """Model version that traces the one request submitted to it.
+
+    Otherwise it delegates to the version.
+    """
 
     __slots__ = ("_caller", "_model", "_progress")
 
@@ -250,7 +263,7 @@ class TracedModel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def instead(self, model: Any) -> TracedModel:
+    def rebind(self, model: Any) -> TracedModel:
         """Return a wrapper of another version for the same request."""
         return TracedModel(model, self._progress, self._caller)
 
@@ -289,16 +302,21 @@ class _Followed:
         """The headers that calls to other services carry, as JSON."""
         return carried(self._part.context) if self._progress.sampling.exports else ""
 
-    def over(self, model: Any) -> Any:
+    def wrap_child(self, model: Any) -> Any:
         """Return the model for a sub-request of this one."""
         return TracedModel(model, self._progress, self._part)
 
-    def taken(self, request: Request) -> None:
+    def record_inputs(self, request: Request) -> None:
         """Record the inputs of a validated request."""
         if self._progress.sampling.tensors:
             specs = {spec.name: spec.datatype for spec in request.form.inputs}
             for name, array in request.inputs.items():
                 self._keep(QUEUE_INPUT, name, specs.get(name) or datatype_of(array), array)
+
+    def record_answer(self, attributes: Mapping[str, Any], events: Sequence[tuple[str, int]]) -> None:
+        """Record a language model's answer."""
+        self._part.attributes.update(attributes)
+        self._part.events.extend(events)
 
     def reply(self, ticket: Ticket, outcome: Outcome) -> None:
         """Record a response, pass it on, and record when it was sent."""
@@ -341,7 +359,8 @@ class _Followed:
 
 def _bytes_of(trace: Trace) -> int:
     """Estimate the memory of a trace, as data and as text."""
-    size = _PART_BYTES * len(trace.parts) + _SEND_BYTES * len(trace.sends)
+    events = sum(len(part.events) for part in trace.parts)
+    size = _PART_BYTES * len(trace.parts) + _SEND_BYTES * (len(trace.sends) + events)
     for part in trace.parts:
         for _, _, datatype, data in part.tensors:
             size += 8 * data.nbytes

@@ -257,8 +257,35 @@ run "scale_to_zero_is_a_component_of_a_stack" {
     error_message = "a variant that carries components names no model"
   }
   assert {
+    condition     = jsondecode(aws_cloudformation_stack.component[0].template_body).Resources.Component.Properties.Specification.DataCacheConfig.EnableCaching
+    error_message = "instances keep the model and the image for the next copy"
+  }
+  assert {
+    condition     = jsondecode(aws_cloudformation_stack.configuration[local.configuration_name].template_body).Resources.Configuration.Properties.EnableNetworkIsolation && !contains(keys(jsondecode(aws_cloudformation_stack.configuration[local.configuration_name].template_body).Resources.Configuration.Properties), "VpcConfig")
+    error_message = "an endpoint without a model in its variant isolates its containers itself"
+  }
+  assert {
     condition     = output.inference_component_name == "remora"
     error_message = "an invocation has to name the component"
+  }
+}
+
+run "an_endpoint_of_components_is_in_the_private_network_itself" {
+  command = apply
+  variables {
+    mode               = "scale-to-zero"
+    capacity           = { min = 0, max = 2 }
+    subnet_ids         = ["subnet-1"]
+    security_group_ids = ["sg-1"]
+    component          = { memory_mb = 4096, data_cache = false }
+  }
+  assert {
+    condition     = jsondecode(aws_cloudformation_stack.configuration[local.configuration_name].template_body).Resources.Configuration.Properties.VpcConfig == { Subnets = ["subnet-1"], SecurityGroupIds = ["sg-1"] }
+    error_message = "the instances of components are outside of the private network"
+  }
+  assert {
+    condition     = !jsondecode(aws_cloudformation_stack.component[0].template_body).Resources.Component.Properties.Specification.DataCacheConfig.EnableCaching
+    error_message = "the cache can be switched off"
   }
 }
 

@@ -29,8 +29,8 @@ run "a_gpu_instance" {
     error_message = "with a GPU the processors are always there"
   }
   assert {
-    condition     = google_cloud_run_v2_service.this.template[0].containers[0].args[0] == "/mnt/models/repository"
-    error_message = "the models' folder is served"
+    condition     = google_cloud_run_v2_service.this.template[0].containers[0].args == tolist(["/mnt/models/repository", "--require-gpu"])
+    error_message = "the models' folder is served, and a server whose GPU is idle is not ready"
   }
   assert {
     condition     = google_cloud_run_v2_service.this.template[0].containers[0].startup_probe[0].failure_threshold == 240
@@ -46,5 +46,9 @@ run "without_a_gpu" {
   assert {
     condition     = length(google_cloud_run_v2_service.this.template[0].node_selector) == 0 && google_cloud_run_v2_service.this.template[0].containers[0].resources[0].cpu_idle
     error_message = "an instance without GPU pays for processors while it answers"
+  }
+  assert {
+    condition     = google_cloud_run_v2_service.this.template[0].containers[0].args == tolist(["/mnt/models/repository"])
+    error_message = "no GPU is required where none is paid for"
   }
 }

@@ -71,6 +71,17 @@ class Client:
         self.connection.request("POST", f"{API}/{path}", body)
         self.connection.getresponse().read()
 
+    def stream(self, request_id: str, parts: list[bytes]) -> None:
+        """Post an answer in pieces."""
+        self.connection.putrequest("POST", f"{API}/invocation/{request_id}/response")
+        self.connection.putheader("Content-Type", "application/vnd.awslambda.http-integration-response")
+        self.connection.putheader("Lambda-Runtime-Function-Response-Mode", "streaming")
+        self.connection.putheader("Transfer-Encoding", "chunked")
+        self.connection.endheaders()
+        for part in [*parts, b""]:
+            self.connection.send(b"%x\r\n%b\r\n" % (len(part), part))
+        self.connection.getresponse().read()
+
     def ask_early(self) -> None:
         self.connection.request("GET", f"{API}/invocation/next")
         self.connection.getresponse().read()
@@ -104,6 +115,10 @@ def serve(client: Client, handler: Callable[[Any, Context], object]) -> None:
             client.ask_early()
         if FAULT == "stray":
             client.post("invocation/another/response", b"{}")
+        if b'"/stream"' in event:
+            delimiter = b"" if FAULT == "stream" else bytes(8)
+            client.stream(request_id, [b'{"statusCode": 200}' + delimiter, b"one", b"two"])
+            continue
         try:
             answer = json.dumps(handler(json.loads(event), Context())).encode()
             client.post(f"invocation/{request_id}/response", answer)

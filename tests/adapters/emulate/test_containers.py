@@ -17,6 +17,14 @@ SERVER = Path(__file__).parent / "faulty_container.py"
 V1 = b'{"instances": [[1.0, 2.0, 3.0, 4.0]]}'
 V2 = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}'
 V2_PATH = "/v2/models/scale/infer"
+FUNCTION = """
+import numpy as np
+import remora
+
+@remora.model(batch=8)
+def scale(x: remora.Array[np.float32, -1, 4]) -> remora.Array[np.float32, -1, 4]:
+    return 2 * x
+"""
 BOTH: dict[str, set[str]] = {
     "": set(),
     "ends": {"starts", "ready"},
@@ -122,7 +130,7 @@ def test_every_check_has_a_fault_planted_for_it(platform: str) -> None:
     assert {check.id for check in find_platform(platform).checks} <= planted
 
 
-def test_without_the_path_of_its_requests_knatives_service_is_not_asked_for_any() -> None:
+def test_knatives_service_gets_no_requests_without_their_path() -> None:
     settings = EmulateSettings(command=(sys.executable, str(SERVER), "knative"), body=V2, startup_s=START_TIMEOUT_S)
     rows = {row.id: row for row in run_checks(find_platform("knative"), settings, ["ready", "requests", "bad-body"])}
     assert [rows[name].outcome for name in ("ready", "requests", "bad-body")] == [PASSED, SKIPPED, SKIPPED]
@@ -151,6 +159,30 @@ def test_our_own_adapters_pass_all_checks(
     )
     verdicts = run_checks(find_platform(platform), settings)
     assert [verdict for verdict in verdicts if verdict.outcome != PASSED] == []
+
+
+@pytest.mark.parametrize(
+    ("platform", "body"),
+    [("azureml", V2), ("cloud-run", V2), ("knative", V2), ("kserve", V1), ("sagemaker", V2), ("vertex", V1)],
+)
+def test_one_file_with_a_function_passes_all_checks_of_every_platform(
+    platform: str, body: bytes, tmp_path: Path, child_environment: dict[str, str]
+) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "app.py").write_text(FUNCTION)
+    settings = EmulateSettings(
+        command=(sys.executable, "-m", f"remora_adapters.{platform.replace('-', '_')}"),
+        model=models,
+        body=body,
+        environ={"PYTHONPATH": child_environment["PYTHONPATH"]},
+        given={"port-name": "h2c", "path": V2_PATH},
+        patience=PATIENCE,
+    )
+    verdicts = run_checks(find_platform(platform), settings)
+    # An agent loads models by name, and records are a format of the client's: both have tests with model files.
+    assert {verdict.id for verdict in verdicts if verdict.outcome != PASSED} <= {"agent", "records", "streaming"}
+    assert len(verdicts) > 8
 
 
 def test_a_scoring_script_on_our_adapter_passes_all_of_azures_checks(

@@ -98,7 +98,7 @@ def test_connections_that_wait_fail_the_check_of_their_time() -> None:
 
 
 @pytest.mark.parametrize("name", PLATFORMS)
-def test_every_platform_has_checks_with_ids_of_their_own_that_say_why(name: str) -> None:
+def test_every_platform_has_checks_with_unique_ids_and_reasons(name: str) -> None:
     checks = find_platform(name).checks
     assert len({check.id for check in checks}) == len(checks)
     assert all(check.what and check.why for check in checks)

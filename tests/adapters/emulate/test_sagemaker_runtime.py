@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from eventually import eventually
 from hosting import write_scale
 from remora_adapters import sagemaker
 from remora_adapters.emulate.asking import Address
@@ -60,13 +61,9 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def wait_for(place: Path) -> bytes:
-    """A file's bytes once it is there; the directory's own notice is not portable, so it is looked for."""
-    pause = threading.Event()
-    for _ in range(1_000):
-        if place.exists():
-            return place.read_bytes()
-        pause.wait(0.02)
-    raise AssertionError(f"{place} never came")
+    """Return a file's bytes once it exists."""
+    eventually(place.exists)
+    return place.read_bytes()
 
 
 def test_an_invocation_with_its_headers(client: Any) -> None:
@@ -194,7 +191,7 @@ def test_a_stream_that_breaks_off_is_an_error_amid_the_stream(tmp_path: Path) ->
         assert parts[0]["PayloadPart"]["Bytes"] == b"one"
 
 
-def test_a_multi_model_endpoint_loads_what_is_asked_for(tmp_path: Path) -> None:
+def test_a_multi_model_endpoint_loads_the_requested_model(tmp_path: Path) -> None:
     write_scale(tmp_path / "archives" / "one.tar.gz" / "scale")
 
     def unpack(target: str) -> tuple[str, str]:

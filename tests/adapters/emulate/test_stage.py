@@ -48,7 +48,7 @@ def test_a_file_that_is_closed_while_it_is_looked_at_hides_no_port(
         process.kill()
 
 
-def test_a_server_that_opens_another_port_first_is_asked_on_its_own_once_that_is_open() -> None:
+def test_a_server_that_opens_another_port_first_is_probed_once_its_own_port_is_open() -> None:
     settings = EmulateSettings(command=(sys.executable, "-c", LATE), startup_s=START_TIMEOUT_S)
     with Stage(find_platform("sagemaker"), settings) as stage:
         stage.wait_until_ready()

@@ -39,7 +39,7 @@ def test_an_array_in_fortran_order_is_read_in_its_own_order() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_bytes_that_are_no_npy_are_refused_and_nothing_else_happens(body: bytes) -> None:
+def test_bytes_that_are_not_npy_are_refused_and_nothing_else_happens(body: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - any text
         array_of_npy(b"\x93NUMPY" + body)
 
@@ -77,7 +77,7 @@ def test_one_long_text_in_json_takes_no_room_beside_the_short_ones() -> None:
 
 
 @pytest.mark.parametrize("body", [json.dumps([["x" * 5_000_000], ["y", "z"]]), "[" * 200 + "]" * 200, "[1,"])
-def test_json_that_is_no_array_is_refused(body: str) -> None:
+def test_json_that_is_not_an_array_is_refused(body: str) -> None:
     with pytest.raises(ValueError, match=r"rows differ|dimension|unexpected end|column"):
         array_of_json(body)
 
@@ -122,7 +122,7 @@ def test_outputs_of_different_lengths_have_no_rows() -> None:
         (b"a" * 200_000, "field larger"),
     ],
 )
-def test_csv_that_is_no_table_is_refused(body: bytes, said: str) -> None:
+def test_csv_that_is_not_a_table_is_refused(body: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         list(tables_of_csv(body))
 

@@ -281,7 +281,7 @@ def test_a_body_makes_only_so_many_requests(media: str, body: bytes) -> None:
     assert len(translate("text/csv", b"1\n" * 65_537, [ROW._replace(shape=(-1, 1))], 2).parts) == 32_769
 
 
-def test_a_line_with_values_for_an_input_of_the_name_inputs_is_no_v2_request() -> None:
+def test_a_line_with_values_for_an_input_of_the_name_inputs_is_not_a_v2_request() -> None:
     translated = translate("application/jsonlines", b'{"inputs": [1, 2, 3, 4]}', [ROW._replace(name="inputs")], 8)
     assert read(translated.parts[0]) == {"inputs": [[1, 2, 3, 4]]}
     assert translate("application/jsonlines", b'{"inputs": [{"name": "inputs"}]}', [ROW], 8).own
@@ -295,7 +295,7 @@ def test_outputs_of_different_numbers_of_rows_have_no_form_of_lines(accept: str)
 
 
 @pytest.mark.parametrize("accept", ["text/csv", "application/jsonlines"])
-def test_a_single_number_is_a_line_and_no_rows_are_none(accept: str) -> None:
+def test_a_single_number_is_a_line_and_an_empty_body_has_no_rows(accept: str) -> None:
     translated = translate("text/csv", b"1,1,1,1\n", [ROW], 8)
     assert b"".join(answer_of(translated, [answer(y=np.array(3, "<f4"))], accept).body) == b"3.0\n"
     assert b"".join(answer_of(translated, [answer(y=np.ones((0, 2), "<f4"))], accept).body) == b""

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import START_TIMEOUT_S, end, free_ports
+from conftest import end, free_ports
+from eventually import eventually
 from hosting import ask, write_scale
 from sagemaker_door import V2
 
@@ -20,19 +21,10 @@ JSON = {"Content-Type": "application/json"}
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    for _ in range(int(START_TIMEOUT_S / 0.05)):
-        with suppress(OSError):
-            if ask(port, "GET", "/ping").status == 200:
-                return
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(0.05)
-            break
-    pytest.fail(log.read_text())
+    eventually(lambda: ask(port, "GET", "/ping").status == 200, process=process, log=log)
 
 
-def test_copies_share_a_host_and_the_end_of_one_is_none_of_the_others(
-    tmp_path: Path, child_environment: dict[str, str]
-) -> None:
+def test_copies_share_a_host_and_end_independently(tmp_path: Path, child_environment: dict[str, str]) -> None:
     write_scale(tmp_path / "model" / "scale")
     processor = str(min(os.sched_getaffinity(0)))
     words = ["taskset", "--cpu-list", processor, sys.executable, "-m", "remora_adapters.sagemaker", "serve"]

@@ -25,6 +25,7 @@ class Client:
     """What is sent to a client."""
 
     receiving_since = 0.0
+    peer = ""
     flow = None
 
     def __init__(self) -> None:

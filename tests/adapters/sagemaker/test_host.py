@@ -36,7 +36,7 @@ def test_of_several_models_one_must_be_named(tmp_path: Path) -> None:
         sagemaker.host(environ(tmp_path, SAGEMAKER_TRITON_DEFAULT_MODEL_NAME="three"))
 
 
-def test_a_folder_that_is_no_model_is_not_counted(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_model_is_not_counted(tmp_path: Path) -> None:
     write_model(tmp_path / "model", "one")
     (tmp_path / "model" / "tokenizer").mkdir()
     (tmp_path / "model" / "tokenizer" / "vocabulary.txt").write_text("a b c")
@@ -100,7 +100,7 @@ def test_additional_arguments_are_flags(tmp_path: Path) -> None:
     assert host.engine.paths == (tmp_path / "model",)
 
 
-def test_a_variable_that_changes_nothing_is_said_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_variable_without_effect_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     variables = environ(tmp_path, SAGEMAKER_MULTI_MODEL="true", SAGEMAKER_TRITON_THREAD_COUNT="8")
     with opened(sagemaker.host(variables)):
         assert "SAGEMAKER_TRITON_THREAD_COUNT has no effect: one event loop" in caplog.text

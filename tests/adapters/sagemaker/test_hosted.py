@@ -291,9 +291,7 @@ def test_a_name_is_never_a_path(endpoint: Endpoint, name: str) -> None:
         ("execute", "ValueError('no')", 200, 500),
     ],
 )
-def test_want_of_memory_is_507_and_other_failures_are_not(
-    endpoint: Endpoint, where: str, error: str, load: int, invoke: int
-) -> None:
+def test_only_out_of_memory_is_507(endpoint: Endpoint, where: str, error: str, load: int, invoke: int) -> None:
     endpoint.broken("h4", where, error)
     assert endpoint.load("h4").status == load
     assert endpoint.invoke("h4").status == invoke
@@ -385,7 +383,7 @@ def table(root: Path) -> HostedModels:
         "{root}/" + "a" * 10_000 + "/model/../../..",
     ],
 )
-def test_a_url_that_is_no_models_folder_is_refused(tmp_path: Path, url: str) -> None:
+def test_a_url_that_is_not_a_models_folder_is_refused(tmp_path: Path, url: str) -> None:
     with pytest.raises(InvalidArgumentError, match=r"form .*<hash>/model"):
         table(tmp_path).add("a", url.format(root=tmp_path), "t")
 
@@ -399,7 +397,7 @@ def test_a_link_that_leads_out_is_refused(tmp_path: Path) -> None:
         table(root).add("a", f"{root}/a/model", "t")
 
 
-def test_a_link_to_itself_is_no_folder(endpoint: Endpoint) -> None:
+def test_a_link_to_itself_is_not_a_folder(endpoint: Endpoint) -> None:
     (endpoint.root / "round").mkdir()
     (endpoint.root / "round" / "model").symlink_to(endpoint.root / "round" / "model")
     reply = endpoint.load("round")
@@ -425,7 +423,7 @@ def test_a_refused_url_leaves_no_name_behind(tmp_path: Path) -> None:
     assert models.add("a", f"{tmp_path}/a/model", "t") is not None
 
 
-def test_a_load_that_fails_elsewhere_disturbs_nobody_who_looks_at_the_table(tmp_path: Path) -> None:
+def test_a_load_that_fails_elsewhere_does_not_disturb_readers_of_the_table(tmp_path: Path) -> None:
     hosted = table(tmp_path)
 
     class Url(str):

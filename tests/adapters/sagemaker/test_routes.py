@@ -63,7 +63,7 @@ def test_another_method_on_a_path_with_one_is_405(method: str, path: str) -> Non
     st.sampled_from(("GET", "POST", "PUT", "DELETE")),
     st.text(max_size=30).map("/nothing".__add__) | st.sampled_from(STRANGE),
 )
-def test_whatever_else_is_asked_gets_400_and_no_body(method: str, path: str) -> None:
+def test_other_requests_get_400_and_no_body(method: str, path: str) -> None:
     with pytest.raises((NotAskedError, Refusal)) as refused:
         routes.route(method, path)
     answer = routes.refusal_of(refused.value)
@@ -134,7 +134,7 @@ def test_attributes_that_the_platform_would_refuse_are_not_sent_back() -> None:
         (b"ROOM 12", 400),
     ],
 )
-def test_want_of_memory_is_507_whatever_it_was(text: bytes, status: int) -> None:
+def test_out_of_memory_is_507_for_every_cause(text: bytes, status: int) -> None:
     assert routes.memory_aware(HttpAnswer(400, (), [text])).status == status
 
 

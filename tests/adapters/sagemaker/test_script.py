@@ -83,13 +83,13 @@ def test_a_script_that_ends_itself_says_so_in_its_own_form_and_serves_on(tmp_pat
 
 
 @pytest.mark.parametrize("media", ["application/json", "text/csv", "text/plain"])
-def test_text_that_is_no_utf8_is_the_clients_fault(door: Door, media: str) -> None:
+def test_text_that_is_not_utf8_is_the_clients_fault(door: Door, media: str) -> None:
     reply = door.ask("POST", "/invocations", b"\xff", {"Content-Type": media})
     assert reply.status == 400
     assert media in json.loads(reply.body)["error"]
 
 
-def test_a_type_that_nobody_can_read_is_refused(tmp_path: Path) -> None:
+def test_an_unreadable_type_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path, "def predict_fn(data, model):\n    return data\n") as door:
         assert door.ask("POST", "/invocations", b"1", {"Content-Type": "text/\u00ff"}).status == 415
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from conftest import ROOT, free_ports
+from deploy_clouds.registry import Registry, running
 from hosting import hosted, write_scale
 from moto_server import CREDENTIALS, moto_version, running_moto
 from remora.cli import main
@@ -35,17 +37,7 @@ PEERS = {
 }
 ROLE = "arn:aws:iam::123456789012:role/endpoint"
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/remora:0.1.0"
-PLAN = [
-    "digits",
-    "--instance-type",
-    "ml.c5.xlarge",
-    "--image",
-    IMAGE,
-    "--model",
-    "s3://bucket/models/digits/",
-    "--role",
-    ROLE,
-]
+TRUST = '{"Statement": [{"Principal": {"Service": "sagemaker.amazonaws.com"}}]}'
 DOUBLED = [[2.0, 4.0, 6.0, 8.0], [10.0, 12.0, 14.0, 17.0]]
 RECORDS = 5
 VPC = {"SecurityGroupIds": ["sg-0123456789abcdef0"], "Subnets": ["subnet-0123456789abcdef0"]}
@@ -139,9 +131,22 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module")
+def image() -> Iterator[str]:
+    with running(Registry()) as registry:
+        digest = registry.add("remora:0.1.0")
+        yield f"{registry.address}/remora@{digest}"
+
+
+@pytest.fixture
+def plan(image: str) -> list[str]:
+    flags = ["--image", image, "--model", "s3://bucket/models/digits/", "--role", ROLE]
+    return ["digits", "--instance-type", "ml.c5.xlarge", *flags]
+
+
 @pytest.fixture
 def clients(moto: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """Makes boto3's clients of an empty moto, which is AWS for this process."""
+    """Makes boto3's clients of a moto with a bucket and a role, which is AWS for this process."""
     for name, value in (*CREDENTIALS.items(), ("AWS_ENDPOINT_URL", moto)):
         monkeypatch.setenv(name, value)
     made: list[Any] = []
@@ -151,6 +156,8 @@ def clients(moto: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[st
         return made[-1]
 
     subprocess.run([sys.executable, "-c", RESET, moto], check=True)
+    client("s3").create_bucket(Bucket="bucket")
+    client("iam").create_role(RoleName="endpoint", AssumeRolePolicyDocument=TRUST)
     yield client
     for each in made:
         each.close()
@@ -159,9 +166,11 @@ def clients(moto: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[st
 RESET = "import sys, urllib.request as u; u.urlopen(u.Request(sys.argv[1] + '/moto-api/reset', method='POST')).close()"
 
 
-def test_a_deployment_is_made_and_found_as_it_was_planned(clients: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["deploy", "sagemaker", *PLAN, "--max-instances", "4", "--env", "A=b"]) == 0
-    assert "digits is in service" in capsys.readouterr().out
+def test_a_deployment_is_made_and_found_as_it_was_planned(
+    clients: Any, plan: list[str], image: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["deploy", "sagemaker", *plan, "--max-instances", "4", "--env", "A=b"]) == 0
+    assert "digits serves what was requested" in capsys.readouterr().out
     sagemaker, scaling = clients("sagemaker"), clients("application-autoscaling")
     endpoint = sagemaker.describe_endpoint(EndpointName="digits")
     config = sagemaker.describe_endpoint_config(EndpointConfigName=endpoint["EndpointConfigName"])
@@ -169,7 +178,7 @@ def test_a_deployment_is_made_and_found_as_it_was_planned(clients: Any, capsys: 
     assert (endpoint["EndpointStatus"], variant["InstanceType"]) == ("InService", "ml.c5.xlarge")
     assert variant["RoutingConfig"] == {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"}
     container = sagemaker.describe_model(ModelName=variant["ModelName"])["PrimaryContainer"]
-    assert (container["Image"], container["Environment"]) == (IMAGE, {"A": "b"})
+    assert (container["Image"], container["Environment"]) == (image, {"A": "b"})
     assert container["ModelDataSource"]["S3DataSource"]["S3DataType"] == "S3Prefix"
     (target,) = scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"]
     assert (target["ResourceId"], target["MaxCapacity"]) == ("endpoint/digits/variant/AllTraffic", 4)
@@ -177,22 +186,54 @@ def test_a_deployment_is_made_and_found_as_it_was_planned(clients: Any, capsys: 
     assert policy["TargetTrackingScalingPolicyConfiguration"]["TargetValue"] == 8.0
 
 
-def test_the_same_deployment_again_makes_nothing(clients: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["deploy", "sagemaker", *PLAN]) == 0
-    assert capsys.readouterr().out.splitlines()[-2:] == ["create_endpoint digits", "digits is in service"]
-    assert main(["deploy", "sagemaker", *PLAN]) == 0
-    assert capsys.readouterr().out.splitlines() == ["digits is in service"]
+def test_the_same_deployment_again_makes_nothing(
+    clients: Any, plan: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["deploy", "sagemaker", *plan]) == 0
+    assert "create_endpoint digits" in capsys.readouterr().out
+    assert main(["deploy", "sagemaker", *plan]) == 0
+    out = capsys.readouterr().out
+    assert "create_" not in out
+    assert "update_endpoint" not in out
     assert len(clients("sagemaker").list_models()["Models"]) == 1
+
+
+def test_a_folder_is_uploaded_and_a_role_created_updated_rolled_back_and_removed(
+    clients: Any, image: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_scale(tmp_path / "models" / "scale")
+    words = ["deploy", "sagemaker", "digits", "--instance-type", "ml.c5.xlarge", "--image", image]
+    words += ["--model", str(tmp_path / "models"), "--bucket", "s3://bucket/models"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "upload" in printed
+    sagemaker, s3 = clients("sagemaker"), clients("s3")
+    first = sagemaker.describe_endpoint(EndpointName="digits")["EndpointConfigName"]
+    keys = [each["Key"] for each in s3.list_objects_v2(Bucket="bucket")["Contents"]]
+    assert all(re.fullmatch(r"models/digits/[0-9a-f]{16}/scale/.+", key) for key in keys)
+    write_scale(tmp_path / "models" / "other")
+    assert main(words) == 0
+    assert sagemaker.describe_endpoint(EndpointName="digits")["EndpointConfigName"] != first
+    assert main(["deploy", "rollback", "sagemaker", "digits"]) == 0
+    assert sagemaker.describe_endpoint(EndpointName="digits")["EndpointConfigName"] == first
+    capsys.readouterr()
+    assert main(["deploy", "status", "sagemaker", "digits"]) == 0
+    assert f"InService by {first}" in capsys.readouterr().out
+    assert main(["deploy", "undeploy", "sagemaker", "digits"]) == 0
+    assert main(["deploy", "status", "sagemaker", "digits"]) == 1
+    left = [sagemaker.list_endpoint_configs()["EndpointConfigs"], sagemaker.list_models()["Models"]]
+    roles = [each["RoleName"] for each in clients("iam").list_roles()["Roles"]]
+    assert (left, roles) == ([[], []], ["endpoint"])
 
 
 @pytest.mark.parametrize("via", ["boto3", "sdk"])
 def test_another_plan_moves_the_endpoint_over_and_leaves_what_it_was(
-    via: str, clients: Any, moto: str, tmp_path: Path
+    via: str, clients: Any, plan: list[str], moto: str, tmp_path: Path
 ) -> None:
     python = python_of(3) if via == "sdk" else Path(sys.executable)
     environ = {"AWS_ENDPOINT_URL": moto, "PYTHONPATH": ROOTS}
     somewhere = quiet(tmp_path, Model={"VpcConfig": VPC})
-    words = ("-m", "remora", "deploy", "sagemaker", *PLAN, "--via", via, "--max-instances", "4")
+    words = ("-m", "remora", "deploy", "sagemaker", *plan, "--via", via, "--max-instances", "4")
     run_peer(python, *words, **environ, **somewhere)
     sagemaker = clients("sagemaker")
     scaled = [{"VariantName": "AllTraffic", "DesiredInstanceCount": 3}]
@@ -200,13 +241,15 @@ def test_another_plan_moves_the_endpoint_over_and_leaves_what_it_was(
     before = sagemaker.describe_endpoint(EndpointName="digits")["EndpointConfigName"]
     lines = run_peer(python, *words, "--env", "A=b", **environ, **somewhere).splitlines()
     after = sagemaker.describe_endpoint(EndpointName="digits")["EndpointConfigName"]
-    made = f"create_model {after}", f"create_endpoint_config {after}"
-    assert [line for line in lines if line.startswith(("create", "update", "digits"))] == [
-        *made,
-        "update_endpoint digits",
-        "digits is in service",
+    made = [line.split("  ")[0] for line in (each[16:] for each in lines) if line.startswith("sagemaker ")]
+    model = sagemaker.describe_endpoint_config(EndpointConfigName=after)["ProductionVariants"][0]["ModelName"]
+    assert made == [
+        f"sagemaker create_model {model}",
+        f"sagemaker create_endpoint_config {after}",
+        "sagemaker update_endpoint digits",
+        "sagemaker describe_endpoint digits: InService",
     ]
-    assert sagemaker.describe_model(ModelName=after)["PrimaryContainer"]["Environment"] == {"A": "b"}
+    assert sagemaker.describe_model(ModelName=model)["PrimaryContainer"]["Environment"] == {"A": "b"}
     (variant,) = sagemaker.describe_endpoint(EndpointName="digits")["ProductionVariants"]
     assert variant["DesiredInstanceCount"] == 3, "not the least, under the load of three"
     kept = {row["EndpointConfigName"] for row in sagemaker.list_endpoint_configs()["EndpointConfigs"]}
@@ -214,19 +257,19 @@ def test_another_plan_moves_the_endpoint_over_and_leaves_what_it_was(
 
 
 def test_by_the_sdk_the_same_is_made_with_the_defaults_of_an_organisation(
-    clients: Any, moto: str, tmp_path: Path
+    clients: Any, plan: list[str], moto: str, tmp_path: Path
 ) -> None:
     environ = {"AWS_ENDPOINT_URL": moto, "PYTHONPATH": ROOTS}
     defaults = quiet(tmp_path, Model={"VpcConfig": VPC}, EndpointConfig={"KmsKeyId": KEY})
-    words = ("-m", "remora", "deploy", "sagemaker", *PLAN, "--via", "sdk", "--env", "MY_name=b", "--max-instances", "4")
+    words = ("-m", "remora", "deploy", "sagemaker", *plan, "--via", "sdk", "--env", "MY_name=b", "--max-instances", "4")
     printed = run_peer(python_of(3), *words, **environ, **defaults)
-    assert printed.splitlines()[-1] == "put_scaling_policy digits-requests"
+    assert "put_scaling_policy digits-requests" in printed
     sagemaker = clients("sagemaker")
     config = sagemaker.describe_endpoint(EndpointName="digits")["EndpointConfigName"]
-    model = sagemaker.describe_model(ModelName=config)
+    made = sagemaker.describe_endpoint_config(EndpointConfigName=config)
+    model = sagemaker.describe_model(ModelName=made["ProductionVariants"][0]["ModelName"])
     assert model["VpcConfig"] == VPC
     assert model["PrimaryContainer"]["Environment"] == {"MY_name": "b"}
-    made = sagemaker.describe_endpoint_config(EndpointConfigName=config)
     (variant,) = made["ProductionVariants"]
     assert made["KmsKeyId"] == KEY
     assert variant["ContainerStartupHealthCheckTimeoutInSeconds"] == 600

@@ -49,7 +49,7 @@ def test_what_the_body_says_of_its_sequence_holds_and_its_end_closes_the_session
 
 
 @given(st.binary(max_size=60))
-def test_a_body_that_is_no_request_passes_as_it_is(body: bytes) -> None:
+def test_a_body_that_is_not_a_request_passes_as_it_is(body: bytes) -> None:
     try:
         if isinstance(json.loads(body), dict):
             return

@@ -19,7 +19,7 @@ def test_without_variables_it_is_an_endpoint_with_one_model_on_8080() -> None:
     assert settings.rules.kind == "infer"
 
 
-def test_a_multi_model_endpoint_pings_live_unless_told_otherwise() -> None:
+def test_a_multi_model_endpoint_pings_live_by_default() -> None:
     assert settings_of({"SAGEMAKER_MULTI_MODEL": "true"}).rules.ping_live
     environ = {"SAGEMAKER_MULTI_MODEL": "true", "SAGEMAKER_TRITON_OVERRIDE_PING_MODE": "ready"}
     assert not settings_of(environ).rules.ping_live
@@ -61,7 +61,7 @@ def test_what_limits_the_load_of_gpus_holds_for_each_that_an_instance_can_have()
     assert parse_gpu_limits(limits) == dict.fromkeys(range(16), 0.8)
 
 
-def test_variables_of_tritons_script_that_change_nothing_are_told_with_the_reason() -> None:
+def test_ignored_variables_of_tritons_script_are_reported_with_the_reason() -> None:
     assert settings_of({}).unused == ()
     settings = settings_of({"SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE": "16777216", "SAGEMAKER_TRITON_THREAD_COUNT": "8"})
     assert settings.unused == (

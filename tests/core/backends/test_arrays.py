@@ -121,7 +121,7 @@ def test_responses_hold_the_outputs_in_the_models_order() -> None:
     assert names == [["a", "c"], ["b"]]
 
 
-def test_only_outputs_that_somebody_wants_are_computed() -> None:
+def test_only_requested_outputs_are_computed() -> None:
     asked: list[tuple[str, ...]] = []
 
     def run(inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fakes import FakeInstance
-from remora.backends import Capabilities, capabilities_of
+from fakes import FakeInstance, ticket_of
+from remora.backends import Capabilities, Execution, capabilities_of
 
 
 def test_an_instance_without_optional_attributes_has_no_capabilities() -> None:
@@ -43,3 +43,12 @@ def test_trouble_of_an_older_backend_is_read_at_each_access() -> None:
     assert capabilities.trouble == ""
     instance.trouble = "its process has ended"
     assert capabilities.trouble == "its process has ended"
+
+
+def test_names_from_before_version_1_5_still_work() -> None:
+    request = ticket_of().request
+    execution = Execution([request])
+    execution.again = frozenset({0})
+    assert execution.rescheduled == execution.again == {0}
+    request.keep_on_device = True
+    assert request.stays

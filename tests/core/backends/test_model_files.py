@@ -35,14 +35,14 @@ def test_a_file_name_cannot_leave_the_version_directory(tmp_path: Path, name: st
         model_path(source(tmp_path), config, "model.x")
 
 
-def test_a_missing_file_is_told_with_what_is_there_instead(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_with_those_that_exist(tmp_path: Path) -> None:
     made = source(tmp_path)
     (made.path / "net.x").touch()
     with pytest.raises(NotFoundError, match=r"unable to find '1/model.x' for model 'm', there is net.x: rename it"):
         require_file(model_path(made, config_of(""), "model.x"), made, "*.x")
 
 
-def test_a_missing_framework_is_told_with_the_line_that_installs_it() -> None:
+def test_a_missing_framework_is_reported_with_the_line_that_installs_it() -> None:
     with pytest.raises(ConfigError, match=rf"model 'm' needs Nothing, .*: {re.escape(install_command('nothing'))}"):
         import_framework("there_is_no_such_module", "m", "Nothing", "nothing")
 

@@ -93,7 +93,7 @@ def test_a_library_that_asks_for_what_does_not_fit_gets_nothing(tmp_path: Path, 
     instance.close()
 
 
-def test_an_instance_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_an_instance_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     refuse = 'parameters { key: "refuse" value { string_value: "yes" } }'
     made = opened(model(tmp_path, "BROKEN", f'backend: "native" {ONE} {refuse}'))
     with pytest.raises(UnavailableError, match="m is refused in m_0"):
@@ -156,7 +156,7 @@ def test_a_backend_directory_holds_libraries_for_many_models(tmp_path: Path) -> 
         assert engine.infer("two", {"a": a, "b": a})["sum"].tolist() == [[2, 2]]
 
 
-def test_a_library_for_tritons_api_is_told_apart(tmp_path: Path) -> None:
+def test_a_library_for_tritons_api_is_recognized(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "libtriton_other.so").touch()
     with pytest.raises(ConfigError, match=r"for Triton's C API.*libremora_other\.so"):

@@ -91,7 +91,7 @@ def test_text_must_be_text(tmp_path: Path) -> None:
         answer(example, np.array([[b"\xff"]], object))
 
 
-def test_a_type_without_a_name_on_the_wire_is_told(tmp_path: Path) -> None:
+def test_a_type_without_a_name_on_the_wire_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="has the OpenVINO type f8e4m3"):
         open_model(OpenVinoBackend(), written(tmp_path, [-1, 2], "", "f8e4m3"))
 

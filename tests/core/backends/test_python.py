@@ -11,63 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from google.protobuf import text_format
 
+from python_models import HEAD, Models, config_of
 from remora.backends import Execution, Placement, Source
-from remora.backends.python import PythonBackend, PythonInstance, PythonModel
+from remora.backends.python import PythonBackend, PythonInstance
 from remora.errors import BY_CODE, ConfigError, InternalError, NotFoundError, RemoraError, UnsupportedError
 from remora.messages import InferForm, Outcome, Request, Response
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.testing import backend
 
-CONFIG = """
-name: "m" backend: "python"
-input [{ name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }]
-output [{ name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }, { name: "MORE" data_type: TYPE_INT32 dims: [ -1 ] }]
-"""
-HEAD = "import numpy as np\nimport triton_python_backend_utils as pb_utils\n\n\nclass TritonPythonModel:\n"
 ANSWER = "pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array([7], np.int32))])"
-
-
-def config_of(text: str = CONFIG) -> ModelConfig:
-    return text_format.Parse(text, ModelConfig())
-
-
-class Models:
-    """Writes model files and opens them."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.open_ones: list[PythonModel | PythonInstance] = []
-
-    def write(self, code: str, name: str = "m", file: str = "model.py") -> Path:
-        path = self.root / name / "1" / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(code, encoding="utf-8")
-        return path
-
-    def open(self, code: str, config: ModelConfig | None = None, name: str = "m") -> PythonModel:
-        path = self.write(code, name)
-        source = Source(name, 1, path.parents[1], path.parent, self.root)
-        model = PythonBackend().open(source, config or config_of())
-        self.open_ones.append(model)
-        return model
-
-    def start(self, code: str, config: ModelConfig | None = None, name: str = "m") -> PythonInstance:
-        """An instance of a model whose file is ``code``, or the usual head and the methods ``code``."""
-        whole = code if "TritonPythonModel" in code else HEAD + code
-        instance = self.open(whole, config, name).instance(config or config_of(), Placement(f"{name}_0_0"))
-        assert isinstance(instance, PythonInstance)
-        self.open_ones.append(instance)
-        return instance
-
-
-@pytest.fixture
-def models(tmp_path: Path) -> Any:
-    opened = Models(tmp_path)
-    yield opened
-    for each in reversed(opened.open_ones):
-        each.close()
 
 
 def request(requested: tuple[str, ...] = ("OUT", "MORE"), **form: Any) -> Request:
@@ -117,7 +70,7 @@ def test_initialize_gets_the_strings_that_triton_gives(models: Models) -> None:
     }
 
 
-def test_every_instance_has_globals_of_its_own(models: Models) -> None:
+def test_every_instance_has_its_own_globals(models: Models) -> None:
     model = models.open(
         "calls = []\n" + HEAD + "    def execute(self, requests):\n        calls.append(1)\n"
         "        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array([len(calls)]))])]\n"
@@ -185,7 +138,7 @@ def test_an_exception_shows_the_models_lines_innermost_first(models: Models) -> 
     assert error.__context__ is None, "the error must not keep the model's frames alive"
 
 
-def test_lines_of_libraries_below_the_model_are_shown_and_ours_are_not(models: Models) -> None:
+def test_only_lines_of_the_model_and_of_libraries_below_it_are_shown(models: Models) -> None:
     instance = models.start(
         "    def execute(self, requests):\n"
         "        if len(requests) == 1:\n            __import__('json').loads('{')\n"
@@ -481,126 +434,6 @@ def test_the_thread_of_an_execution_need_not_be_that_of_the_load(models: Models)
         thread.start()
         thread.join()
     assert [isinstance(outcome, Response) for outcome in outcomes] == [True, True]
-
-
-def complete(models: Models, body: str, config: str) -> ModelConfig:
-    code = HEAD + f"    @staticmethod\n    def auto_complete_config(config):\n{body}"
-    code += "    def execute(self, requests):\n        return []\n"
-    message = config_of(config)
-    models.open(code, message).complete(message)
-    return message
-
-
-def test_a_model_completes_its_configuration(models: Models) -> None:
-    config = complete(
-        models,
-        "        assert config.as_dict()['name'] == 'm'\n"
-        "        config.set_max_batch_size(3)\n        config.set_dynamic_batching()\n"
-        "        config.add_input({'name': 'A', 'data_type': 'TYPE_INT64', 'dims': [2], 'optional': True})\n"
-        "        config.add_output({'name': 'B', 'data_type': 'TYPE_FP32', 'dims': (-1,)})\n"
-        "        config.set_model_transaction_policy({'decoupled': False})\n        return config\n",
-        'name: "m" backend: "python" output { name: "C" data_type: TYPE_FP32 dims: 1 reshape { shape: [] } }',
-    )
-    assert text_format.MessageToString(config, as_one_line=True) == text_format.MessageToString(
-        config_of(
-            'name: "m" backend: "python" max_batch_size: 3 dynamic_batching {} model_transaction_policy {} '
-            'input { name: "A" data_type: TYPE_INT64 dims: 2 optional: true } '
-            'output { name: "C" data_type: TYPE_FP32 dims: 1 reshape {} } '
-            'output { name: "B" data_type: TYPE_FP32 dims: -1 }'
-        ),
-        as_one_line=True,
-    )
-
-
-CONFIGURED = (
-    'name: "m" max_batch_size: 4 input { name: "A" data_type: TYPE_INT32 dims: 2 } output { name: "B" } '
-    "sequence_batching {} model_transaction_policy { decoupled: true }"
-)
-
-
-@pytest.mark.parametrize(
-    ("call", "text"),
-    [
-        (
-            "set_max_batch_size(2)",
-            "configuration specified max_batch_size 4, but in auto-complete-config function for model 'm' specified "
-            "max_batch_size 2",
-        ),
-        (
-            "set_dynamic_batching()",
-            "Configuration specified scheduling_choice as 'sequence_batching', but auto-complete-config function for "
-            "model 'm' tries to set scheduling_choice as 'dynamic_batching'",
-        ),
-        (
-            "add_input({'name': 'A', 'data_type': 'TYPE_INT64', 'dims': [2]})",
-            "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'A', model provides "
-            "TYPE_INT64",
-        ),
-        (
-            "add_input({'name': 'A', 'data_type': 'TYPE_INT32', 'dims': [3]})",
-            "model 'm', tensor 'A': the model expects dims [3] but the model configuration specifies dims [2]",
-        ),
-        (
-            "add_input({'name': 'A', 'data_type': 'TYPE_INT32', 'dims': [2], 'optional': True})",
-            "model 'm', tensor 'A': the model expects optional True but the model configuration specifies optional "
-            "False",
-        ),
-        (
-            "add_input({'name': 'X', 'data_type': 'TYPE_INT32'})",
-            "input 'X' in auto-complete-config function for model 'm' is missing 'dims' property.",
-        ),
-        (
-            "add_input({'dims': [1], 'data_type': 'TYPE_INT32'})",
-            "input in auto-complete-config function for model 'm' is missing 'name' property.",
-        ),
-        (
-            "add_input({'name': 'X', 'shape': [1]})",
-            "input 'X' in auto-complete-config function for model 'm' contains property other than 'name', "
-            "'data_type', 'dims' and 'optional'.",
-        ),
-        (
-            "add_output({'name': 'B', 'data_type': 'TYPE_INT32', 'dims': [3], 'optional': True})",
-            "output 'B' in auto-complete-config function for model 'm' contains property other than 'name', "
-            "'data_type' and 'dims'.",
-        ),
-        (
-            "set_model_transaction_policy({'decoupled': False})",
-            "trying to change decoupled property in auto-complete-config for model 'm', which is already set to "
-            "'True'.",
-        ),
-        (
-            "set_model_transaction_policy({'other': False})",
-            "model transaction property in auto-complete-config function for model 'm' contains property other than "
-            "'decoupled'.",
-        ),
-    ],
-)
-def test_a_model_that_contradicts_its_configuration_is_refused_in_tritons_words(
-    models: Models, call: str, text: str
-) -> None:
-    with pytest.raises(InternalError) as caught:
-        complete(models, f"        config.{call}\n        return config\n", CONFIGURED)
-    file = models.root / "m" / "1" / "model.py"
-    assert caught.value.message == f"ValueError: {text}\n\nAt:\n  {file}(8): auto_complete_config\n"
-
-
-def test_what_no_configuration_can_hold_is_refused(models: Models) -> None:
-    call = "add_output({'name': 'B', 'data_type': 'TYPE_WRONG', 'dims': [3]})"
-    with pytest.raises(ConfigError, match="TYPE_WRONG"):
-        complete(models, f"        config.{call}\n        return config\n", CONFIGURED)
-
-
-def test_a_completion_that_gives_nothing_back_or_fails_is_refused(models: Models) -> None:
-    with pytest.raises(InternalError, match=r"must return a valid pb\.ModelConfig"):
-        complete(models, "        pass\n", CONFIGURED)
-    with pytest.raises(InternalError, match=r"KeyError: 'x'\n\nAt:\n .*model.py\(8\): auto_complete_config\n"):
-        complete(models, "        config.as_dict()['x']\n", CONFIGURED)
-
-
-def test_a_model_without_completion_keeps_its_configuration(models: Models) -> None:
-    config = config_of()
-    models.open(HEAD + "    def execute(self, requests):\n        return []\n", config).complete(config)
-    assert config == config_of()
 
 
 def file_of(models: Models, change: Callable[[ModelConfig], None], path: Path) -> None:

@@ -172,14 +172,14 @@ def test_mixed_precision_computes_in_less_and_answers_in_the_declared_type(tmp_p
     assert not np.array_equal(found, exact)
 
 
-def test_a_result_of_another_type_is_told_with_tritons_text(tmp_path: Path) -> None:
+def test_a_result_of_another_type_is_reported_with_tritons_text(tmp_path: Path) -> None:
     wrong = 'output { name: "y" data_type: TYPE_INT32 dims: 2 }'
     made = opened(script(tmp_path, Product(), PLAIN + wrong))
     with pytest.raises(InternalError, match="unexpected datatype TYPE_INT32 for output 'y', model provides TYPE_FP32"):
         answer(made.instance(), x=X)
 
 
-def test_torchscript_without_declared_tensors_is_told_what_to_do(tmp_path: Path) -> None:
+def test_torchscript_without_declared_tensors_is_refused_with_advice(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="its format, TorchScript, declares no types and shapes of tensors"):
         opened(script(tmp_path, Product(), 'backend: "pytorch"'))
 
@@ -225,14 +225,14 @@ def test_threads_are_set_for_each_thread_that_runs_the_model(tmp_path: Path) -> 
         assert pool.submit(torch.get_num_threads).result() == 1
 
 
-def test_a_parameter_without_effect_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_parameter_without_effect_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fuser = 'parameters { key: "ENABLE_NVFUSER" value { string_value: "true" } }'
     with caplog.at_level(logging.WARNING):
         opened(script(tmp_path, Product(), PLAIN + OUT + fuser))
     assert "does not use the parameter 'ENABLE_NVFUSER'" in caplog.text
 
 
-def test_a_gpu_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_gpu_is_reported(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     made = opened(script(tmp_path, Product(), PLAIN + OUT))

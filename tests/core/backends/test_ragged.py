@@ -89,7 +89,7 @@ def test_a_single_request_is_flat_as_well_and_stays_as_it_was() -> None:
     assert "ENDS" not in alone.inputs
 
 
-def test_each_request_gets_only_what_it_asked_for() -> None:
+def test_each_request_gets_only_its_requested_outputs() -> None:
     requests = [request(1, 2, ("ROWS",)), request(1, 1, ("CUT",))]
     outputs = [Tensor("CUT", "FP32", np.zeros(3, FP32)), Tensor("ROWS", "FP32", np.zeros((2, 1), FP32))]
     responses = scatter_ragged(plan_of(), outputs, requests)

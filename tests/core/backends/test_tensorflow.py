@@ -73,7 +73,7 @@ def test_strings_are_bytes_as_they_come(tf: Any, tmp_path: Path) -> None:
     assert found.tolist() == [[b"\xff\0!"], [b"!"]]
 
 
-def test_a_models_failure_is_told_in_one_line(tf: Any, tmp_path: Path) -> None:
+def test_a_models_failure_is_reported_in_one_line(tf: Any, tmp_path: Path) -> None:
     def body(x: Any) -> Any:
         with tf.control_dependencies([tf.debugging.assert_non_negative(x, "negative values are refused")]):
             return {"y": tf.identity(x)}
@@ -95,7 +95,7 @@ def test_a_graph_that_reaches_for_files_is_refused_before_it_is_loaded(tf: Any, 
     assert not mark.exists()
 
 
-def test_a_gpu_that_is_not_there_is_told(tf: Any, tmp_path: Path) -> None:
+def test_a_missing_gpu_is_reported(tf: Any, tmp_path: Path) -> None:
     made = opened(saved(tf, tmp_path, "", serving_default=function(tf, lambda x: {"y": x}, tf.float32)))
     if tf.config.list_physical_devices("GPU"):
         pytest.skip("this machine has a GPU")
@@ -106,7 +106,7 @@ def test_a_gpu_that_is_not_there_is_told(tf: Any, tmp_path: Path) -> None:
 # These need no TensorFlow.
 
 
-def test_ordinary_operations_are_let_through_and_python_is_not() -> None:
+def test_ordinary_operations_pass_and_python_operations_are_refused() -> None:
     check_operations("m", {"MatMul": "a", "RestoreV2": "b", "LookupTableFindV2": "c"})
     with pytest.raises(UnsupportedError, match=r"the operation PyFunc \(tokenizer\)"):
         check_operations("m", {"MatMul": "a", "PyFunc": "tokenizer"})

@@ -86,7 +86,7 @@ def test_a_batch_goes_to_the_device_and_back(tmp_path: Path, cudart: StandIn) ->
     instance.close()
 
 
-def test_instances_have_contexts_streams_and_devices_of_their_own(
+def test_instances_have_their_own_contexts_streams_and_devices(
     tmp_path: Path, cudart: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN_DEVICES", "2")
@@ -107,7 +107,7 @@ def test_tensors_on_the_device_stay_there(tmp_path: Path, cudart: StandIn) -> No
     instance = model.instance(config, Placement("m_0", "GPU", 0))
     request = request_of({"x": X}, ("y",))
     for factor in (2, 4):
-        request.stays = True
+        request.keep_on_device = True
         (outcome,) = run(instance, request)
         assert isinstance(outcome, Response)
         kept: Any = outcome.outputs[0].data
@@ -130,7 +130,7 @@ def test_rows_of_a_tensor_and_a_tensor_of_none_go_where_the_engine_can_read_them
     model, config = opened(tmp_path)
     instance = model.instance(config, Placement("m_0", "GPU", 0))
     request = request_of({"x": X}, ("y",))
-    request.stays = True
+    request.keep_on_device = True
     (outcome,) = run(instance, request)
     assert isinstance(outcome, Response)
     whole: Any = outcome.outputs[0].data
@@ -173,7 +173,7 @@ def test_pinned_memory_is_used_in_the_directions_that_want_it(
     instance.close()
 
 
-def test_a_profile_is_chosen_and_its_bounds_are_told(tmp_path: Path, cudart: StandIn) -> None:
+def test_a_profile_is_chosen_and_its_bounds_are_reported(tmp_path: Path, cudart: StandIn) -> None:
     model, config = opened(tmp_path, 'instance_group { kind: KIND_GPU gpus: 0 profile: "1" }')
     assert config.max_batch_size == 4
     instance = model.instance(config, Placement("m_0", "GPU", 0))
@@ -247,12 +247,14 @@ def test_an_engine_is_read_on_the_first_gpu_that_instances_get(
     assert list(model._engines) == [1]
 
 
-def test_an_engine_of_another_version_is_told_with_tensorrts_reason(tmp_path: Path, cudart: StandIn) -> None:
+def test_an_engine_of_another_version_is_reported_with_tensorrts_reason(tmp_path: Path, cudart: StandIn) -> None:
     with pytest.raises(InternalError, match=r"cannot load '1/model\.plan': expecting library version 10\.3 got 10\.1"):
         opened(tmp_path, plan=b"old plan")
 
 
-def test_a_failing_call_is_told_by_its_name(tmp_path: Path, cudart: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_call_is_reported_by_its_name(
+    tmp_path: Path, cudart: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, config = opened(tmp_path)
     instance = model.instance(config, Placement("m_0", "GPU", 0))
     monkeypatch.setenv("STAND_IN_BYTES", "4")
@@ -316,7 +318,7 @@ def test_shapes_that_depend_on_values_and_unknown_types_are_refused(tmp_path: Pa
         opened(tmp_path)
 
 
-def test_without_a_gpu_or_on_a_cpu_the_reason_is_told(
+def test_without_a_gpu_or_on_a_cpu_the_reason_is_reported(
     tmp_path: Path, cudart: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, config = opened(tmp_path)
@@ -327,7 +329,9 @@ def test_without_a_gpu_or_on_a_cpu_the_reason_is_told(
         opened(tmp_path)
 
 
-def test_without_tensorrt_the_line_that_installs_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tensorrt_the_error_names_the_line_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(ConfigError, match=rf"needs TensorRT, .*: {re.escape(install_command('tensorrt'))}"):
         opened(tmp_path)

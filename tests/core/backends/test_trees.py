@@ -59,7 +59,7 @@ def plan(*, classes: bool = False, probabilities: bool = False, threshold: float
         ([[0.1, 0.7, 0.2]], plan(classes=True, probabilities=True), 3, 3, [[0.1, 0.7, 0.2]]),
     ],
 )
-def test_values_become_what_is_asked_for(
+def test_values_become_the_requested_type(
     values: list[list[float]], made: TreePlan, classes: int, width: int, expected: list[list[float]]
 ) -> None:
     found = finished(np.array(values, "f4"), made, classes, width)
@@ -102,7 +102,7 @@ def test_contributions_are_a_further_output_where_the_configuration_has_it(
         model.complete(config_of(EXPLAINED % "4"))
 
 
-def test_a_forest_that_cannot_tell_contributions_is_refused_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_a_forest_without_contributions_is_refused_if_they_are_requested(tmp_path: Path) -> None:
     def refuse(rows: Array) -> Array:
         raise RuntimeError("not for linear trees\nStack trace: ...")
 
@@ -142,12 +142,12 @@ def test_parameters_that_do_not_fit_the_forest_are_refused() -> None:
     ("given", "reason"),
     [("xgboost", "removed its old binary format"), ("catboost", "must be one of xgboost_ubj, xgboost_json")],
 )
-def test_a_type_that_cannot_be_read_is_told(tmp_path: Path, given: str, reason: str) -> None:
+def test_a_type_that_cannot_be_read_is_reported(tmp_path: Path, given: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         TreesBackend().open(source(tmp_path), parameters(model_type=given))
 
 
-def test_the_file_goes_by_the_type(tmp_path: Path) -> None:
+def test_the_file_name_depends_on_the_type(tmp_path: Path) -> None:
     made = source(tmp_path)
     for kind, name in (
         ("xgboost_ubj", "xgboost.ubj"),
@@ -165,7 +165,7 @@ def test_a_text_that_is_cut_short_never_reaches_lightgbm(tmp_path: Path) -> None
         TreesBackend().open(made, parameters(model_type="lightgbm"))
 
 
-def test_a_missing_library_is_told_with_the_line_that_installs_it(
+def test_a_missing_library_is_reported_with_the_line_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "xgboost", None)

@@ -122,5 +122,5 @@ def test_no_memory_is_taken_for_what_is_only_claimed() -> None:
     ],
     ids=["device", "other-type", "unknown-type", "objects", "too-long"],
 )
-def test_what_cannot_be_kept_is_not(tensor: Tensor) -> None:
+def test_responses_that_cannot_be_encoded_are_not_kept(tensor: Tensor) -> None:
     assert encode(Response([tensor])) is None

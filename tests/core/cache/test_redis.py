@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shutil
 import socket
@@ -110,7 +111,7 @@ def test_databases_are_apart(server: Redis) -> None:
 
 
 @needs_server
-def test_a_redis_that_goes_away_is_a_miss_and_one_that_comes_back_is_asked_again(
+def test_an_unreachable_redis_is_a_miss_and_is_used_again_when_it_is_back(
     server: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = FakeClock()
@@ -233,7 +234,7 @@ def test_a_server_that_is_not_there_is_warned_of_and_every_lookup_is_a_miss(capl
     assert done.is_set(), "work is done after the end, too"
 
 
-def test_a_server_that_never_answers_holds_nobody_up_for_longer_than_its_timeout() -> None:
+def test_a_server_that_never_answers_delays_requests_at_most_by_its_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         settings = RedisSettings("127.0.0.1", int(silent.getsockname()[1]), socket_timeout=50)
         clock = FakeClock()
@@ -245,6 +246,15 @@ def test_a_server_that_never_answers_holds_nobody_up_for_longer_than_its_timeout
 
 
 # -- settings -------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_for_a_cache_that_is_being_closed_takes_none_of_the_memory_for_answers_in_flight() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    cache = RedisCache(RedisSettings("127.0.0.1", port), itertools.count(0, 2_000_000_000).__next__)
+    cache.close()
+    cache.insert(KEY, answer())
+    assert cache.pending_bytes == 0
 
 
 def test_settings_have_tritons_names() -> None:

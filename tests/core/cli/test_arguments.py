@@ -106,7 +106,7 @@ def test_a_reason_takes_in_what_its_causes_add_and_repeats_nothing() -> None:
     assert reason_of(top) == "cannot start: failed to load: no such folder"
 
 
-def test_an_error_that_is_its_own_cause_is_told_once() -> None:
+def test_an_error_that_is_its_own_cause_is_reported_once() -> None:
     error = ConfigError("in a circle")
     error.__cause__ = error
     assert reason_of(error) == "in a circle"

@@ -30,7 +30,7 @@ def test_what_is_missing_comes_with_the_line_that_installs_it() -> None:
     assert found["native"][:2] == ("built in", "CPU")
 
 
-def test_gpus_are_told_where_the_installed_build_can_use_them() -> None:
+def test_gpus_are_reported_if_the_installed_build_can_use_them() -> None:
     assert rows({"onnxruntime": "1.20"}, 2)["onnxruntime"][1] == "CPU"
     assert rows({"onnxruntime-gpu": "1.20"}, 2)["onnxruntime"][1] == "CPU, 2 GPUs"
     assert rows({"torch": "2.13.0+cpu"}, 1)["pytorch"][1] == "CPU"

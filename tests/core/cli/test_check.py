@@ -52,7 +52,7 @@ NOTATIONS: dict[str, str] = {
 
 
 @pytest.mark.parametrize("suffix", ["pbtxt", "yaml"])
-def test_all_misspelt_words_of_a_file_are_told_with_line_key_and_nearest_key(
+def test_all_misspelt_words_of_a_file_are_reported_with_line_key_and_nearest_key(
     suffix: str, tmp_path: Path, capsys: Captured
 ) -> None:
     file = tmp_path / f"config.{suffix}"
@@ -95,7 +95,7 @@ def test_every_model_of_a_repository_is_checked(tmp_path: Path, capsys: Captured
         assert sum(problem.startswith(f"{place}:") for problem in problems) == 1, problems
 
 
-def test_the_number_of_problems_is_told_on_stderr(tmp_path: Path, capsys: Captured) -> None:
+def test_the_number_of_problems_is_reported_on_stderr(tmp_path: Path, capsys: Captured) -> None:
     model(tmp_path, "m", "max_bach_size: 8")
     assert main(["config", "check", str(tmp_path)]) == 1
     assert capsys.readouterr().err == "remora config check: 1 problem in 1 configuration\n"
@@ -117,7 +117,7 @@ def test_only_open_compares_a_configuration_with_its_model(tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize(("gpus", "good"), [((), True), (("--gpus", "4"), True), (("--gpus", "3"), False)])
-def test_gpus_are_checked_against_a_machine_only_when_one_is_told(
+def test_gpus_are_checked_only_against_a_known_machine(
     gpus: tuple[str, ...], good: bool, tmp_path: Path, capsys: Captured
 ) -> None:
     file = tmp_path / "gpu.pbtxt"
@@ -125,7 +125,7 @@ def test_gpus_are_checked_against_a_machine_only_when_one_is_told(
     assert (not checked(capsys, file, *gpus)) is good
 
 
-def test_a_model_in_two_repositories_is_a_problem_but_a_path_given_twice_is_none(
+def test_a_model_in_two_repositories_is_a_problem_and_a_repeated_path_is_harmless(
     tmp_path: Path, capsys: Captured
 ) -> None:
     one, two = model(tmp_path / "one", "m", COMPLETE), model(tmp_path / "two", "m", COMPLETE)
@@ -134,12 +134,12 @@ def test_a_model_in_two_repositories_is_a_problem_but_a_path_given_twice_is_none
     assert problem == f"{one}: model 'm' is there more than once: also {two}"
 
 
-def test_a_path_that_holds_nothing_is_no_success(tmp_path: Path, capsys: Captured) -> None:
+def test_a_path_that_holds_nothing_is_not_a_success(tmp_path: Path, capsys: Captured) -> None:
     assert main(["config", "check", str(tmp_path / "missing")]) == 1
     assert "no such file or directory" in capsys.readouterr().err
 
 
-def test_files_that_are_no_text_are_told(tmp_path: Path, capsys: Captured) -> None:
+def test_files_that_are_not_text_are_reported(tmp_path: Path, capsys: Captured) -> None:
     file = tmp_path / "config.pbtxt"
     file.write_bytes(b"max_batch_size: 1\n\xff")
     assert checked(capsys, file) == [f"{file}:2: byte 0xff is not UTF-8"]
@@ -214,7 +214,8 @@ def test_an_ensemble_of_itself_is_a_problem(tmp_path: Path, capsys: Captured) ->
 
 
 @pytest.mark.parametrize(
-    ("backend", "hint"), [("onnx", "did you mean 'onnxruntime'?"), ("vllm", "there are ensemble, fil, native, ")]
+    ("backend", "hint"),
+    [("onnx", "did you mean 'onnxruntime'?"), ("other", "there are ensemble, fil, generation, native, ")],
 )
 def test_an_unknown_backend_is_found_without_opening(backend: str, hint: str, tmp_path: Path, capsys: Captured) -> None:
     folder = model(tmp_path, "m", COMPLETE.replace("onnxruntime", backend))

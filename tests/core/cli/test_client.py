@@ -245,15 +245,29 @@ def test_a_header_that_cannot_be_sent_is_wrong_usage_and_its_value_is_not_repeat
 
 
 def test_a_header_goes_to_the_server_whose_start_is_measured() -> None:
-    options = argparse.Namespace(header=["x-key=1"], header_variable="X-Key=0\nx-other=2")
+    options = argparse.Namespace(header=["x-key=1"], header_variable="X-Key=0\nx-other=2", api_key_variable="")
     assert request_headers(options) == {"x-key": "1", "x-other": "2"}
+
+
+@pytest.mark.parametrize(
+    ("header", "sent"),
+    [
+        ([], {"x-api-key": "k"}),
+        (["x-other=1"], {"x-api-key": "k", "x-other": "1"}),
+        (["X-API-Key=other"], {"x-api-key": "other"}),
+        (["Authorization=Bearer other"], {"authorization": "Bearer other"}),
+    ],
+)
+def test_the_key_in_the_environment_is_sent_unless_a_header_replaces_it(header: list[str], sent: object) -> None:
+    options = argparse.Namespace(header=header, header_variable="", api_key_variable="k")
+    assert request_headers(options) == sent
 
 
 # -- servers that are not ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", [("models", "list"), ("models", "load", "m"), ("infer", "m", "--random")])
-def test_a_server_that_is_not_there_is_told_with_what_to_do(command: tuple[str, ...], capsys: Captured) -> None:
+def test_a_missing_server_is_reported_with_advice(command: tuple[str, ...], capsys: Captured) -> None:
     with served(always(200, b"")) as url:
         gone = url  # its port is free again when the block ends
     code, out, err = run(capsys, *command, "--url", gone)
@@ -290,7 +304,7 @@ def test_a_server_that_is_too_slow_is_given_up(capsys: Captured) -> None:
         (always(400, b"[1]"), "answered 400: [1]"),
     ],
 )
-def test_an_index_of_another_kind_is_told(respond: Respond, said: str, capsys: Captured) -> None:
+def test_an_index_of_another_kind_is_reported(respond: Respond, said: str, capsys: Captured) -> None:
     with served(respond) as url:
         code, out, err = run(capsys, "models", "list", "--url", url)
     assert (code, out) == (1, "")
@@ -298,7 +312,7 @@ def test_an_index_of_another_kind_is_told(respond: Respond, said: str, capsys: C
     assert err.count("\n") == 1
 
 
-def test_an_empty_index_and_a_model_without_a_row_are_no_failures(capsys: Captured) -> None:
+def test_an_empty_index_and_a_model_without_a_row_are_not_failures(capsys: Captured) -> None:
     with served(lambda method, path, body, length: written([] if path.endswith("index") else None)) as url:
         assert run(capsys, "models", "list", "--url", url)[1] == f"{url} has no models\n"
         assert run(capsys, "models", "load", "m", "--url", url)[1] == "m: loaded\n"
@@ -312,7 +326,7 @@ def test_a_model_that_was_never_loaded_has_dashes(capsys: Captured) -> None:
     assert [line.split() for line in out.splitlines()[1:]] == [["m", "-", "-"], ["n", "1", "UNAVAILABLE", "a", "b"]]
 
 
-def test_an_inference_answer_that_makes_no_sense_is_told(capsys: Captured) -> None:
+def test_an_inference_answer_that_makes_no_sense_is_reported(capsys: Captured) -> None:
     def respond(method: str, path: str, body: bytes, length: int | None) -> ApiAnswer:
         return written(METADATA) if method == "GET" else ApiAnswer(200, 2, b"{}xyz")
 

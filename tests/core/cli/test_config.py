@@ -117,7 +117,7 @@ def test_what_could_not_be_served_is_not_shown(
     assert said in failed(capsys, "show", model(tmp_path, "m", config, onnx_bytes))
 
 
-def test_paths_with_nothing_to_show_are_told_apart(tmp_path: Path, capsys: Captured) -> None:
+def test_paths_without_results_are_distinguished(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "repo" / "empty").mkdir(parents=True)
     (tmp_path / "bare").mkdir()
     (tmp_path / "notes.txt").write_text("x")

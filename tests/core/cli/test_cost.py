@@ -59,7 +59,7 @@ def test_standard_input_is_a_log_too(monkeypatch: pytest.MonkeyPatch, capsys: py
         (["--price", "1", "--cold-start", "1", "absent"], "absent", 1),
     ],
 )
-def test_a_log_that_cannot_be_read_is_told_in_one_line(
+def test_a_log_that_cannot_be_read_is_reported_in_one_line(
     arguments: list[str], said: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = tmp_path / "wrong.log"

@@ -97,7 +97,7 @@ def test_all_values_come_as_json(run: Any) -> None:
     }
 
 
-def test_repeats_are_told_by_their_spread(run: Any) -> None:
+def test_repeats_are_reported_by_their_spread(run: Any) -> None:
     _, out, _ = run("add", "--random", "--repeat", "5")
     assert "5 requests, median " in out
     assert all(word in out for word in ("min ", "p99 ", "max "))

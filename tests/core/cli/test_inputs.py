@@ -110,7 +110,7 @@ def test_text_becomes_values(datatype: str, text: str, values: list[Any]) -> Non
         ("BOOL", "yes"),
     ],
 )
-def test_text_that_is_no_value_of_the_datatype_is_refused_with_both(datatype: str, text: str) -> None:
+def test_text_that_is_not_a_value_of_the_datatype_is_refused_with_both(datatype: str, text: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"input 'x' holds .* not a valid {datatype}"):
         typed_inputs(model(x=(datatype, (-1,))), {"x": text}, {})
 
@@ -145,7 +145,7 @@ def test_a_shape_is_kept_to() -> None:
         typed_inputs(info, {"x": "1,2,3"}, {"x": (2, 2)})
 
 
-def test_a_name_that_is_nearly_right_is_told() -> None:
+def test_a_name_that_is_nearly_right_is_reported() -> None:
     info = model(image=("FP32", (-1,)), scale=("FP32", (1,)))
     with pytest.raises(InvalidArgumentError, match=r"no input 'imag'; did you mean 'image'\?"):
         find_input(info, "imag")
@@ -230,7 +230,7 @@ def test_a_document_may_be_a_v2_request_with_all_it_says() -> None:
     assert only(request.inputs).data.tolist() == [[1, 2], [3, 4]]
 
 
-def test_an_input_that_is_called_inputs_is_no_v2_request() -> None:
+def test_an_input_that_is_called_inputs_is_not_a_v2_request() -> None:
     request = read_document(model(inputs=("FP32", (-1,))), {"inputs": [1, 2]}, {})
     assert only(request.inputs).name == "inputs"
 

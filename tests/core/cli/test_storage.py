@@ -54,9 +54,7 @@ def test_pull_brings_what_is_named_and_says_what_there_is(
     assert "has no model 'o'; it has m, n" in capsys.readouterr().err
 
 
-def test_pull_replaces_only_when_it_is_told_to(
-    clouds: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pull_replaces_only_on_request(clouds: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["pull", "s3://bucket/r", str(tmp_path / "x"), "--model=n"]
     assert main(words) == 0
     clouds.put("bucket", "r/n/1/model.onnx", b"newer")
@@ -95,7 +93,7 @@ def test_what_is_pulled_into_the_cache_is_listed_and_cleared(
     assert "4 files" in capsys.readouterr().out
 
 
-def test_a_cache_that_nobody_uses_can_be_cleared(
+def test_an_unused_cache_can_be_cleared(
     clouds: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], child_environment: dict[str, str]
 ) -> None:
     environment = {**os.environ, "PYTHONPATH": child_environment["PYTHONPATH"]}

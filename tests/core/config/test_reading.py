@@ -239,7 +239,7 @@ def test_a_file_that_is_gone_is_a_configuration_error(tmp_path: Path) -> None:
         read_config(tmp_path / "config.toml")
 
 
-def test_each_notation_is_found_and_none_is_none(tmp_path: Path) -> None:
+def test_each_notation_is_found_and_absence_gives_none(tmp_path: Path) -> None:
     assert find_config(tmp_path) is None
     for name in ("config.pbtxt", "config.json", "config.yaml", "config.yml"):
         path = tmp_path / name
@@ -255,7 +255,7 @@ def test_two_notations_at_once_are_refused(tmp_path: Path) -> None:
         find_config(tmp_path)
 
 
-def test_a_custom_configuration_comes_first_where_there_is_one(tmp_path: Path) -> None:
+def test_a_custom_configuration_has_priority(tmp_path: Path) -> None:
     usual, custom = tmp_path / "config.pbtxt", tmp_path / "configs" / "gpu.pbtxt"
     custom.parent.mkdir()
     usual.touch()
@@ -266,7 +266,7 @@ def test_a_custom_configuration_comes_first_where_there_is_one(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "..", "a\\b"])
-def test_a_custom_configuration_name_is_no_path(tmp_path: Path, name: str) -> None:
+def test_a_custom_configuration_name_is_not_a_path(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="must be a plain name"):
         find_config(tmp_path, name)
 

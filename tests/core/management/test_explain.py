@@ -79,7 +79,7 @@ def test_too_little_traffic_gives_no_prediction_and_says_so(count: int) -> None:
     assert (found.measured is None) == (count < 2)
 
 
-def test_batches_that_answered_nobody_are_not_traffic() -> None:
+def test_batches_without_answers_are_not_traffic() -> None:
     runs = [RanBatch(START + at * MS, 0, 4, 0, MS, IDLE) for at in range(500)]
     assert explain(Setup(dynamic(), 1), runs, ever({}), START).measured is None
 
@@ -160,7 +160,7 @@ def test_a_delay_costs_at_light_load_what_it_says() -> None:
     assert any(line.startswith("max_queue_delay_microseconds: 0: p99 wait") for line in found.advice)
 
 
-def test_a_model_without_batching_that_would_gain_by_it_is_told() -> None:
+def test_a_model_without_batching_that_would_gain_by_it_is_reported() -> None:
     cost = linear(5, 0.1)
     found = told(BatchPolicy(max_batch_size=8), cost, 100, learned={8: cost(8)})
     assert found.predicted[0].throughput_per_s == pytest.approx(1000 / 5.1, rel=0.02)
@@ -213,6 +213,7 @@ def test_the_document_is_plain_json() -> None:
         "predicted",
         "advice",
         "notes",
+        "answers",
     }
 
 

@@ -19,7 +19,7 @@ from remora.engine import Engine
 from remora.management.metrics import MetricsExporter
 from remora.models import loader as loading
 from remora.options import EngineOptions
-from remora.statistics import MetricsSettings
+from remora.statistics import LATENCY_BOUNDS_NS, Histogram, MetricsSettings, ServerLoad
 from remora.system.gpus import GpuReading
 
 SAMPLE = re.compile(r'^([a-zA-Z_:][\w:]*)(?:\{((?:\w+="(?:[^"\\\n]|\\.)*",?)+)\})? (\S+)$')
@@ -194,6 +194,18 @@ def test_the_machine_is_there_without_labels(engine: Engine) -> None:
     assert 0 < page["nv_cpu_memory_used_bytes{}"] < page["nv_cpu_memory_total_bytes{}"]
 
 
+def test_the_memory_of_a_container_is_reported_beside_the_machines(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remora.management.metrics.memory_limit_bytes", lambda: 1 << 30)
+    monkeypatch.setattr("remora.management.metrics.memory_in_use_bytes", lambda: 1 << 20)
+    page = page_of(engine)
+    assert (page["remora_memory_limit_bytes{}"], page["remora_memory_used_bytes{}"]) == (1 << 30, 1 << 20)
+    monkeypatch.setattr("remora.management.metrics.memory_limit_bytes", lambda: None)
+    page = page_of(engine)
+    assert page["remora_memory_limit_bytes{}"] == page["nv_cpu_memory_total_bytes{}"]
+
+
 def test_an_unloaded_models_series_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "find_backend", FakeBackend().find)
     write_model(tmp_path, "m")
@@ -228,7 +240,7 @@ def test_every_setting_that_the_flags_help_names_is_one() -> None:
         assert MetricsSettings.of((setting,)) != MetricsSettings()
 
 
-def test_gpus_are_told_of_under_tritons_names_and_absent_where_there_are_none() -> None:
+def test_gpus_are_reported_under_tritons_names_and_absent_without_gpus() -> None:
     def readings() -> list[GpuReading]:
         return [GpuReading("GPU-1", 0.5, 1000, 250, 65.0, 300.0, 130.0), GpuReading("MIG-2", None, 500, 100)]
 
@@ -245,3 +257,16 @@ def test_gpus_are_told_of_under_tritons_names_and_absent_where_there_are_none() 
         'nv_energy_consumption{gpu_uuid="GPU-1"} 30',
     }
     assert "gpu" not in MetricsExporter(MetricsSettings(), FakeClock()).render([])
+
+
+def test_the_load_of_a_server_is_on_the_page() -> None:
+    load = ServerLoad({200: 7, 404: 1}, Histogram((1,) + (0,) * len(LATENCY_BOUNDS_NS), 50_000))
+    page = MetricsExporter(MetricsSettings(), FakeClock()).render([], load=load)
+    for line in (
+        'remora_http_responses_total{code="200"} 7',
+        'remora_http_responses_total{code="404"} 1',
+        'remora_event_loop_lateness_seconds_bucket{le="0.0001"} 1',
+        "remora_event_loop_lateness_seconds_count 1",
+        "remora_event_loop_lateness_seconds_sum 5e-05",
+    ):
+        assert line in page.splitlines(), line

@@ -40,7 +40,7 @@ def test_what_is_taken_back_is_again_as_the_command_line_says() -> None:
     assert taken_back == TraceSettings(trace_rate="5", trace_file="/tmp/t.json")
 
 
-def test_a_model_that_nobody_knows_has_no_settings(settings: LiveSettings) -> None:
+def test_an_unknown_model_has_no_settings(settings: LiveSettings) -> None:
     with pytest.raises(InvalidArgumentError, match="Request for unknown model : nope"):
         settings.perform(TraceSetting("nope", {"trace_rate": ("3",)}))
 

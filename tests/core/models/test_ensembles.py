@@ -116,7 +116,7 @@ def a_step(model: str, name: str, tensor: str) -> str:
     )
 
 
-def test_a_torn_string_is_told_and_counted_by_the_model_that_was_to_read_it(bench: Bench) -> None:
+def test_a_truncated_string_is_reported_and_counted_by_the_model_that_reads_it(bench: Bench) -> None:
     write_model(bench.repository, "reader", config=f'backend: "fake" {TEXTS}')
     write_model(bench.repository, "inner", config=a_step("reader", "IN", "TEXT") % INNER)
     write_model(bench.repository, "outer", config=a_step("inner", "TEXT", "TEXTS") % OUTER)
@@ -327,8 +327,7 @@ def test_a_model_is_closed_when_the_ensembles_requests_have_done_with_it(bench: 
     go_on.set()
     asking.join(PATIENCE_S)
     assert answers == [4]
-    for thread in lifecycle._loads.closing:
-        thread.join(PATIENCE_S)
+    assert lifecycle.wait_until_closed(PATIENCE_S)
     assert {model.source.name: model.closed for model in bench.backend.opened} == {"a": 1, "b": 1}
 
 
@@ -355,12 +354,12 @@ def test_a_stop_finishes_the_ensembles_requests(bench: Bench) -> None:
     assert answers == [4]
 
 
-def test_what_is_being_closed_cannot_be_borrowed(bench: Bench) -> None:
+def test_what_is_being_closed_cannot_be_acquired(bench: Bench) -> None:
     lifecycle = bench.started(load_model=("a",))
-    model = lifecycle.borrow("a")
+    model = lifecycle.acquire("a")
     assert not model.close(0.0), "it is still lent"
-    assert not model.borrow()
-    model.give_back()
+    assert not model.acquire()
+    model.release()
     assert model.close(PATIENCE_S)
 
 

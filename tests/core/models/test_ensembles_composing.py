@@ -56,7 +56,7 @@ def test_an_ensemble_that_fits_tells_which_of_its_models_are_decoupled() -> None
         ),
     ],
 )
-def test_what_is_missing_is_told_in_tritons_words(steps: list[tuple[str, int]], why: str, text: str) -> None:
+def test_missing_values_are_reported_with_tritons_text(steps: list[tuple[str, int]], why: str, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         composed(*steps, why=why)
     assert str(caught.value) == text

@@ -143,7 +143,7 @@ def test_a_model_that_answers_otherwise_is_refused_with_a_diff_and_the_old_one_s
     assert backend.opened[1].closed == 1
 
 
-def test_golden_tests_that_are_no_text_refuse_the_model_and_close_it(
+def test_golden_tests_that_are_not_text_refuse_the_model_and_close_it(
     bench: tuple[Path, FakeBackend, FakeClock],
 ) -> None:
     repository, backend, clock = bench

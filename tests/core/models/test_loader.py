@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from fakes import FakeClock
-from remora.config import ANY_KIND
+from fakes import FakeBackend, FakeBackendModel, FakeClock, FakeInstance, write_model
+from remora.backends import Source
+from remora.config import ANY_KIND, Placement
+from remora.errors import InternalError
+from remora.models import loader as loading
 from remora.models.loader import ModelLoader
 from remora.options import EngineOptions
-from remora.proto.model_config_pb2 import ModelInstanceGroup
+from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from remora.repository.local import scan
 
 BACKEND = """
@@ -81,3 +84,66 @@ def test_a_preferred_gpu_that_is_not_there_gives_way(tmp_path: Path) -> None:
 def test_an_opened_model_knows_better_than_its_backend(tmp_path: Path) -> None:
     preferences = {"model": 'preferred_kinds = ("CPU",)', "backend": 'preferred_kinds = ("GPU",)'}
     assert kinds(tmp_path, **preferences) == [CPU]
+
+
+_PAIR = "data_type: TYPE_INT32 dims: 2"
+
+
+class Faulty(FakeBackendModel):
+    """Model that fails in one stage and records what is closed."""
+
+    closings: list[str]
+    stage: str
+
+    def complete(self, config: ModelConfig) -> None:
+        if self.stage == "complete":
+            raise ValueError("complete fails")
+        super().complete(config)
+
+    def instance(self, config: ModelConfig, placement: Placement) -> FakeInstance:
+        if self.stage == "instance" and self.instances:
+            raise ValueError("instance fails")
+        made = super().instance(config, placement)
+        label, close = f"instance {len(self.instances)}", made.close
+
+        def closing() -> None:
+            self.closings.append(label)
+            close()
+            if self.stage == "close":
+                raise OSError("closing fails too")
+
+        made.close = closing  # type: ignore[method-assign]
+        return made
+
+    def close(self) -> None:
+        self.closings.append("model")
+
+
+@pytest.mark.parametrize(
+    ("stage", "label", "text", "closings"),
+    [
+        ("complete", "", "ValueError: complete fails", ["model"]),
+        ("instance", "", "ValueError: instance fails", ["instance 1", "model"]),
+        ("labels", "label_filename: 'none.txt'", "none.txt", ["instance 2", "instance 1", "model"]),
+        ("close", "label_filename: 'none.txt'", "none.txt", ["instance 2", "instance 1", "model"]),
+    ],
+)
+def test_a_load_that_fails_closes_what_it_opened_and_reports_the_first_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, label: str, text: str, closings: list[str]
+) -> None:
+    class FaultyBackend(FakeBackend):
+        def open(self, source: Source, config: ModelConfig) -> FakeBackendModel:
+            model = Faulty(self, source)
+            model.closings, model.stage = closed, stage
+            return model
+
+    closed: list[str] = []
+    monkeypatch.setattr(loading, "find_backend", lambda name: FaultyBackend())
+    tensors = f"input {{ name: 'IN' {_PAIR} }} output {{ name: 'OUT' {_PAIR} {label} }}"
+    write_model(tmp_path, "m", config=f"backend: 'fake' instance_group {{ count: 2 kind: KIND_CPU }} {tensors}")
+    (folder,) = scan([tmp_path])["m"]
+    loader = ModelLoader(EngineOptions(), FakeClock(), gpus=())
+    with pytest.raises(InternalError, match=text) as failed:
+        loader.open(loader.plan(folder, {}), 1)
+    assert closed == closings
+    assert "closing fails" not in str(failed.value)

@@ -28,7 +28,9 @@ def from_file(folder: Path, content: bytes, *, data_type: str = "TYPE_INT16", di
 
 
 @pytest.mark.parametrize(("batch", "shape"), [(4, (1, 2, 1)), (0, (2, 1))])
-def test_a_state_begins_with_zeros_and_what_varies_is_one(tmp_path: Path, batch: int, shape: tuple[int, ...]) -> None:
+def test_a_state_begins_with_zeros_and_its_variable_dims_are_one(
+    tmp_path: Path, batch: int, shape: tuple[int, ...]
+) -> None:
     array = first(tmp_path, "data_type: TYPE_FP32 dims: [ 2, -1 ]", batch=batch)
     assert array.shape == shape
     assert array.dtype == np.float32
@@ -93,7 +95,7 @@ def test_a_state_too_large_is_refused_before_memory_is_taken(tmp_path: Path) -> 
         first(tmp_path, "data_type: TYPE_FP32 dims: [ 4000000, 4000000 ]")
 
 
-def test_states_that_are_left_out_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_omitted_states_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     state = 'data_type: TYPE_INT8 dims: 1 } state { input_name: "S" output_name: "U" data_type: TYPE_INT8 dims: 2'
     with caplog.at_level(logging.WARNING):
         assert first(tmp_path, state).shape == (1, 1)

@@ -75,7 +75,7 @@ def test_idle_models_go_to_make_room() -> None:
         assert machine.gone == ["a", "b"]
 
 
-def test_the_budget_holds_whatever_the_machine_has() -> None:
+def test_the_budget_holds_on_any_machine() -> None:
     machine = Machine(10**12, a=30 * MIB, b=30 * MIB)
     with machine.gate(budget=80 * MIB).load(20 * MIB):
         assert machine.gone == ["a"]

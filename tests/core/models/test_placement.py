@@ -19,6 +19,7 @@ from remora.models.placement import (
     HostPolicy,
     PinnedInstance,
     PlacedModel,
+    idle_gpu_reason,
     parse_cpus,
     parse_gpu_limits,
     parse_host_policies,
@@ -132,3 +133,22 @@ def test_a_bound_thread_runs_where_its_policy_says() -> None:
 def test_a_model_without_a_policy_is_left_as_it_is() -> None:
     made = placed({0: 0.1}, 0.0).instance(config_of('name: "m"'), Placement("m_0"))
     assert isinstance(made, FakeInstance)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "kinds", "reason"),
+    [
+        (0, {}, "no NVIDIA GPU can be used"),
+        (0, {"m": ["CPU"]}, "no NVIDIA GPU can be used"),
+        (1, {}, ""),
+        (1, {"m": ["CPU", "CPU"], "a": ["CPU"]}, "every model runs on the CPU (a, m)"),
+        (1, {"m": ["CPU", "GPU"], "a": ["CPU"]}, ""),
+        (2, {"m": ["MODEL"]}, ""),
+    ],
+)
+def test_a_required_gpu_is_idle_without_a_device_or_without_an_instance_on_it(
+    gpus: int, kinds: dict[str, list[str]], reason: str
+) -> None:
+    found = idle_gpu_reason(gpus, kinds)
+    assert reason in found
+    assert bool(found) == bool(reason)

@@ -12,7 +12,7 @@ from remora.backends import Execution
 from remora.errors import InternalError, InvalidArgumentError, RemoraError
 from remora.messages import Outcome, Streamed
 from remora.models import loader as loading
-from remora.models.served_model import ServedModel
+from remora.models.served_model import ModelParts, ServedModel
 from remora.models.warmup import warm_up
 from remora.options import EngineOptions
 from remora.repository import ModelFolder
@@ -25,7 +25,16 @@ FILE = 'model_warmup { name: "file" batch_size: 1 ' + IN.format('input_data_file
 def model_of(text: str, *instances: FakeInstance) -> ServedModel:
     clock = FakeClock()
     backend_model = FakeBackendModel(FakeBackend(), None)  # type: ignore[arg-type]  # never looks at its source
-    return ServedModel("m", 1, config_of(DOUBLER + text), backend_model, instances, {}, clock)
+    return ServedModel(
+        ModelParts(
+            name="m",
+            version=1,
+            config=config_of(DOUBLER + text),
+            backend_model=backend_model,
+            instances=instances,
+            clock=clock,
+        )
+    )
 
 
 def warm(model: ServedModel, *instances: FakeInstance, directory: Path = Path("nowhere"), derive: bool = False) -> None:
@@ -107,7 +116,7 @@ class Again(FakeInstance):
 
     def execute(self, execution: Execution) -> list[Outcome]:
         outcomes = super().execute(execution)
-        execution.again = frozenset(range(len(outcomes)))
+        execution.rescheduled = frozenset(range(len(outcomes)))
         return outcomes
 
 

@@ -14,6 +14,7 @@ from remora.protocols.http1 import (
     BadRequest,
     ChunkDecoder,
     Head,
+    HeadNote,
     HeadParser,
     chunk,
     response_head,
@@ -28,8 +29,12 @@ JSON_HEAD = Head("POST", "/v2/models/m/infer", ())
 BINARY_HEAD = Head("POST", "/v2/models/m/infer", ((b"Inference-Header-Content-Length", b"9"),))
 
 
+def itself(head: Head) -> Head:
+    return head
+
+
 def head_of(*lines: str) -> Head:
-    return HeadParser().parse(block_of(*lines))
+    return HeadParser(itself).parse(block_of(*lines))
 
 
 def block_of(*lines: str) -> bytes:
@@ -107,7 +112,7 @@ def test_an_offered_upgrade_is_not_taken() -> None:
 
 
 def test_empty_lines_before_a_request_are_skipped() -> None:
-    assert HeadParser().parse(b"\r\n\r\n" + block_of("GET /x HTTP/1.1")).path == "/x"
+    assert HeadParser(itself).parse(b"\r\n\r\n" + block_of("GET /x HTTP/1.1")).path == "/x"
 
 
 @pytest.mark.parametrize(
@@ -190,16 +195,25 @@ def test_a_target_may_name_the_host_as_for_a_proxy(target: str, path: str, query
 
 
 def test_the_same_bytes_give_the_same_head() -> None:
-    parser = HeadParser()
+    parser = HeadParser(itself)
     block = block_of("GET /x HTTP/1.1", "a: b")
     head = parser.parse(block)
-    head.note = "remembered"
     assert parser.parse(bytes(bytearray(block))) is head
     assert parser.parse(block_of("GET /x HTTP/1.1", "a: c")) is not head
 
 
+def test_a_head_has_a_note_of_each_service_and_few_of_them() -> None:
+    head = head_of("GET /x HTTP/1.1")
+    notes = [HeadNote[int]() for _ in range(20)]
+    for number, note in enumerate(notes):
+        assert note.get(head) is None
+        assert note.put(head, number) == note.get(head) == number
+    assert head.notes is not None
+    assert len(head.notes) <= 4
+
+
 def test_the_memo_stays_small_whatever_comes() -> None:
-    parser = HeadParser()
+    parser = HeadParser(itself)
     for index in range(2000):
         parser.parse(block_of(f"GET /{index} HTTP/1.1"))
     assert len(parser._memo) <= 512
@@ -217,7 +231,7 @@ tokens = st.sampled_from([*words, *lines])
 @given(st.one_of(st.binary(max_size=200), st.lists(tokens, max_size=25).map(b"".join)))
 def test_any_bytes_are_a_head_or_a_bad_request(data: bytes) -> None:
     try:
-        head = HeadParser().parse(data + b"\r\n\r\n")
+        head = HeadParser(itself).parse(data + b"\r\n\r\n")
     except BadRequest:
         return
     assert head.content_length >= 0
@@ -226,7 +240,7 @@ def test_any_bytes_are_a_head_or_a_bad_request(data: bytes) -> None:
     assert names.count(b"content-length") + names.count(b"transfer-encoding") <= 1
 
 
-def parsed(parser: HeadParser, block: bytes) -> tuple[object, ...]:
+def parsed(parser: HeadParser[Head], block: bytes) -> tuple[object, ...]:
     try:
         head = parser.parse(block)
     except BadRequest as error:
@@ -249,9 +263,9 @@ BLOCKS = st.one_of(
 
 @given(st.lists(BLOCKS, max_size=12))
 def test_a_cached_head_equals_a_fresh_one(blocks: list[bytes]) -> None:
-    parser = HeadParser()
+    parser = HeadParser(itself)
     for block in blocks * 2:
-        assert parsed(parser, block) == parsed(HeadParser(), block)
+        assert parsed(parser, block) == parsed(HeadParser(itself), block)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +279,7 @@ def test_a_cached_head_equals_a_fresh_one(blocks: list[bytes]) -> None:
 )
 def test_a_request_names_one_host(lines: bytes, says: str) -> None:
     with pytest.raises(BadRequest, match=says) as refused:
-        HeadParser().parse(b"GET / HTTP/1.1\r\n" + lines + b"\r\n")
+        HeadParser(itself).parse(b"GET / HTTP/1.1\r\n" + lines + b"\r\n")
     assert refused.value.status == 400
 
 
@@ -364,6 +378,15 @@ def test_the_limit_is_the_last_size_allowed() -> None:
         decoded(chunked(b"x" * LIMIT, b"y"))
 
 
+def feed_all(decoder: ChunkDecoder, data: bytes) -> None:
+    """Feed bytes in as many calls as they take, because one call does a bounded amount of work."""
+    view = memoryview(data)
+    while view:
+        taken = decoder.feed(view)
+        assert taken
+        view = view[taken:]
+
+
 def test_the_limit_is_enforced_before_memory_is_taken() -> None:
     decoder = ChunkDecoder(1 << 30, JSON_HEAD)
     tracemalloc.start()
@@ -382,7 +405,7 @@ def test_many_small_chunks_cost_little_more_than_their_bytes() -> None:
     decoder = ChunkDecoder(1 << 20, JSON_HEAD)
     tracemalloc.start()
     try:
-        decoder.feed(wire)
+        feed_all(decoder, wire)
         assert tracemalloc.get_traced_memory()[0] < 4 * 40_000
     finally:
         tracemalloc.stop()
@@ -456,7 +479,7 @@ def test_the_head_of_a_stream_says_how_it_ends(chunked: bool, keep_alive: bool, 
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=5))
 def test_pieces_come_back_out_of_their_chunks(pieces: list[bytes]) -> None:
     decoder = ChunkDecoder(LIMIT, JSON_HEAD)
-    decoder.feed(b"".join([*map(chunk, pieces), LAST_CHUNK]))
+    feed_all(decoder, b"".join([*map(chunk, pieces), LAST_CHUNK]))
     assert decoder.done
     assert bytes(decoder.body) == b"".join(pieces)
 
@@ -479,7 +502,7 @@ def test_a_body_that_is_too_large_is_refused_with_both_numbers() -> None:
 @pytest.mark.parametrize("most", [1, 3, 65_536])
 def test_a_body_of_more_chunks_than_allowed_is_refused_as_soon_as_one_too_many_begins(most: int) -> None:
     decoder = ChunkDecoder(1 << 20, JSON_HEAD, most)
-    decoder.feed(b"1\r\na\r\n" * most)
+    feed_all(decoder, b"1\r\na\r\n" * most)
     assert len(decoder.body) == most
     with pytest.raises(BadRequest) as refused:
         decoder.feed(b"1\r\n")
@@ -490,6 +513,6 @@ def test_a_body_of_more_chunks_than_allowed_is_refused_as_soon_as_one_too_many_b
 def test_as_many_chunks_as_allowed_are_a_body_and_zero_allows_any_number() -> None:
     for most, sent in ((3, 3), (0, 70_000)):
         decoder = ChunkDecoder(1 << 20, JSON_HEAD, most)
-        decoder.feed(b"1\r\na\r\n" * sent + b"0\r\n\r\n")
+        feed_all(decoder, b"1\r\na\r\n" * sent + b"0\r\n\r\n")
         assert decoder.done
         assert bytes(decoder.body) == b"a" * sent

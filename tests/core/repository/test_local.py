@@ -52,7 +52,7 @@ def test_version_directories_are_read_as_triton_reads_them(tmp_path: Path, name:
     assert dict(folder.versions) == ({} if version is None else {version: tmp_path / "m" / name})
 
 
-def test_a_file_with_a_number_for_its_name_is_no_version(tmp_path: Path) -> None:
+def test_a_file_with_a_number_for_its_name_is_not_a_version(tmp_path: Path) -> None:
     (write_model(tmp_path, "m", versions=()) / "7").write_text("x")
     assert only(scan_repository(tmp_path), "m").versions == {}
 
@@ -153,7 +153,7 @@ def test_one_version_of_a_model_is_served_under_the_models_name(place: str, tmp_
     )
 
 
-def test_a_folder_whose_name_only_begins_with_a_number_is_no_version(tmp_path: Path) -> None:
+def test_a_folder_whose_name_only_begins_with_a_number_is_not_a_version(tmp_path: Path) -> None:
     (tmp_path / "3d").mkdir()
     (tmp_path / "3d" / "model.onnx").touch()
     assert list(scan([tmp_path / "3d"])) == ["3d"]
@@ -241,7 +241,7 @@ def test_the_fingerprint_names_every_file_and_sees_it_change(tmp_path: Path) -> 
     assert repository.fingerprint("nope") == {}
 
 
-def test_what_running_a_model_leaves_behind_is_no_change(tmp_path: Path) -> None:
+def test_what_running_a_model_leaves_behind_is_not_a_change(tmp_path: Path) -> None:
     folder = write_model(tmp_path, "m")
     repository = LocalRepository(tmp_path)
     before = repository.fingerprint("m")
@@ -259,7 +259,7 @@ def test_a_version_that_is_a_link_to_a_directory_is_seen(tmp_path: Path) -> None
     assert "3/fake.bin" in LocalRepository(tmp_path / "repository").fingerprint("m")
 
 
-def test_a_bare_file_has_a_fingerprint_of_its_own(tmp_path: Path) -> None:
+def test_a_bare_file_has_its_own_fingerprint(tmp_path: Path) -> None:
     for name in ("a.onnx", "b.onnx"):
         (tmp_path / name).write_bytes(b"")
     repository = LocalRepository(tmp_path, any_layout=True)
@@ -274,7 +274,7 @@ def test_a_path_opens_as_a_local_repository_and_an_unknown_scheme_is_refused(tmp
 
 
 @pytest.mark.parametrize("layout", ["versions", "model file", "other file", "file itself"])
-def test_a_model_without_a_folder_of_its_own_is_called_what_the_operator_says(tmp_path: Path, layout: str) -> None:
+def test_a_model_without_its_own_folder_is_called_what_the_operator_says(tmp_path: Path, layout: str) -> None:
     file = tmp_path / {"versions": "3/model.onnx", "model file": "model.onnx"}.get(layout, "net.onnx")
     file.parent.mkdir(exist_ok=True)
     file.write_bytes(b"")

@@ -176,7 +176,7 @@ def test_a_model_that_went_is_gone(clouds: ObjectStore, opened: Opened) -> None:
         repository.fetch("m")
 
 
-def test_an_empty_place_is_told_from_one_without_rights(clouds: ObjectStore, opened: Opened) -> None:
+def test_an_empty_location_is_distinguished_from_a_forbidden_one(clouds: ObjectStore, opened: Opened) -> None:
     with pytest.raises(NotFoundError, match="no files below it"):
         opened("s3://bucket/nothing").models()
     clouds.fail("403", on="LIST", times=2)

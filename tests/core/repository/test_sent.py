@@ -16,7 +16,7 @@ from remora.errors import InvalidArgumentError, NotFoundError
 from remora.repository.sent import SentModel, remove_left_behind, sent_files
 
 
-def test_the_files_of_a_request_are_told_from_its_other_parameters() -> None:
+def test_the_files_of_a_request_are_separated_from_its_other_parameters() -> None:
     assert sent_files({"config": "{}", "file:1/model.onnx": b"x", "file:labels.txt": "y"}) == {
         "1/model.onnx": b"x",
         "labels.txt": b"y",
@@ -27,7 +27,7 @@ def test_the_files_of_a_request_are_told_from_its_other_parameters() -> None:
     "path",
     ["", "/etc/passwd", "../x", "1/../../x", "1//x", "1/.", "a\\..\\b", "1/x\0", "1/", "x" * 256, "/".join("a" * 17)],
 )
-def test_a_name_that_is_no_path_inside_the_folder_is_refused(path: str) -> None:
+def test_a_name_that_is_not_a_path_inside_the_folder_is_refused(path: str) -> None:
     with pytest.raises(InvalidArgumentError, match="is not a path inside a model's folder"):
         sent_files({f"file:{path}": b""})
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fakes import MS, START, dynamic, ticket_of
 from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import CancelledError, UnavailableError
+from remora.messages import Ticket
 from remora.scheduling.batching import (
     DELAY,
     FULL,
@@ -15,8 +18,11 @@ from remora.scheduling.batching import (
     SHAPE,
     SINGLE,
     BatchQueue,
+    Choice,
     ExpiredError,
     Plan,
+    Walk,
+    choose,
 )
 
 
@@ -206,6 +212,75 @@ def test_a_ticket_that_may_run_late_runs_last() -> None:
     queue.push(first)
     queue.push(second)
     assert [queue.poll(START + 5 * MS).tickets for _ in range(2)] == [[second], [first]]
+
+
+@pytest.mark.parametrize(
+    ("walk", "waited_ns", "delay_ns", "expected"),
+    [
+        (Walk(2, 3, 0, 0, "", START), 0, 0, Choice(2, 3, IDLE)),
+        (Walk(2, 8, 0, 0, FULL, START), 0, 0, Choice(2, 8, FULL)),
+        (Walk(2, 3, 0, 0, SHAPE, START), 0, 0, Choice(2, 3, SHAPE)),
+        (Walk(2, 3, 0, 0, SHAPE, START), 0, MS, Choice(2, 3, SHAPE)),
+        (Walk(2, 3, 0, 0, "", START), 0, MS, Choice(0, wake_ns=START + MS)),
+        (Walk(2, 3, 0, 0, "", START), MS - 1, MS, Choice(0, wake_ns=START + MS)),
+        (Walk(2, 3, 0, 0, "", START), MS, MS, Choice(2, 3, DELAY)),
+        (Walk(2, 8, 0, 0, FULL, START), MS, MS, Choice(2, 8, FULL)),
+        (Walk(3, 5, 2, 4, "", START), 0, MS, Choice(2, 4, PREFERRED)),
+        (Walk(3, 5, 2, 4, SHAPE, START), 0, MS, Choice(2, 4, PREFERRED)),
+        (Walk(3, 8, 3, 8, FULL, START), 0, MS, Choice(3, 8, FULL)),
+        (Walk(3, 5, 2, 4, "", START), MS, MS, Choice(3, 5, DELAY)),
+        (Walk(3, 6, 0, 0, "", START), 0, MS, Choice(3, 6, PREFERRED)),
+    ],
+)
+def test_a_walk_is_dispatched_by_its_size_its_end_and_its_age(
+    walk: Walk, waited_ns: int, delay_ns: int, expected: Choice
+) -> None:
+    assert choose(walk, START + waited_ns, limit=8, largest=6, delay_ns=delay_ns) == expected
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        dynamic(),
+        dynamic(preferred=(2, 4), delay_ms=1),
+        BatchPolicy(max_batch_size=8, dynamic=True, queue=QueuePolicy(default_timeout_ns=2 * MS)),
+        BatchPolicy(max_batch_size=4),
+    ],
+    ids=["line", "preferred", "levels", "single"],
+)
+@given(steps=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), max_size=40))
+def test_rows_ahead_follows_every_change_of_the_queue(policy: BatchPolicy, steps: list[tuple[int, int]]) -> None:
+    queue, now_ns, queued = BatchQueue(policy), START, list[Ticket]()
+    for step, rows in steps:
+        now_ns += MS // 2
+        gone: list[Ticket] = []
+        if step < 3:
+            queued.append(ticket_of(rows, arrival_ns=now_ns))
+            queue.push(queued[-1])
+        elif step == 3:
+            plan = queue.poll(now_ns)
+            gone = [*plan.tickets, *(ticket for ticket, _ in plan.dropped)]
+        elif step == 4 and queued:
+            queued[rows % len(queued)].request.cancelled = True
+            gone = [ticket for ticket, _ in queue.drop_cancelled()]
+        elif step == 5:
+            plan = queue.ahead(now_ns, 1)
+            gone = [ticket for ticket, _ in plan.dropped]
+            queue.put_back(plan.tickets)
+        queued = [ticket for ticket in queued if ticket not in gone]
+        assert len(queue) == len(queued)
+        total = sum(ticket.request.rows for ticket in queued)
+        if policy.dynamic:
+            assert queue.rows_ahead == min(total, policy.max_batch_size)
+        else:
+            assert queue.rows_ahead == (queued[0].request.rows if queued else 0)
+    queue.drain()
+    assert queue.rows_ahead == 0
+
+
+@pytest.mark.parametrize(("queued", "instances", "ahead"), [(4, 1, 4), (3, 1, 0), (7, 2, 0), (8, 2, 4)])
+def test_a_batch_goes_ahead_only_if_enough_is_queued_for_all_instances(queued: int, instances: int, ahead: int) -> None:
+    assert len(filled(dynamic(4), *[1] * queued).ahead(START, instances).tickets) == ahead
 
 
 def test_a_held_queue_sends_nothing_before_that_many_wait_and_holds_back_but_once() -> None:

@@ -336,6 +336,6 @@ def test_nothing_that_an_instance_waits_for_goes_ahead() -> None:
         queue = BatchQueue(dynamic(2))
         for _ in range(2):
             ticket = ticket_of(arrival_ns=START)
-            ticket.request.held = held
+            ticket.request.blocking_instances = held
             queue.push(ticket)
         assert len(queue.ahead(START, 1).tickets) == count

@@ -35,7 +35,7 @@ def test_a_faster_run_moves_the_estimate_half_way_and_a_slower_one_a_tenth() -> 
     assert learned((1, 1000), (1, 2000)).predict(1) == 1100
 
 
-def test_one_slow_run_is_noise_and_many_are_not() -> None:
+def test_only_repeated_slow_runs_count() -> None:
     assert learned((1, 1000), (1, 100_000)).predict(1) < 11_000
     assert learned((1, 1000), *[(1, 100_000)] * 40).predict(1) > 90_000
 

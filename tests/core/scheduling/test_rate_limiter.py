@@ -12,6 +12,7 @@ from remora.config import BatchPolicy, RatePolicy
 from remora.errors import ConfigError, UnavailableError
 from remora.messages import Outcome, Ticket
 from remora.scheduling.batching import RESOURCES, SINGLE, BatchQueue
+from remora.scheduling.pool import DispatchPolicy
 from remora.scheduling.rate_limiter import RateLimiter, Turn
 from remora.scheduling.scheduler import Scheduler
 from remora.signature import Signature
@@ -28,11 +29,11 @@ class Journal:
     waits: bool = False
     rows: list[str] = field(default_factory=list)
 
-    def take(self) -> bool:
-        self.rows.append("take")
+    def acquire(self) -> bool:
+        self.rows.append("acquire")
         return self.waits
 
-    def give_back(self, *, ran: bool) -> None:
+    def release(self, *, ran: bool) -> None:
         self.rows.append("ran" if ran else "idle")
 
 
@@ -58,7 +59,9 @@ def scheduler_of(
     recorder = FakeRecorder()
     signature = Signature(config_of(DOUBLER), "m")
     queue = BatchQueue(policy or BatchPolicy(max_batch_size=8))
-    return Scheduler(queue, instances, signature, recorder, FakeClock(), turns=turns), recorder
+    return Scheduler(
+        queue, instances, signature, recorder, FakeClock(), DispatchPolicy(may_wait=True), turns=turns
+    ), recorder
 
 
 @pytest.mark.parametrize(("waits", "reason"), [(False, SINGLE), (True, RESOURCES)])
@@ -69,7 +72,7 @@ def test_an_instance_takes_its_turn_runs_and_gives_it_back(waits: bool, reason: 
     scheduler.submit(ticket_of(reply=answers))
     answers.wait()
     assert scheduler.stop(PATIENCE_S)
-    assert journal.rows == ["take", "run", "ran"]
+    assert journal.rows == ["acquire", "run", "ran"]
     assert [plan.reason for plan, _ in recorder.runs] == [reason]
 
 
@@ -81,7 +84,7 @@ def test_the_turn_is_given_back_when_the_model_fails() -> None:
         scheduler.submit(ticket_of(reply=answers))
     answers.wait()
     assert scheduler.stop(PATIENCE_S)
-    assert journal.rows == ["take", "ran"] * 2
+    assert journal.rows == ["acquire", "ran"] * 2
 
 
 def test_a_batch_that_waits_for_company_holds_nothing_meanwhile() -> None:
@@ -90,8 +93,8 @@ def test_a_batch_that_waits_for_company_holds_nothing_meanwhile() -> None:
     scheduler.submit(ticket_of(reply=answers))
     assert scheduler.stop(PATIENCE_S)  # which ends the waiting
     answers.wait()
-    assert journal.rows[-2:] == ["take", "ran"]
-    assert set(journal.rows[:-2]) <= {"take", "idle"}
+    assert journal.rows[-2:] == ["acquire", "ran"]
+    assert set(journal.rows[:-2]) <= {"acquire", "idle"}
     assert journal.rows[1::2].count("ran") == 1
 
 
@@ -100,11 +103,11 @@ def test_the_batch_is_formed_when_the_turn_comes() -> None:
     other, mine = limiter.join([ONE, ONE])
     instance, answers = FakeInstance(), Answers(4)
     scheduler, recorder = scheduler_of([instance], [mine], dynamic())
-    other.take()
+    other.acquire()
     for _ in range(4):
         scheduler.submit(ticket_of(reply=answers))
     assert instance.batches == []
-    other.give_back(ran=True)
+    other.release(ran=True)
     answers.wait()
     assert scheduler.stop(PATIENCE_S)
     assert [plan.rows for plan, _ in recorder.runs] == [4]
@@ -140,19 +143,19 @@ def test_instances_of_two_models_never_hold_more_than_there_is() -> None:
 def test_a_stop_whose_time_is_over_answers_what_waits_for_a_turn() -> None:
     limiter = RateLimiter({})
     other, mine = limiter.join([ONE, ONE])
-    other.take()
+    other.acquire()
     answers = Answers(1)
     scheduler, _ = scheduler_of([FakeInstance()], [mine])
     ticket = ticket_of(reply=answers)
     scheduler.submit(ticket)
     assert not scheduler.stop(0.0)
-    scheduler.abandon(UnavailableError("gone"))
+    scheduler.fail_pending(UnavailableError("gone"))
     answers.wait()
     mine.leave()
     mine.leave()
     assert scheduler.stop(PATIENCE_S), "its thread still waits"
     assert isinstance(answers.replies.only(ticket), UnavailableError)
-    assert not mine.take(), "who has left waits for nothing"
+    assert not mine.acquire(), "who has left waits for nothing"
 
 
 def test_what_does_not_fit_is_refused_when_it_joins() -> None:
@@ -166,7 +169,7 @@ def test_waiting_requests_of_other_instances_are_served_meanwhile() -> None:
     limiter = RateLimiter({})
     blocked, free = limiter.join([ONE, RatePolicy()])
     (other,) = limiter.join([ONE])
-    other.take()
+    other.acquire()
     instances = [FakeInstance("blocked"), FakeInstance("free")]
     answers = Answers(20)
     scheduler, _ = scheduler_of(instances, [blocked, free])
@@ -174,5 +177,5 @@ def test_waiting_requests_of_other_instances_are_served_meanwhile() -> None:
         scheduler.submit(ticket_of(reply=answers))
     answers.wait()
     assert len(instances[1].batches) == 20
-    other.give_back(ran=True)
+    other.release(ran=True)
     assert scheduler.stop(PATIENCE_S)

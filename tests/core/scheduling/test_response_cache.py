@@ -21,6 +21,7 @@ from remora.messages import Mailbox, Response, Ticket
 from remora.models import loader as loading
 from remora.options import EngineOptions
 from remora.scheduling.batching import BatchQueue
+from remora.scheduling.pool import DispatchPolicy
 from remora.scheduling.response_cache import CachedScheduler
 from remora.scheduling.scheduler import Scheduler
 from remora.signature import Signature
@@ -42,7 +43,7 @@ class Bench:
         made = config_of(config)
         queue = BatchQueue(batch_policy(made))
         signature = Signature(made, "m")
-        self.inner = Scheduler(queue, [self.instance], signature, recorder, self.clock, threads=False)
+        self.inner = Scheduler(queue, [self.instance], signature, recorder, self.clock, DispatchPolicy(threads=False))
         self.cache = LocalCache(1 << 20, self.clock.monotonic_ns)
         scope = self.cache.scope("m", 1)
         self.scheduler = CachedScheduler(self.inner, self.cache, scope, recorder, self.clock)
@@ -133,7 +134,7 @@ def test_what_stops_gives_no_hits_either() -> None:
 def test_what_waits_when_its_time_is_over_is_answered_once() -> None:
     bench = Bench()
     ticket = bench.submit()
-    bench.scheduler.abandon(UnavailableError("over"))
+    bench.scheduler.fail_pending(UnavailableError("over"))
     assert isinstance(bench.replies.only(ticket), UnavailableError)
     assert bench.cache.stats().entries == 0
 
@@ -241,7 +242,7 @@ def test_a_model_without_the_cache_always_runs(engine: Engine, backend: FakeBack
     assert runs(backend, "plain") == 2
 
 
-def test_a_reloaded_model_is_asked_again(engine: Engine, backend: FakeBackend, tmp_path: Path) -> None:
+def test_a_reloaded_model_is_called_again(engine: Engine, backend: FakeBackend, tmp_path: Path) -> None:
     ask(engine, "m")
     (tmp_path / "m" / "2" / "fake.bin").write_bytes(b"new")
     engine.load("m")

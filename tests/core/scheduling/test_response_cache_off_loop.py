@@ -36,7 +36,7 @@ class Inner:
         self.stopped.append(timeout_s)
         return True
 
-    def abandon(self, error: RemoraError) -> None:
+    def fail_pending(self, error: RemoraError) -> None:
         self.abandoned.append(error)
 
 
@@ -112,5 +112,5 @@ def test_a_stop_waits_for_what_is_on_its_way_and_takes_nothing_new() -> None:
     assert bench.inner.taken == [ticket]
     assert bench.inner.stopped == [30.0]
     assert bench.scheduler.stop()
-    bench.scheduler.abandon(UnavailableError("gone"))
+    bench.scheduler.fail_pending(UnavailableError("gone"))
     assert len(bench.inner.abandoned) == 1

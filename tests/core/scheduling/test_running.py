@@ -13,6 +13,7 @@ from remora.config import BatchPolicy
 from remora.errors import CancelledError, InternalError, UnavailableError
 from remora.messages import Outcome, Response, Streamed, Tensor, Ticket
 from remora.scheduling.batching import BatchQueue
+from remora.scheduling.pool import DispatchPolicy
 from remora.scheduling.scheduler import Scheduler
 from remora.signature import Signature
 
@@ -56,8 +57,7 @@ class Bench:
             Signature(config_of(config), "s"),
             self.recorder,
             self.clock,
-            threads=threads,
-            decoupled=True,
+            DispatchPolicy(threads=threads, decoupled=True),
         )
 
     def run(self, count: int = 1) -> list[Ticket]:
@@ -108,7 +108,7 @@ def test_answers_arrive_in_order_and_nothing_after_the_final_one() -> None:
     assert bench.scheduler.running == 0
 
 
-def test_each_request_of_a_batch_has_a_stream_of_its_own() -> None:
+def test_each_request_of_a_batch_has_its_own_stream() -> None:
     def execute(execution: Execution) -> list[None]:
         execution.send(1, piece(10))
         execution.send(0, piece(20, final=True))

@@ -1,67 +1,15 @@
-"""The scheduler: turned by hand, in a caller's loop, and raced by threads. Every ticket is answered exactly once."""
+"""The scheduler, stepped by hand and in a caller's loop: every ticket is answered exactly once."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-
 import pytest
 
-from fakes import DOUBLER, FakeClock, FakeInstance, FakeMailbox, FakeRecorder, Replies, config_of, double, ticket_of
+from fakes import FakeMailbox, double, ticket_of
 from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import CancelledError, InternalError, InvalidArgumentError, NotFoundError, UnavailableError
 from remora.messages import Outcome, Request, Response, Ticket
-from remora.scheduling.batching import BatchQueue
 from remora.scheduling.delivery import deliver, failure_of
-from remora.scheduling.scheduler import Scheduler
-from remora.signature import Signature
-
-DYNAMIC = BatchPolicy(max_batch_size=8, dynamic=True)
-PATIENCE_S = 30.0
-"""How long a threaded test waits before it counts as a deadlock."""
-
-
-class Bench:
-    """A scheduler with everything around it faked."""
-
-    def __init__(
-        self,
-        policy: BatchPolicy = DYNAMIC,
-        *,
-        instances: int = 1,
-        quick: bool = False,
-        threads: bool = False,
-        may_wait: bool = False,
-        ordered: bool = False,
-    ) -> None:
-        self.clock = FakeClock()
-        self.instances = [FakeInstance(f"m_{index}", quick=quick) for index in range(instances)]
-        self.recorder = FakeRecorder()
-        self.replies = Replies()
-        self.scheduler = Scheduler(
-            BatchQueue(policy),
-            self.instances,
-            Signature(config_of(DOUBLER), "m"),
-            self.recorder,
-            self.clock,
-            threads=threads,
-            may_wait=may_wait,
-            ordered=ordered,
-        )
-
-    def submit(self, rows: int = 1, **settings: object) -> Ticket:
-        ticket = ticket_of(rows, reply=self.replies, **settings)  # type: ignore[arg-type]
-        self.scheduler.submit(ticket)
-        return ticket
-
-
-def values(outcome: Outcome) -> list[int]:
-    assert isinstance(outcome, Response)
-    found: list[int] = outcome.outputs[0].data.reshape(-1).tolist()
-    return found
-
-
-# -- turned by hand -------------------------------------------------------------------------------------------------
+from scheduler_bench import DYNAMIC, PATIENCE_S, Bench, inline_bench, values
 
 
 def test_requests_that_wait_run_as_one_batch_and_get_their_own_answers() -> None:
@@ -256,6 +204,35 @@ def test_a_full_queue_refuses_without_answering() -> None:
     assert bench.replies.order == [first]
 
 
+def test_of_requests_queued_together_a_full_queue_refuses_those_beyond_its_size() -> None:
+    bench = Bench(BatchPolicy(max_batch_size=8, dynamic=True, queue=QueuePolicy(max_size=2)))
+    tickets = [ticket_of(reply=bench.replies) for _ in range(4)]
+    refused = bench.scheduler.submit_all(tickets)
+    assert [index for index, _ in refused] == [2, 3]
+    assert all("Exceeds maximum queue size" in str(error) for _, error in refused)
+    bench.scheduler.step()
+    assert bench.replies.order == tickets[:2]
+
+
+def test_requests_queued_together_run_as_one_batch_at_the_end_of_the_turn() -> None:
+    bench, mailbox = inline_bench(ordered=True)
+    tickets = [ticket_of(reply=bench.replies, mailbox=mailbox) for _ in range(3)]
+    assert bench.scheduler.submit_all(tickets) == []
+    assert {ticket.arrival_ns for ticket in tickets} == {bench.clock.now_ns}
+    assert (mailbox.turn(), mailbox.turn()) == (1, 0)
+    assert [len(batch) for batch in bench.instances[0].batches] == [3]
+    assert bench.replies.order == tickets
+
+
+def test_requests_queued_together_are_refused_together_by_a_scheduler_that_stops() -> None:
+    bench = Bench()
+    assert bench.scheduler.stop(0)
+    tickets = [ticket_of(reply=bench.replies) for _ in range(2)]
+    with pytest.raises(UnavailableError, match="stopping"):
+        bench.scheduler.submit_all(tickets)
+    assert bench.replies.order == []
+
+
 def test_answers_of_one_batch_reach_each_mailbox_in_one_delivery() -> None:
     bench = Bench()
     one, two = FakeMailbox(), FakeMailbox()
@@ -273,16 +250,6 @@ def test_delivering_nothing_posts_nothing() -> None:
 def test_a_remora_error_keeps_its_identity() -> None:
     error = NotFoundError("x")
     assert failure_of(error, "m") is error
-
-
-# -- in the caller's loop -------------------------------------------------------------------------------------------
-
-
-def inline_bench(**settings: bool) -> tuple[Bench, FakeMailbox]:
-    """A bench whose model has shown that it is quick."""
-    bench = Bench(**{"quick": True, **settings})  # type: ignore[arg-type]
-    bench.scheduler.costs.learn(1, 1000)
-    return bench, FakeMailbox()
 
 
 def test_what_arrives_in_one_turn_of_the_loop_runs_as_one_batch_at_its_end() -> None:
@@ -307,7 +274,7 @@ def test_more_than_one_batch_in_a_turn_takes_one_turn_each() -> None:
     assert mailbox.turn() == 0
 
 
-def test_a_request_that_arrives_while_a_batch_is_answered_gets_a_turn_of_its_own() -> None:
+def test_a_request_that_arrives_while_a_batch_is_answered_gets_its_own_turn() -> None:
     bench, mailbox = inline_bench()
     late: list[Ticket] = []
 
@@ -375,65 +342,6 @@ def test_an_inline_callback_with_an_empty_queue_does_nothing() -> None:
     bench.replies.only(ticket)
 
 
-# -- the end --------------------------------------------------------------------------------------------------------
-
-
-def test_a_stopped_scheduler_refuses_with_tritons_text() -> None:
-    bench = Bench()
-    assert bench.scheduler.stop(0)
-    with pytest.raises(
-        UnavailableError,
-        match=r"^Server is stopping, scheduler for model has stopped accepting new inference requests$",
-    ):
-        bench.submit()
-
-
-def test_what_waits_is_run_by_stop() -> None:
-    bench = Bench(threads=True)
-    bench.scheduler._threads = False
-    tickets = [bench.submit() for _ in range(20)]
-    bench.scheduler._threads = True
-    assert bench.scheduler.stop(PATIENCE_S)
-    for ticket in tickets:
-        assert values(bench.replies.only(ticket)) == [0]
-
-
-def test_stop_does_not_wait_for_a_loop_that_waits_for_stop() -> None:
-    bench, mailbox = inline_bench(threads=True)
-    ticket = bench.submit(mailbox=mailbox)
-    assert mailbox.deferred
-    assert bench.scheduler.stop(PATIENCE_S)
-    assert values(bench.replies.only(ticket)) == [0]
-    mailbox.turn()
-    bench.replies.only(ticket)
-
-
-def test_stop_sends_at_once_what_waits_for_its_delay() -> None:
-    bench = Bench(BatchPolicy(max_batch_size=8, dynamic=True, max_delay_ns=10**12), threads=True)
-    ticket = bench.submit()
-    assert bench.scheduler.stop(PATIENCE_S)
-    assert values(bench.replies.only(ticket)) == [0]
-
-
-def test_the_time_of_a_stop_is_one_budget_over_all_threads() -> None:
-    bench = Bench(instances=2, threads=True)
-    running, may_end = threading.Semaphore(0), threading.Event()
-
-    def during() -> None:
-        running.release()
-        assert may_end.wait(PATIENCE_S)
-
-    for instance in bench.instances:
-        instance.during = during
-        bench.submit(8)
-        assert running.acquire(timeout=PATIENCE_S)
-    bench.scheduler._now = iter([0, *[10**9] * 9]).__next__
-    assert not bench.scheduler.stop(1)  # its time is over when it comes to the first thread: it does not wait at all
-    bench.scheduler._now = bench.clock.monotonic_ns
-    may_end.set()
-    assert bench.scheduler.stop(PATIENCE_S)
-
-
 def test_answers_in_order_wait_for_those_of_requests_before_them() -> None:
     bench = Bench(BatchPolicy(max_batch_size=1, dynamic=True), instances=2, ordered=True)
     first, second, third = (bench.submit() for _ in range(3))
@@ -454,7 +362,7 @@ def test_an_answer_that_is_held_back_is_not_lost_when_the_one_before_it_is_aband
     first, second = bench.submit(), bench.submit()
     with pytest.raises(UnavailableError):
         bench.submit()
-    bench.scheduler.abandon(UnavailableError("too late"))
+    bench.scheduler.fail_pending(UnavailableError("too late"))
     third = bench.submit()
     bench.scheduler.step()
     assert bench.replies.order == [first, second, third]
@@ -465,163 +373,3 @@ def test_answers_of_many_instances_leave_in_the_order_of_their_requests() -> Non
     tickets = [bench.submit() for _ in range(300)]
     assert bench.scheduler.stop(PATIENCE_S)
     assert bench.replies.order == tickets
-
-
-def test_a_stop_that_times_out_returns_false_and_running_requests_are_still_answered() -> None:
-    bench = Bench(threads=True)
-    running, may_end = threading.Event(), threading.Event()
-    answered = threading.Event()
-
-    def during() -> None:
-        running.set()
-        assert may_end.wait(PATIENCE_S)
-
-    bench.instances[0].during = during
-    ticket = ticket_of(reply=lambda *_: answered.set())
-    bench.scheduler.submit(ticket)
-    assert running.wait(PATIENCE_S)
-    assert not bench.scheduler.stop(0.01)
-    may_end.set()
-    assert answered.wait(PATIENCE_S)
-    assert bench.scheduler.stop(PATIENCE_S)
-
-
-def test_stop_waits_for_a_batch_that_runs_in_a_loop() -> None:
-    bench, mailbox = inline_bench()
-    ended: list[bool] = []
-    bench.instances[0].during = lambda: ended.append(bench.scheduler.stop(0))
-    bench.submit(mailbox=mailbox)
-    mailbox.turn()
-    assert ended == [False]
-    assert bench.scheduler.stop(0)
-
-
-# -- threads --------------------------------------------------------------------------------------------------------
-
-
-class Counter:
-    """Counts answers by ticket; `all_in` is set when as many as expected are there."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.answers: dict[int, int] = {}
-        self.outcomes: list[Outcome] = []
-
-    def __call__(self, ticket: Ticket, outcome: Outcome) -> None:
-        with self.lock:
-            self.answers[id(ticket)] = self.answers.get(id(ticket), 0) + 1
-            self.outcomes.append(outcome)
-
-
-class Unreliable(FakeInstance):
-    """Raises in every seventh batch; notices when two threads use it at once."""
-
-    def __init__(self, name: str, *, quick: bool) -> None:
-        super().__init__(name, quick=quick)
-        self.inside = threading.Lock()
-        self.shared = False
-        self.ran: list[Request] = []
-        self.during = self._trouble
-
-    def _trouble(self) -> None:
-        if not self.inside.acquire(blocking=False):
-            self.shared = True
-            return
-        self.ran.extend(self.batches[-1])
-        self.inside.release()
-        if len(self.batches) % 7 == 0:
-            raise RuntimeError("now and then")
-
-
-class OwnThreadMailbox:
-    """A mailbox that may defer in the thread that made it, and runs deferred work when that thread turns it."""
-
-    def __init__(self) -> None:
-        self.owner = threading.get_ident()
-        self.turnable = FakeMailbox()
-
-    def post(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
-        for ticket, outcome in deliveries:
-            ticket.reply(ticket, outcome)
-
-    def defer(self, work: object) -> bool:
-        if threading.get_ident() != self.owner:
-            return False
-        return self.turnable.defer(work)  # type: ignore[arg-type]
-
-
-def test_an_instances_thread_leaves_it_alone_while_a_loop_uses_it() -> None:
-    bench, mailbox = inline_bench(threads=True)
-    answered, inside = threading.Event(), threading.Event()
-    shared: list[bool] = []
-    bench.scheduler.submit(ticket_of(reply=lambda *_: answered.set()))
-    assert answered.wait(PATIENCE_S), "the instance has a thread now"
-
-    def during() -> None:
-        bench.instances[0].during = inside.set
-        bench.submit()
-        shared.append(inside.wait(0.05))
-
-    bench.instances[0].during = during
-    bench.submit(mailbox=mailbox)
-    mailbox.turn()
-    assert shared == [False], "two threads used one instance"
-    mailbox.turn()  # the loop or the thread runs what arrived meanwhile, whoever sees it first
-    assert inside.wait(PATIENCE_S), "what arrived meanwhile was forgotten"
-    assert bench.scheduler.stop(PATIENCE_S)
-
-
-@pytest.fixture(params=[False, True], ids=["threads", "threads-and-loops"])
-def quick(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """Whether submitting threads also run batches themselves, as event loops do."""
-    return request.param  # type: ignore[no-any-return]
-
-
-def test_every_ticket_is_answered_once_whatever_happens(quick: bool) -> None:
-    bench = Bench()
-    instances = [Unreliable(f"m_{index}", quick=quick) for index in range(3)]
-    signature = Signature(config_of(DOUBLER), "m")
-    scheduler = Scheduler(BatchQueue(DYNAMIC), instances, signature, bench.recorder, bench.clock)
-    scheduler.costs.learn(1, 1)
-    counter = Counter()
-    accepted: list[list[Ticket]] = [[] for _ in range(4)]
-    stopped_at = threading.Event()
-
-    def submit_many(place: int) -> None:
-        mailbox = OwnThreadMailbox() if quick else None
-        for index in range(3000):
-            ticket = ticket_of(1 + index % 3, shape_key=index % 5 == 0, reply=counter, mailbox=mailbox)
-            try:
-                scheduler.submit(ticket)
-            except UnavailableError:
-                break
-            accepted[place].append(ticket)
-            if index % 11 == 0:
-                ticket.cancel()
-            if mailbox is not None and index % 3 == 0:
-                mailbox.turnable.turn()
-            if place == 0 and index == 1500:
-                stopped_at.set()
-        if mailbox is not None:
-            while mailbox.turnable.turn():
-                pass
-
-    threads = [threading.Thread(target=submit_many, args=(place,), daemon=True) for place in range(4)]
-    for thread in threads:
-        thread.start()
-    assert stopped_at.wait(PATIENCE_S)
-    assert scheduler.stop(PATIENCE_S), "the scheduler did not come to its end"
-    for thread in threads:
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive(), "a submitting thread is stuck"
-    scheduler.stop(PATIENCE_S)
-
-    tickets = [ticket for part in accepted for ticket in part]
-    assert scheduler.pending == scheduler.running == 0
-    assert all(counter.answers.get(id(ticket)) == 1 for ticket in tickets), "lost or doubled answers"
-    assert len(counter.outcomes) == len(tickets)
-    assert not any(instance.shared for instance in instances), "two threads used one instance"
-    assert {type(outcome) for outcome in counter.outcomes} <= {Response, InternalError, CancelledError}
-    ran = [id(request) for instance in instances for request in instance.ran]
-    assert len(ran) == len(set(ran)), "a request ran twice"
-    assert len(ran) + len(bench.recorder.drops) == len(tickets)

@@ -17,9 +17,11 @@ from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import CancelledError, InternalError, UnavailableError
 from remora.messages import Outcome, Response, Ticket, Watcher
 from remora.scheduling import delivery as delivery_module
+from remora.scheduling import pool as pool_module
 from remora.scheduling import running as running_module
-from remora.scheduling import scheduler as scheduler_module
+from remora.scheduling import thread_dispatch as thread_dispatch_module
 from remora.scheduling.batching import BatchQueue
+from remora.scheduling.pool import DispatchPolicy
 from remora.scheduling.scheduler import Scheduler
 from remora.signature import Signature
 
@@ -110,7 +112,7 @@ class Play:
     def __init__(self, seed: int, policy: BatchPolicy, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
         self.clock = FakeClock()
         self.stage = stage = Interleaving(seed, self.clock)
-        for module in (scheduler_module, delivery_module, running_module):
+        for module in (pool_module, thread_dispatch_module, delivery_module, running_module):
             monkeypatch.setattr(module, "threading", stage.threading)
         self.loop = Loop(stage)
         self.elsewhere: list[Callable[[], None]] = []
@@ -127,8 +129,7 @@ class Play:
             Signature(config_of(DOUBLER), "m"),
             FakeRecorder(),
             self.clock,
-            may_wait=policy.max_delay_ns > 0,
-            ordered=policy.preserve_ordering,
+            DispatchPolicy(may_wait=policy.max_delay_ns > 0, ordered=policy.preserve_ordering),
         )
         if kind == "quick":
             self.scheduler.costs.learn(1, 1000)

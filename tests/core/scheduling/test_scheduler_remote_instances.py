@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from eventually import eventually
 from fakes import DOUBLER, FakeClock, FakeInstance, FakeMailbox, FakeRecorder, Replies, config_of, double, ticket_of
 from remora.backends import Done, Execution, NotBegunError
 from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import InternalError, UnavailableError
 from remora.messages import Outcome, Response, Ticket, Watcher
 from remora.scheduling.batching import BatchQueue
+from remora.scheduling.pool import DispatchPolicy
 from remora.scheduling.scheduler import Scheduler
 from remora.signature import Signature
 
@@ -28,6 +30,9 @@ class FakeWatcher:
 
     def watch(self, fd: int, work: Callable[[int], None]) -> Callable[[], None]:
         raise AssertionError("fakes have nothing to watch")
+
+    def call_next(self, work: Callable[[], None]) -> None:
+        raise AssertionError("fakes do not poll")
 
     def is_current(self) -> bool:
         return self.here
@@ -74,8 +79,7 @@ class Bench:
             Signature(config_of(DOUBLER), "m"),
             self.recorder,
             self.clock,
-            threads=threads,
-            **settings,  # type: ignore[arg-type]  # those of them that are booleans
+            DispatchPolicy(threads=threads, **settings),
         )
 
     def submit(self, *, deadline_ns: int = 0, **settings: object) -> Ticket:
@@ -420,8 +424,7 @@ def test_an_instance_that_is_left_out_ends_both_of_its_batches_first() -> None:
         done.set()
 
     threading.Thread(target=swap, daemon=True).start()
-    while not any(slot.instance is not left for slot in bench.scheduler._slots):
-        pass
+    eventually(lambda: any(slot.instance is not left for slot in bench.scheduler._pool.slots))
     left.end()
     assert not done.is_set()
     left.end()
@@ -478,7 +481,7 @@ def test_an_instance_in_trouble_gets_nothing_while_another_can_run() -> None:
     assert isinstance(bench.replies.only(waits), Response)
 
 
-def test_when_all_are_in_trouble_requests_are_told_so_at_once() -> None:
+def test_requests_fail_at_once_when_all_instances_are_unhealthy() -> None:
     bench = Bench(2)
     for instance in bench.instances:
         instance.trouble = "it is being started again"

@@ -47,7 +47,7 @@ def test_without_batching_the_mean_wait_is_that_of_a_queue_with_one_server(load:
 
 @settings(max_examples=30, deadline=None)
 @given(st.floats(20, 2000), st.integers(0, 9))
-def test_arrivals_come_at_the_rate_asked_for(per_s: float, seed: int) -> None:
+def test_arrivals_come_at_the_requested_rate(per_s: float, seed: int) -> None:
     stream = arrivals(per_s, 4000, seed=seed)
     gaps = [after.arrival_ns - before.arrival_ns for before, after in pairwise(stream)]
     assert abs(statistics.fmean(gaps) * per_s / 1e9 - 1) < 0.1

@@ -16,8 +16,7 @@ from remora.options import ServerOptions
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer
 from remora.server.host import PLATFORMS, ExtraPort, ServerContext, find_adapter, models_of, port_of
-from remora.server.http.exchange import Exchange
-from remora.server.http.http1 import Service
+from remora.server.http.exchange import Exchange, Service
 from remora.server.main import Server, StartError, ready_table
 
 QUIET = ServerOptions(http_port=0, metrics_port=0, allow_grpc=False)

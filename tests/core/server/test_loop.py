@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
@@ -13,7 +14,8 @@ from fakes import ticket_of
 from remora.errors import CancelledError
 from remora.messages import Outcome, Ticket
 from remora.scheduling.delivery import run_replies
-from remora.server.loop import LoopMailbox
+from remora.server.loop import Lateness, LoopMailbox
+from remora.statistics import LATENCY_BOUNDS_NS
 
 OUTCOME = CancelledError("done")
 PATIENCE_S = 30.0
@@ -112,7 +114,7 @@ def test_a_reply_that_raises_keeps_its_neighbours_waiting_for_nothing(caplog: py
     assert "could not be delivered" in caplog.text
 
 
-def test_the_loop_watches_what_it_is_asked_to_until_it_is_told_to_stop() -> None:
+def test_the_loop_watches_a_socket_until_that_is_removed() -> None:
     async def main() -> None:
         mailbox = LoopMailbox(asyncio.get_running_loop())
         reading, writing = os.pipe()
@@ -155,3 +157,41 @@ def test_only_the_loops_own_thread_is_current() -> None:
         return mailbox.is_current(), await asyncio.to_thread(mailbox.is_current)
 
     assert asyncio.run(main()) == (True, False)
+
+
+class Clocked:
+    """Loop whose time is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.due: list[tuple[float, Callable[[float], None]]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, due: float, work: Callable[[float], None], argument: float) -> asyncio.TimerHandle:
+        assert due == argument
+        self.due.append((due, work))
+        return cast(asyncio.TimerHandle, self)
+
+    def cancel(self) -> None:
+        self.due.clear()
+
+    def run_late(self, seconds: float) -> None:
+        due, work = self.due.pop()
+        self.now = due + seconds
+        work(due)
+
+
+def test_the_lateness_of_a_loop_is_that_of_its_timers() -> None:
+    loop = Clocked()
+    lateness = Lateness(cast(asyncio.AbstractEventLoop, loop))
+    for seconds in (0.0, 0.04, 20.0):
+        loop.run_late(seconds)
+    histogram = lateness.histogram()
+    assert sum(histogram.counts) == 4  # the first sample is taken at once
+    assert histogram.counts[LATENCY_BOUNDS_NS.index(50_000_000)] == 1
+    assert histogram.counts[-1] == 1
+    assert histogram.sum_ns == pytest.approx(20.04e9)
+    lateness.stop()
+    assert not loop.due

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import sys
 import threading
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,20 +16,25 @@ from fakes import write_model
 from hosting import ask, running, write_scale
 from remora.engine import Engine
 from remora.options import EngineOptions, ServerOptions
+from remora.server.grpc.opening import Grpcio
 from remora.server.host import Host
-from remora.server.main import Server, StartError
+from remora.server.main import Server, ready_table
+from remora.server.option_checks import StartError
 
 PATIENCE_S = 60.0
 
 
-class SlowGrpc(Server):
-    """A server whose gRPC is opened when the test says so."""
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """An event that opens gRPC on grpcio when the test sets it."""
+    gate = threading.Event()
 
-    gate: threading.Event
-
-    def _start_grpcio(self) -> int:
-        assert self.gate.wait(PATIENCE_S)
+    def start_server(_grpcio: Grpcio) -> int:
+        assert gate.wait(PATIENCE_S)
         return 50051
+
+    monkeypatch.setattr(Grpcio, "start_server", start_server)
+    return gate
 
 
 def get(port: int, path: str) -> tuple[int, bytes]:
@@ -42,14 +47,13 @@ def get(port: int, path: str) -> tuple[int, bytes]:
         connection.close()
 
 
-def test_a_server_is_not_ready_before_grpcio_listens_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_server_with_grpcio_is_ready_only_when_grpcio_listens(tmp_path: Path, gate: threading.Event) -> None:
     write_model(tmp_path, "m", config=None)
 
     async def run() -> None:
         options = ServerOptions(http_port=0, metrics_port=0, allow_metrics=False, grpc_transport="grpcio")
         engine = Engine(model_control_mode="explicit", model_repository=(tmp_path,))
-        server = SlowGrpc(engine, options)
-        server.gate = threading.Event()
+        server = Server(engine, options)
         starting = asyncio.create_task(server.start())
         while not (server.ports.http and engine.readiness().waits_for == ("gRPC is being opened",)):
             await asyncio.sleep(0)  # until the models are there
@@ -61,12 +65,12 @@ def test_a_server_is_not_ready_before_grpcio_listens_where_it_is_asked_for(tmp_p
             )
             for path, status in (("/livez", 200), ("/startupz", 503), ("/v2/health/ready", 400)):
                 assert (await asyncio.to_thread(get, port, path))[0] == status, path
-            server.gate.set()
+            gate.set()
             await starting
             for path in ("/livez", "/startupz", "/readyz", "/v2/health/ready"):
                 assert (await asyncio.to_thread(get, port, path))[0] == 200, path
         finally:
-            server.gate.set()
+            gate.set()
             await server.stop()
 
     asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
@@ -157,13 +161,12 @@ def test_the_status_of_what_cannot_be_read_is_the_operators(tmp_path: Path, stat
             assert (reply.status, text in reply.json["error"]) == (expected, True), reply
 
 
-def test_grpcio_is_opened_while_the_models_load(tmp_path: Path) -> None:
+def test_grpcio_is_opened_while_the_models_load(tmp_path: Path, gate: threading.Event) -> None:
     async def run() -> None:
         options = ServerOptions(http_port=0, metrics_port=0, allow_metrics=False, grpc_transport="grpcio")
         engine = Engine(model_control_mode="explicit", model_repository=(tmp_path,))
-        server = SlowGrpc(engine, options)
-        server.gate = threading.Event()
-        server.gate.set()
+        server = Server(engine, options)
+        gate.set()
         loading = Future[Engine]()
         starting = asyncio.create_task(server.start(loading))
         while not server.ports.grpc:
@@ -176,7 +179,7 @@ def test_grpcio_is_opened_while_the_models_load(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
-def test_processes_that_share_the_http_port_need_metrics_ports_of_their_own(tmp_path: Path) -> None:
+def test_processes_that_share_the_http_port_need_separate_metrics_ports(tmp_path: Path) -> None:
     http_port, metrics_port, other = free_ports(3)
 
     def server(metrics: int) -> Server:
@@ -198,21 +201,21 @@ def test_processes_that_share_the_http_port_need_metrics_ports_of_their_own(tmp_
     asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({"grpc_use_ssl": True}, "--grpc-use-ssl needs --grpc-server-cert and --grpc-server-key"),
-        ({"grpc_use_ssl": True, "grpc_server_cert": "c"}, "--grpc-use-ssl needs --grpc-server-key"),
-        (
-            {"grpc_use_ssl_mutual": True, "grpc_server_cert": "c", "grpc_server_key": "k"},
-            "--grpc-use-ssl-mutual needs --grpc-root-cert",
-        ),
-    ],
-)
-def test_tls_without_its_files_names_the_flags_that_are_missing(
-    flags: dict[str, Any], said: str, tmp_path: Path
+def test_the_table_names_no_grpc_on_the_http_port_without_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = ServerOptions(http_port=0, grpc_port=0, allow_metrics=False, **flags)
-    server = Server(Engine(model_control_mode="explicit", model_repository=(tmp_path,)), options)
-    with pytest.raises(StartError, match=f"^{said}$"):
-        asyncio.run(server.start())
+    monkeypatch.setitem(sys.modules, "remora.server.grpc.listener", None)  # its import fails as without hpack
+
+    async def run() -> None:
+        options = ServerOptions(http_port=0, allow_grpc=False, allow_metrics=False, grpc_on_http_port=True)
+        server = Server(Engine(model_control_mode="explicit", model_repository=(tmp_path,)), options)
+        await server.start()
+        try:
+            last = ready_table(server, 1.0).splitlines()[-1]
+            http = f"127.0.0.1:{server.ports.http}"
+            assert last == f"READY after 1.00 s: HTTP {http}; try the models at http://{http}/"
+            assert "gRPC is off" in caplog.text
+        finally:
+            await server.stop()
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from remora.server.shutdown import in_own_thread
+from remora.server.shutdown import in_own_thread, shut_down
 
 PATIENCE_S = 60.0
 
@@ -74,7 +74,7 @@ asyncio.run(main())
         assert process.wait(PATIENCE_S) == 1
 
 
-def test_work_in_a_thread_of_its_own_gives_its_result_and_its_error() -> None:
+def test_work_in_a_separate_thread_gives_its_result_and_its_error() -> None:
     def fails() -> None:
         raise KeyError("x")
 
@@ -86,7 +86,7 @@ def test_work_in_a_thread_of_its_own_gives_its_result_and_its_error() -> None:
     asyncio.run(run())
 
 
-def test_a_loop_ends_while_work_in_a_thread_of_its_own_goes_on() -> None:
+def test_a_loop_ends_while_work_in_a_separate_thread_goes_on() -> None:
     gate, ended = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -99,3 +99,47 @@ def test_a_loop_ends_while_work_in_a_thread_of_its_own_goes_on() -> None:
     asyncio.run(run())
     gate.set()
     assert ended.wait(PATIENCE_S)
+
+
+class Part:
+    """Part that records its steps."""
+
+    def __init__(self, name: str, steps: list[str], drained: bool = True, closed: bool = True) -> None:
+        self.name, self.steps, self.drained, self.closed = name, steps, drained, closed
+
+    def announce(self) -> None:
+        self.steps.append(f"{self.name} announces")
+
+    def stop_accepting(self) -> None:
+        self.steps.append(f"{self.name} stops accepting")
+
+    async def drain(self, end: float) -> bool:
+        self.steps.append(f"{self.name} drains until {end:.0f}")
+        return self.drained
+
+    def close(self) -> bool:
+        self.steps.append(f"{self.name} closes")
+        return self.closed
+
+
+def test_all_parts_stop_accepting_before_the_first_drains_and_close_in_reverse() -> None:
+    steps: list[str] = []
+    assert asyncio.run(shut_down([Part("front", steps), Part("engine", steps)], 7.0))
+    assert steps == [
+        "front stops accepting",
+        "engine stops accepting",
+        "front drains until 7",
+        "engine drains until 7",
+        "engine closes",
+        "front closes",
+    ]
+
+
+@pytest.mark.parametrize(("drained", "closed"), [(False, True), (True, False)])
+def test_one_part_that_abandons_work_makes_the_shutdown_incomplete_and_the_others_still_end(
+    drained: bool, closed: bool
+) -> None:
+    steps: list[str] = []
+    parts = [Part("first", steps, drained, closed), Part("second", steps)]
+    assert not asyncio.run(shut_down(parts, 7.0))
+    assert len(steps) == 6

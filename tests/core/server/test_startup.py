@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from remora.options import EngineOptions
-from remora.server.startup import begin, with_hooks
+from remora.server.startup import begin, with_gpu_requirement, with_hooks
 
 PATIENCE_S = 30.0
 
@@ -21,12 +21,23 @@ def test_the_variables_of_tritons_scheduler_tests_become_options() -> None:
 
 
 @pytest.mark.parametrize("variable", ["TRITONSERVER_DELAY_SCHEDULER", "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"])
-def test_a_variable_that_is_no_number_is_refused(variable: str) -> None:
+def test_a_variable_that_is_not_a_number_is_refused(variable: str) -> None:
     with pytest.raises(ValueError, match=f"{variable} must be a whole number of requests, got 'x'"):
         with_hooks(EngineOptions(), {variable: "x"})
 
 
-def test_a_start_goes_on_when_nobody_waits_for_it_any_more() -> None:
+@pytest.mark.parametrize(("value", "required"), [("true", True), ("1", True), ("false", False), ("", False)])
+def test_a_variable_requires_a_gpu_where_no_flag_can(value: str, required: bool) -> None:
+    assert with_gpu_requirement(EngineOptions(), {"REMORA_REQUIRE_GPU": value}).require_gpu is required
+    assert with_gpu_requirement(EngineOptions(require_gpu=True), {"REMORA_REQUIRE_GPU": value}).require_gpu
+
+
+def test_a_requirement_that_is_not_a_boolean_is_refused() -> None:
+    with pytest.raises(ValueError, match="REMORA_REQUIRE_GPU must be true or false, got 'yes'"):
+        with_gpu_requirement(EngineOptions(), {"REMORA_REQUIRE_GPU": "yes"})
+
+
+def test_a_start_continues_when_its_waiters_are_gone() -> None:
     started = threading.Event()
 
     class Engine:

@@ -109,7 +109,7 @@ def zip_of(path: Path, *members: tuple[str, bytes], mode: int = 0o644, compress:
     return path
 
 
-def test_a_zip_is_told_by_its_content_and_keeps_what_may_be_executed(tmp_path: Path) -> None:
+def test_a_zip_is_recognized_by_its_content_and_keeps_executable_bits(tmp_path: Path) -> None:
     packed = zip_of(tmp_path / "model.tar.gz", ("m/", b""), ("m/1/model.onnx", b"weights"), mode=0o755)
     unpack(packed, tmp_path / "out")
     model = tmp_path / "out" / "m" / "1" / "model.onnx"

@@ -106,7 +106,7 @@ def test_a_profile_that_must_log_in_says_how() -> None:
         settings("s3://b", {"HOME": "/home", "AWS_PROFILE": "sso"})
 
 
-def test_without_keys_the_platform_is_asked_unless_it_is_known_to_have_none() -> None:
+def test_without_keys_the_platform_is_queried_unless_it_is_known_to_have_none() -> None:
     assert settings("s3://b", {}).keys is None
     assert "skip_signature" not in settings("s3://b", {}).config
     assert settings("s3://b", {"AWS_EC2_METADATA_DISABLED": "true"}).config["skip_signature"] is True
@@ -156,7 +156,7 @@ def test_a_signed_url_needs_nothing_else() -> None:
     assert found.config["credential_type"] == "sas_token"
 
 
-def test_an_auth_type_that_nobody_knows_is_refused() -> None:
+def test_an_unknown_auth_type_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="expected key, managed_identity or default"):
         settings("as://a/c", {"AZURE_STORAGE_AUTH_TYPE": "magic"})
 

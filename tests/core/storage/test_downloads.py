@@ -217,7 +217,7 @@ class Full:
         raise AssertionError("not reached")
 
 
-def test_a_full_disk_is_told_with_the_numbers_and_gives_the_room_back(
+def test_a_full_disk_is_reported_with_the_numbers_and_gives_the_room_back(
     downloads: Downloads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = Full()

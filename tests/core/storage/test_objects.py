@@ -104,7 +104,7 @@ def test_an_object_that_was_replaced_is_not_mixed(clouds: ObjectStore, opened: O
         storage.read(item, 0, 5)
 
 
-def test_an_object_that_grew_is_not_mixed_where_there_are_no_etags(clouds: ObjectStore, opened: Opened) -> None:
+def test_an_object_that_grew_is_not_mixed_without_etags(clouds: ObjectStore, opened: Opened) -> None:
     clouds.put("bucket", "r/x", b"first", etag="W/weak")
     storage = opened("s3://bucket/r")
     (item,) = storage.listing()
@@ -114,7 +114,7 @@ def test_an_object_that_grew_is_not_mixed_where_there_are_no_etags(clouds: Objec
 
 
 @pytest.mark.parametrize("fault", ["503", "reset", "truncated"])
-def test_what_passes_is_asked_for_again(clouds: ObjectStore, opened: Opened, fault: str) -> None:
+def test_passed_requests_are_sent_again(clouds: ObjectStore, opened: Opened, fault: str) -> None:
     clouds.put("bucket", "r/x", b"x" * 1000)
     storage = opened("s3://bucket/r")
     (item,) = storage.listing()

@@ -84,7 +84,7 @@ def test_there_is_always_one_processor(tmp_path: Path) -> None:
     assert usable_cpus(tmp_path, affinity=0) == 1
 
 
-def test_this_machine_can_be_asked() -> None:
+def test_this_machine_can_be_inspected() -> None:
     assert usable_cpus() >= 1
     limit = memory_limit_bytes()
     assert limit is None or limit > 0

@@ -43,7 +43,7 @@ def test_a_copy_is_there_when_it_returns(stand_in: StandIn) -> None:
     runtime.free(one), runtime.free(other)
 
 
-def test_a_failing_call_is_told_with_the_runtimes_text(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_call_is_reported_with_the_runtimes_text(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CudaError, match="cudaSetDevice failed: invalid device ordinal"):
         stand_in.runtime.use(7)
     with pytest.raises(CudaError, match="cudaFree failed: invalid argument"):
@@ -62,7 +62,9 @@ def test_a_call_that_failed_is_forgotten_by_the_runtime(stand_in: StandIn, monke
     assert stand_in.library.cudaGetLastError() == 0
 
 
-def test_devices_are_counted_and_none_is_no_error(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_are_counted_and_zero_devices_are_not_an_error(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STAND_IN_DEVICES", "3")
     assert stand_in.runtime.device_count() == 3
     monkeypatch.setenv("STAND_IN_DEVICES", "0")

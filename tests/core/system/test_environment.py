@@ -45,7 +45,7 @@ def test_a_boot_has_a_name_where_the_system_gives_one(tmp_path: Path) -> None:
     assert boot_id(tmp_path) == "abc"
 
 
-def test_runtimes_send_nothing_unless_the_operator_has_said_so() -> None:
+def test_runtimes_send_nothing_unless_the_operator_allows_it() -> None:
     quiet: dict[str, str] = {}
     keep_runtimes_quiet(quiet)
     assert quiet == {"ORT_DISABLE_TELEMETRY": "1", "ORT_TELEMETRY_DISABLED": "1"}

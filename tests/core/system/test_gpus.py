@@ -190,7 +190,9 @@ def test_without_nvml_cuda_counts_the_devices_that_it_shows(tmp_path: Path) -> N
     assert gpus.readings() == []
 
 
-def test_a_library_without_a_device_is_no_gpu_and_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_library_without_a_device_is_not_a_gpu_and_no_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """As in an image that holds the driver's libraries, on a machine without a GPU."""
     gpus = gpus_of(tmp_path / "gpus", missing, None, Libraries("libnvidia-ml.so.1", "libcuda.so.1"))
     assert gpus.visible() == ()
@@ -248,7 +250,7 @@ def test_without_the_library_the_devices_are_counted(tmp_path: Path, caplog: pyt
     assert caplog.text.count("pip install nvidia-ml-py") == 1
 
 
-def test_a_driver_that_cannot_be_used_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_driver_that_cannot_be_used_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Broken(FakeNvml):
         def nvmlInit(self) -> None:  # noqa: N802
             raise NotSupportedError("Driver/library version mismatch")

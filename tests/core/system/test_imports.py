@@ -31,7 +31,7 @@ def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock
         sys.modules.pop(name, None)
 
 
-def test_slow_imports_are_told_with_what_they_are_within(clock: FakeClock) -> None:
+def test_slow_imports_are_reported_with_their_importers(clock: FakeClock) -> None:
     told: Told = []
     before = list(sys.meta_path)
     end = time_imports(

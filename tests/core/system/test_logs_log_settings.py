@@ -23,7 +23,7 @@ SEVERITIES = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, loggi
         (LogSettings(log_info=False, log_warning=False, log_error=False), ()),
     ],
 )
-def test_each_severity_has_a_switch_of_its_own(settings: LogSettings, shown: tuple[int, ...]) -> None:
+def test_each_severity_has_its_own_switch(settings: LogSettings, shown: tuple[int, ...]) -> None:
     assert tuple(severity for severity in SEVERITIES if settings.shows(severity)) == shown
     assert settings.level() == min(shown, default=logging.CRITICAL + 1)
 

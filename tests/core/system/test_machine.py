@@ -20,7 +20,7 @@ def test_the_age_is_that_of_the_process_in_the_middle_of_its_first_tick(tmp_path
     assert process_age_s(tmp_path, lambda: 500 * tick_s) == 0.0
 
 
-def test_where_there_is_no_proc_the_age_is_not_known(tmp_path: Path) -> None:
+def test_without_proc_the_age_is_unknown(tmp_path: Path) -> None:
     assert process_age_s(tmp_path) == 0.0
 
 
@@ -33,10 +33,12 @@ def test_where_there_is_no_proc_the_age_is_not_known(tmp_path: Path) -> None:
         ("", (0, 0)),
     ],
 )
-def test_memory_is_told_as_far_as_the_kernel_tells_it(meminfo: str, expected: tuple[int, int], tmp_path: Path) -> None:
+def test_memory_is_reported_as_far_as_the_kernel_reports_it(
+    meminfo: str, expected: tuple[int, int], tmp_path: Path
+) -> None:
     (tmp_path / "meminfo").write_text(meminfo)
     assert memory_bytes(tmp_path) == expected
 
 
-def test_where_there_is_no_proc_memory_is_not_known(tmp_path: Path) -> None:
+def test_without_proc_the_memory_is_unknown(tmp_path: Path) -> None:
     assert memory_bytes(tmp_path) == (0, 0)

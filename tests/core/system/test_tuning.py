@@ -73,7 +73,7 @@ def test_nothing_is_done_when_all_is_turned_off() -> None:
     assert freeze(NOTHING) == 0
 
 
-def test_a_system_without_glibc_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_glibc_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert apply(Tuning(switch_interval_us=0, blas_threads=0), {}) == ()
 
@@ -83,7 +83,7 @@ def test_freezing_takes_living_objects_out_of_the_collectors_sight() -> None:
     assert 0 < gc.get_freeze_count() <= frozen  # objects that are released leave the count
 
 
-def test_memory_is_given_back_only_where_the_allocator_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_released_only_if_the_allocator_supports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert give_back() is False
 

@@ -204,5 +204,5 @@ def test_memory_of_another_gpu_comes_and_goes_beside_a_threads_own(
         stand_in.runtime.use(0)
 
 
-def test_main_memory_is_a_device_of_its_own() -> None:
+def test_main_memory_is_a_separate_device() -> None:
     assert memory_of((1, 0)) is memory_of((3, 0))

@@ -188,7 +188,7 @@ def test_a_gpus_memory_is_read_and_written_through_its_handle(gpu: SharedMemory,
         write("y", gpu.target(Place("g", 0, 4)), ROWS[:2].tobytes())
 
 
-def test_both_kinds_of_regions_have_one_set_of_names_and_lists_of_their_own(
+def test_both_kinds_of_regions_share_their_names_and_are_listed_separately(
     gpu: SharedMemory, lent: Lent, tmp_path: Path
 ) -> None:
     (tmp_path / "a").write_bytes(bytes(PAGE))
@@ -242,9 +242,7 @@ def test_a_region_that_no_handle_opens_is_refused(
     assert gpu.status(CudaRegion) == []
 
 
-def test_memory_whose_size_nobody_tells_is_not_taken_at_the_clients_word(
-    stand_in: StandIn, lent: Lent, tmp_path: Path
-) -> None:
+def test_memory_of_unknown_size_is_not_taken_at_the_clients_word(stand_in: StandIn, lent: Lent, tmp_path: Path) -> None:
     memory = SharedMemory(tmp_path, lambda: Cuda(stand_in.library))
     with pytest.raises(InvalidArgumentError, match="region 'g': invalid args"):
         memory.register(lent.region)

@@ -202,7 +202,7 @@ def test_each_check_finds_what_it_is_for(example: Example, broken: Callable[[], 
         os.close(LEAKED.pop())
 
 
-def test_all_that_is_wrong_is_told_at_once(example: Example) -> None:
+def test_all_that_is_wrong_is_reported_at_once(example: Example) -> None:
     with pytest.raises(AssertionError) as told:
         check_backend(OfAnotherType(), example)
     lines = str(told.value).splitlines()
@@ -264,7 +264,7 @@ def test_a_folder_without_a_backend_for_this_api_is_refused(tmp_path: Path, code
         backend_in(tmp_path, "other")
 
 
-def test_names_that_are_paths_are_no_backends(tmp_path: Path) -> None:
+def test_names_that_are_paths_are_not_backends(tmp_path: Path) -> None:
     (tmp_path / "backend.py").write_text("raise SystemExit")
     assert backend_in(tmp_path / "folder", "..") is None
     assert backend_in(tmp_path, "python") is None

@@ -46,7 +46,7 @@ def test_a_context_is_read_as_its_standard_says(headers: dict[bytes, bytes], exp
 
 
 @given(st.binary(max_size=80))
-def test_whatever_is_sent_never_hurts(value: bytes) -> None:
+def test_no_message_breaks_the_connection(value: bytes) -> None:
     for name in (b"traceparent", b"x-amzn-trace-id"):
         found = context_of({name: value}.get)
         assert found is None or found.trace_id

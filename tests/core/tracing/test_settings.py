@@ -68,13 +68,13 @@ def test_numbers_are_read_as_triton_reads_them_with_cs_stoi(name: str, text: str
     assert checked({name: (text,)}) == {name: (kept,)}
 
 
-def test_levels_that_nobody_knows_change_nothing() -> None:
+def test_unknown_levels_change_nothing() -> None:
     assert checked({"trace_level": ("LOUD",)}) == {}
     assert checked({"trace_level": ("OFF",)}) == {"trace_level": ("OFF",)}
     assert checked({"trace_level": ("TENSORS", "LOUD")}) == {"trace_level": ("TENSORS",)}
 
 
-def test_keys_that_nobody_knows_change_nothing() -> None:
+def test_unknown_keys_change_nothing() -> None:
     assert checked({"nothing": ("1",), "trace_mode": ("opentelemetry",)}) == {}
 
 

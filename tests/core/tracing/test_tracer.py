@@ -71,7 +71,7 @@ def ask(
     form = InferForm((InputSpec(name, "INT32", (1, 1)),), id=id or f"r{value}")
     arrival = Arrival(protocol, {key.encode(): value for key, value in headers.items()}.get)
     done: Future[Outcome] = Future()
-    served = engine.traces.over(engine.resolve(model), arrival)
+    served = engine.traces.wrap_model(engine.resolve(model), arrival)
     served.submit(form, [np.array([[value]], np.int32)], lambda _, outcome: done.set_result(outcome))
     return done.result(30)
 
@@ -138,8 +138,8 @@ def test_a_request_that_is_refused_leaves_no_trace_and_takes_no_other_along(trac
     assert [head["id"] for head, _ in parts(tmp_path / "trace.json")] == [2]
 
 
-def test_what_is_asked_for_a_request_that_has_ended_is_no_part_of_its_trace(traced: Engine, tmp_path: Path) -> None:
-    model, answers = traced.traces.over(traced.resolve("m")), SimpleQueue[Outcome]()
+def test_calls_for_an_ended_request_are_not_part_of_its_trace(traced: Engine, tmp_path: Path) -> None:
+    model, answers = traced.traces.wrap_model(traced.resolve("m")), SimpleQueue[Outcome]()
 
     def submit(to: Any) -> Ticket:
         form, data = InferForm((InputSpec("IN", "INT32", (1, 1)),)), [np.array([[1]], np.int32)]
@@ -150,13 +150,17 @@ def test_what_is_asked_for_a_request_that_has_ended_is_no_part_of_its_trace(trac
     ended = submit(model).request.trace
     assert ended is not None
     traced.traces.flush(30)
-    for late in (traced.traces.following(ended.id, traced.resolve("cached")), ended.over(traced.resolve("m")), model):
+    for late in (
+        traced.traces.wrap_child(ended.id, traced.resolve("cached")),
+        ended.wrap_child(traced.resolve("m")),
+        model,
+    ):
         submit(late)
     traced.traces.flush(30)
     assert [head["model_name"] for head, _ in parts(tmp_path / "trace.json")] == ["m"]
 
 
-def test_an_id_that_is_no_utf_8_takes_no_trace_along(traced: Engine, tmp_path: Path) -> None:
+def test_an_id_that_is_not_utf8_takes_no_trace_along(traced: Engine, tmp_path: Path) -> None:
     for id in ("a\udcff", "b\ud800", "c"):
         ask(traced, "m", id=id)
     traced.traces.flush(30)
@@ -197,7 +201,7 @@ class Gone:
 def test_a_tensor_that_cannot_be_copied_costs_no_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     traces = Traces(TraceSettings(("TENSORS",), trace_rate="1", trace_file=f"{tmp_path}/t"), FakeClock(), {})
     answers: list[Outcome] = []
-    traces.over(StandIn(Gone())).submit(InferForm(()), [], lambda _, outcome: answers.append(outcome))
+    traces.wrap_model(StandIn(Gone())).submit(InferForm(()), [], lambda _, outcome: answers.append(outcome))
     traces.close()
     assert len(answers) == 1
     assert parts(tmp_path / "t") == [({"id": 1, "model_name": "m", "model_version": 1}, [])]
@@ -221,7 +225,7 @@ def test_an_answer_that_no_trace_can_hold_is_given_all_the_same(
     answers: list[Outcome] = []
     model = StandIn(None)
     model.outcome = WordlessError()
-    traces.over(model).submit(InferForm(()), [], lambda _, outcome: answers.append(outcome))
+    traces.wrap_model(model).submit(InferForm(()), [], lambda _, outcome: answers.append(outcome))
     traces.close()
     assert answers == [model.outcome]
     assert [head["id"] for head, _ in parts(tmp_path / "t")] == [1]
@@ -235,7 +239,7 @@ def test_long_texts_take_their_room_in_what_waits_to_be_written(
     traces = Traces(TraceSettings(("TENSORS",), trace_rate="1", trace_file=f"{tmp_path}/t"), FakeClock(), {})
     for length in (10_000, 1):
         output = np.array([b"x" * length], object)
-        traces.over(StandIn(output)).submit(InferForm(()), [], lambda *_: None)
+        traces.wrap_model(StandIn(output)).submit(InferForm(()), [], lambda *_: None)
     traces.close()
     assert traces.dropped == 1
     assert [head["id"] for head, _ in parts(tmp_path / "t")] == [2]
@@ -265,7 +269,7 @@ def test_requests_that_are_refused_do_not_use_up_the_count(traced: Engine, tmp_p
     traced.perform(TraceSetting("", {"trace_count": ("1",)}))
     with pytest.raises(InvalidArgumentError):
         ask(traced, "m", name="NOPE")
-    traced.traces.over(traced.resolve("m"))  # of a body that cannot be read nothing is handed in
+    traced.traces.wrap_model(traced.resolve("m"))  # of a body that cannot be read nothing is handed in
     ask(traced, "m")
     ask(traced, "m")
     traced.traces.flush(30)
@@ -276,13 +280,13 @@ def test_requests_that_are_refused_do_not_use_up_the_count(traced: Engine, tmp_p
 def test_a_model_that_is_not_traced_is_handed_out_as_it_is(models: Path, tmp_path: Path) -> None:
     before = threading.enumerate()
     with engine_of(models) as engine:
-        assert engine.traces.over(engine.resolve("m")) is engine.resolve("m")
+        assert engine.traces.wrap_model(engine.resolve("m")) is engine.resolve("m")
         assert engine.resolve("m").signature.request
         begun = [thread for thread in threading.enumerate() if thread not in before]
         assert not [thread for thread in begun if thread.name == "remora traces"]
     with engine_of(models, f"triton,file={tmp_path}/t", "rate=2", "level=TIMESTAMPS") as engine:
         model = engine.resolve("m")
-        assert [engine.traces.over(model) is model for _ in range(4)] == [True, False, True, False]
+        assert [engine.traces.wrap_model(model) is model for _ in range(4)] == [True, False, True, False]
 
 
 def test_spans_have_tritons_names_parents_and_attributes(models: Path) -> None:
@@ -349,7 +353,7 @@ def test_a_caller_that_decided_against_a_trace_is_heard(models: Path) -> None:
         assert len(received.spans(3)) == 3
 
 
-def test_a_collector_that_is_down_costs_no_answer_and_is_told_of_once(
+def test_a_collector_that_is_down_costs_no_answer_and_is_reported_once(
     models: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with collector() as gone:

@@ -48,7 +48,7 @@ def put(writer: TraceWriter, count: int) -> None:
         writer.put(Finished(SAMPLING, None))
 
 
-def test_what_there_is_no_room_for_is_dropped_counted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_spans_without_room_are_dropped_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     sink = FakeSink()
     writer = TraceWriter(sink, room=3)
     put(writer, 1)
@@ -78,7 +78,7 @@ def test_less_than_a_batch_waits_for_its_time_or_a_flush() -> None:
     assert sum(sink.batches) == 7
 
 
-def test_a_sink_that_fails_costs_its_traces_and_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sink_that_fails_costs_its_traces_and_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     sink = FakeSink()
     sink.go.set()
@@ -123,7 +123,7 @@ def test_what_a_sink_that_will_not_hurry_has_in_hand_counts_as_lost(monkeypatch:
     sink.go.set()
 
 
-def test_a_sink_that_cannot_be_closed_is_said_and_nothing_more(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sink_that_cannot_be_closed_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
     sink = FakeSink()
     sink.failure = OSError("no space left")
     TraceWriter(sink, room=10).close(PATIENCE_S)

@@ -88,7 +88,7 @@ class Binding:
         """True if equal shapes may be answered by a CUDA graph."""
         return self._graphs is not None
 
-    def run(self, inputs: Mapping[str, Array], wanted: tuple[str, ...], *, stays: bool) -> list[Tensor]:
+    def run(self, inputs: Mapping[str, Array], wanted: tuple[str, ...], *, keep_on_device: bool) -> list[Tensor]:
         """Return the outputs ``wanted``, in that order, on the device where they may stay.
 
         Raises what ONNX Runtime raises.
@@ -96,9 +96,9 @@ class Binding:
         outputs = self._graph_run(inputs, wanted) if self._graphs is not None else None
         if outputs is None:
             outputs = self._run(inputs, wanted, self._plain)
-        elif stays:  # the next run overwrites a graph's outputs
+        elif keep_on_device:  # the next run overwrites a graph's outputs
             outputs = [array.as_shared().apart() for array in outputs]
-        data: Sequence[Any] = outputs if stays else self._transfer.to_host(outputs)
+        data: Sequence[Any] = outputs if keep_on_device else self._transfer.to_host(outputs)
         return [Tensor(name, self._types[name], value) for name, value in zip(wanted, data, strict=True)]
 
     def close(self) -> None:

@@ -140,10 +140,10 @@ class OnnxSession:
                 self._model,
             )
 
-        def run(stays: bool) -> Run:
+        def run(keep_on_device: bool) -> Run:
             def run(inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
                 try:
-                    return binding.run(inputs, wanted, stays=stays)
+                    return binding.run(inputs, wanted, keep_on_device=keep_on_device)
                 except RemoraError:
                     raise
                 except Exception as error:  # its classes have no common parent but Exception

@@ -25,6 +25,7 @@ from remora.backends.python.instance import CLASS_NAME, PythonInstance, model_cl
 from remora.backends.python.loading import LoadedModule, load_module
 from remora.backends.worker.settings import PROCESS, asks_for_environment, isolation
 from remora.errors import InternalError
+from remora.model_files import MODULE_PATH
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.tensors.device import CUDA, HOST, DeviceId
 
@@ -84,7 +85,9 @@ class PythonBackend:
         """
         shared = source.settings.get(_CODE)
         file = Path(shared) if shared else require_file(model_path(source, config, DEFAULT_FILENAME), source, "*.py")
-        return PythonModel(source, file, self._to_json, shared=bool(shared))
+        modules = config.parameters[MODULE_PATH].string_value if MODULE_PATH in config.parameters else ""
+        search = (Path(modules),) if modules else ()
+        return PythonModel(source, file, self._to_json, shared=bool(shared), search=search)
 
 
 def _devices(config: ModelConfig, placement: Placement) -> frozenset[DeviceId]:
@@ -105,15 +108,18 @@ class PythonModel:
 
     Args:
         shared: the file belongs to a backend and serves other models too.
+        search: further folders whose modules the model may import.
     """
 
-    def __init__(self, source: Source, file: Path, to_json: JsonText, *, shared: bool = False) -> None:
+    def __init__(
+        self, source: Source, file: Path, to_json: JsonText, *, shared: bool = False, search: tuple[Path, ...] = ()
+    ) -> None:
         self._shared = shared
         self._source = source
         self._file = file
         self._to_json = to_json
         self._version_dir = source.path if source.path.is_dir() else file.parent
-        self._folders = tuple(dict.fromkeys((file.parent, self._version_dir, source.model_dir)))
+        self._folders = tuple(dict.fromkeys((file.parent, self._version_dir, source.model_dir, *search)))
         self._spare: LoadedModule | None = self._load()
 
     def complete(self, config: ModelConfig) -> None:

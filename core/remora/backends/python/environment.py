@@ -12,9 +12,14 @@ import hashlib
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
+import tempfile
+from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +42,10 @@ MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _DEFAULT_LIMIT_BYTES = 20 << 30
 _REQUIREMENTS_AT_MOST_BYTES = 1 << 20
 _INSTALL_AT_MOST_S = 1800
+_PIP_WITH_PYTHON = (22, 3)
+"""First version of pip that installs into another environment."""
+_FOUND = re.compile(r"(?:Collecting|Processing) (?:\S*/)?([A-Za-z0-9._-]+)")
+"""Line of pip with a package's name, or with the path of its wheel."""
 _TRIAL = """
 import sys
 if sys.version_info < (3, 11):
@@ -152,7 +161,7 @@ def check_in_thread(source: Source, config: ModelConfig) -> None:
         except metadata.PackageNotFoundError:
             return None
 
-    missing = unmet(read_requirements(plan.text), version_of, _markers())
+    missing = unmet(read_requirements(plan.text), version_of)
     if missing:
         lines = "; ".join(
             f"line {row.requirement.line}: {row.requirement.text} ({f'{row.installed} is' if row.installed else 'not'} "
@@ -195,18 +204,6 @@ def _requirements_of(source: Source) -> str | None:
         raise ConfigError(f"cannot read {REQUIREMENTS} of model '{source.name}': {reason}") from error
 
 
-def _markers() -> Mapping[str, str]:
-    return {
-        "python_version": f"{sys.version_info[0]}.{sys.version_info[1]}",
-        "python_full_version": ".".join(map(str, sys.version_info[:3])),
-        "sys_platform": sys.platform,
-        "os_name": os.name,
-        "platform_system": {"linux": "Linux", "darwin": "Darwin", "win32": "Windows"}.get(sys.platform, sys.platform),
-        "platform_machine": os.uname().machine if hasattr(os, "uname") else "",
-        "implementation_name": sys.implementation.name,
-    }
-
-
 # -- making them ----------------------------------------------------------------------------------------------------
 
 
@@ -242,14 +239,64 @@ def _install(requirements: Path, folder: Path, model: str) -> None:
     It also finds the server's packages.
     """
     _log.info("model '%s': making an environment for %s", model, requirements)
-    _run([sys.executable, "-m", "venv", str(folder)], f"make a virtual environment for model '{model}'")
-    python = folder / "bin" / "python"
-    pip = [str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--quiet"]
-    _run([*pip, "--requirement", str(requirements)], f"install {requirements} of model '{model}'")
+    make, install = install_commands(folder, requirements, _pip_version())
+    _run(make, f"make a virtual environment for model '{model}'")
+    _install_packages(install, requirements, model)
     # Written after the installation, because pip would otherwise count or change the server's packages. They come last
     # on the path, so that the packages of the requirements take precedence.
     for site in folder.glob("lib/python*/site-packages"):
         (site / "remora_server.pth").write_text("\n".join(server_paths()) + "\n", encoding="utf-8")
+
+
+def install_commands(folder: Path, requirements: Path, pip: tuple[int, ...]) -> tuple[list[str], list[str]]:
+    """Return the commands that create a virtual environment and install the requirements there.
+
+    The server's pip installs into the environment as well, if its version ``pip`` can: setting up another one takes
+    seconds.
+    """
+    python, words = str(folder / "bin" / "python"), ["--no-input", "--disable-pip-version-check", "--progress-bar=off"]
+    install = ["install", *words, "--requirement", str(requirements)]
+    make = [sys.executable, "-m", "venv", str(folder)]
+    if pip < _PIP_WITH_PYTHON:
+        return make, [python, "-m", "pip", *install]
+    return [*make, "--without-pip"], [sys.executable, "-m", "pip", "--python", python, *install]
+
+
+def _pip_version() -> tuple[int, ...]:
+    """Return the first two numbers of the version of the server's pip; none if it has no pip."""
+    with suppress(PackageNotFoundError):
+        return tuple(map(int, re.findall(r"\d+", version("pip"))[:2]))
+    return ()
+
+
+def _install_packages(command: Iterable[str], requirements: Path, model: str) -> None:
+    """Run pip and log the name of each package that it finds, because this may take minutes.
+
+    Raises InternalError if it fails.
+    """
+    what = f"install {requirements} of model '{model}'"
+    last = deque[str](maxlen=6)
+    with tempfile.NamedTemporaryFile("r", encoding="utf-8", errors="replace") as output:
+        with open(output.name, "w") as written:  # a second offset, for the child alone
+            try:
+                pip = subprocess.Popen(list(command), stdout=written, stderr=subprocess.STDOUT)
+            except OSError as error:
+                raise InternalError(f"cannot {what}: {error}") from error
+        for _ in range(_INSTALL_AT_MOST_S):
+            with suppress(subprocess.TimeoutExpired):
+                pip.wait(1)
+            for line in output:
+                last.append(line.strip())
+                if found := _FOUND.match(line):
+                    _log.info("model '%s': installing %s", model, found[1])
+            if pip.returncode is not None:
+                break
+        else:
+            pip.kill()
+            pip.wait()
+            raise InternalError(f"cannot {what}: it took more than {_INSTALL_AT_MOST_S} s")
+    if pip.returncode:
+        raise InternalError(f"cannot {what}: {' | '.join(last) or f'exit status {pip.returncode}'}")
 
 
 def _run(command: Iterable[str], what: str) -> str:

@@ -110,9 +110,11 @@ class PythonInstance:
             with hosted(host, executing(execution.requests, self)):
                 answers = self._awaited(self._model.execute(list(requests)))  # a copy, because the model may change it
             outcomes = self._outcomes(requests, answers, execution)
-            execution.again = again = self._rescheduled(requests)
+            execution.rescheduled = rescheduled = self._rescheduled(requests)
             if None in outcomes:
-                execution.late = frozenset(at for at, each in enumerate(outcomes) if each is None and at not in again)
+                execution.late = frozenset(
+                    at for at, each in enumerate(outcomes) if each is None and at not in rescheduled
+                )
             return outcomes
         except UnsupportedError:
             raise
@@ -126,7 +128,9 @@ class PythonInstance:
         return [
             failure
             if answer is None
-            else self._response(request.wanted(), answer, request.seen_inputs(), stays=request.stays())
+            else self._response(
+                request.wanted(), answer, request.seen_inputs(), keep_on_device=request.keep_on_device()
+            )
             for request, answer in zip(requests, sent, strict=True)
         ]
 
@@ -153,8 +157,8 @@ class PythonInstance:
             else:
                 self._check_streamed(requests, streams, result)
                 # A request with a final response does not run again, even if the model requests it.
-                execution.again = frozenset(at for at in self._rescheduled(requests) if not streams[at].closed)
-                for index in execution.again:
+                execution.rescheduled = frozenset(at for at in self._rescheduled(requests) if not streams[at].closed)
+                for index in execution.rescheduled:
                     streams[index].close()  # the next execution continues the stream
             return
         except BaseException as error:
@@ -293,7 +297,11 @@ class PythonInstance:
         if answer is None:
             return None
         return self._response(
-            request.wanted(), answer, request.seen_inputs(), stays=request.stays(), copied=execution.copied
+            request.wanted(),
+            answer,
+            request.seen_inputs(),
+            keep_on_device=request.keep_on_device(),
+            copied=execution.copied,
         )
 
     def _no_rescheduling(self) -> UnsupportedError:
@@ -309,7 +317,7 @@ class PythonInstance:
         answer: InferenceResponse,
         seen: Collection[Tensor] = (),
         *,
-        stays: bool = False,
+        keep_on_device: bool = False,
         copied: bool = False,
     ) -> Response | RemoraError:
         """Convert a model's answer, keeping the outputs that are declared and requested.
@@ -324,5 +332,5 @@ class PythonInstance:
         for tensor in answer.output_tensors():
             name = tensor.name()
             if name in requested and name in self._outputs:
-                outputs.append(tensor.as_it_is() if copied else tensor.message(seen, stays=stays))
+                outputs.append(tensor.as_it_is() if copied else tensor.message(seen, keep_on_device=keep_on_device))
         return Response(outputs, answer.parameter_values())

@@ -293,9 +293,9 @@ class ReceivedRequest(InferenceRequest):
         """Return the names of the requested outputs."""
         return self._request.requested
 
-    def stays(self) -> bool:
+    def keep_on_device(self) -> bool:
         """Return True if outputs may stay on a device."""
-        return self._request.stays
+        return self._request.keep_on_device
 
     def requested_output_names(self) -> set[str]:
         return set(self._request.requested)

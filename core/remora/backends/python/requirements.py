@@ -1,34 +1,36 @@
 """Parser of a model's requirements.txt and check against installed versions. Pure.
 
-Only names, plain version comparisons and markers are evaluated, because they need no package index. Everything else
-(links, other files, options) is left to pip.
+`packaging` evaluates names, versions and markers as pip does. Lines that name no package (links, other files, options)
+are left to pip.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-_NAME = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(\[[^\]]*\])?\s*(.*)", re.DOTALL)
+if TYPE_CHECKING:  # imported for the first file, because few models have one
+    from packaging.requirements import Requirement as Specification
+
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _MORE = re.compile(r"-[re]|--(requirement|editable)\b")
 """Options that name a package to install."""
-_CLAUSE = re.compile(r"(===|==|!=|<=|>=|~=|<|>)\s*(\S+)")
-_PLAIN_VERSION = re.compile(r"\d+(\.\d+)*")
+_LINE_OPTIONS = re.compile(r"\s--")
+"""Options of one requirement, such as --hash."""
 
 
 class Requirement(NamedTuple):
-    """One requirement line.
-
-    ``specifier`` restricts the version ("" for any), ``marker`` states when the line applies ("" for always).
-    """
+    """One requirement line and its meaning."""
 
     line: int
     text: str
-    name: str
-    specifier: str = ""
-    marker: str = ""
+    specification: Specification
+
+    @property
+    def name(self) -> str:
+        """Name of the package."""
+        return self.specification.name
 
 
 class Unmet(NamedTuple):
@@ -46,7 +48,19 @@ def read_requirements(text: str) -> list[Requirement]:
 
     A continued line has the number of its first line.
     """
-    return [found for number, row in _lines(text) if (found := _requirement(number, row)) is not None]
+    from packaging.requirements import InvalidRequirement
+    from packaging.requirements import Requirement as Specification
+
+    found = []
+    for number, row in _lines(text):
+        if row.startswith("-"):
+            continue
+        try:
+            specification = Specification(_LINE_OPTIONS.split(row, maxsplit=1)[0])
+        except InvalidRequirement:  # a path or a link
+            continue
+        found.append(Requirement(number, row, specification))
+    return found
 
 
 def asks_for_anything(text: str) -> bool:
@@ -68,101 +82,52 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
         pending, first = "", 0
 
 
-def _requirement(line: int, text: str) -> Requirement | None:
-    if text.startswith("-") or "://" in text.partition("@")[0]:
-        return None
-    plain, _, marker = text.partition(";")
-    plain = re.split(r"\s--", plain, maxsplit=1)[0]  # the options of this line, such as --hash
-    matched = _NAME.fullmatch(plain.strip())
-    if matched is None:
-        return None
-    rest = matched[3].strip().strip("()")
-    specifier = "" if rest.startswith("@") else rest
-    return Requirement(line, text, matched[1], specifier.strip(), re.split(r"\s--", marker, maxsplit=1)[0].strip())
-
-
 def unmet(
     requirements: list[Requirement],
     version_of: Callable[[str], str | None],
-    environment: Mapping[str, str],
+    environment: Mapping[str, str] | None = None,
 ) -> list[Unmet]:
     """Return the requirements that are missing or installed in another version.
 
+    An installed pre-release satisfies a requirement whose range contains it, as with pip.
+
     Args:
         version_of: returns the installed version of a package, or None.
-        environment: the values of the variables in markers, such as ``python_version``.
+        environment: values of variables in markers that replace those of this interpreter.
     """
     missing: list[Unmet] = []
     for requirement in requirements:
-        if not applies(requirement.marker, environment):
+        if not _applies(requirement, environment):
             continue
         installed = version_of(requirement.name)
-        if installed is None or not satisfies(installed, requirement.specifier):
+        if installed is None or not _contains(requirement, installed):
             missing.append(Unmet(requirement, installed or ""))
     return missing
 
 
-def satisfies(version: str, specifier: str) -> bool:
-    """Return True if a version satisfies comparisons such as ``>=1.2,<2``.
+def _applies(requirement: Requirement, environment: Mapping[str, str] | None) -> bool:
+    """Return True if the line's marker is true, or makes an invalid comparison.
 
-    A version or comparison that cannot be evaluated, such as ``1.0rc1``, counts as satisfied.
+    pip reports the invalid comparison.
     """
-    return all(_fits(version, clause) for clause in specifier.split(",") if clause.strip())
+    from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
 
-
-def _fits(version: str, clause: str) -> bool:
-    matched = _CLAUSE.fullmatch(clause.strip())
-    if matched is None:
+    marker = requirement.specification.marker
+    try:
+        return marker is None or marker.evaluate(dict(environment or {}))
+    except (UndefinedComparison, UndefinedEnvironmentName):
         return True
-    operator, wanted = matched[1], matched[2]
-    public = version.partition("+")[0]
-    if operator in ("==", "!=") and wanted.endswith(".*"):
-        prefix = wanted[:-2].split(".")
-        return (public.split(".")[: len(prefix)] == prefix) == (operator == "==")
-    if not (_PLAIN_VERSION.fullmatch(public) and _PLAIN_VERSION.fullmatch(wanted)):
-        return True
-    have, want = _padded(public, wanted)
-    match operator:
-        case "==":
-            return have == want
-        case "!=":
-            return have != want
-        case "<":
-            return have < want
-        case "<=":
-            return have <= want
-        case ">":
-            return have > want
-        case ">=":
-            return have >= want
-        case "~=":
-            kept = max(wanted.count("."), 1)
-            return have >= want and have[:kept] == want[:kept]
-    return True
 
 
-def _padded(*versions: str) -> list[tuple[int, ...]]:
-    parts = [tuple(int(part) for part in version.split(".")) for version in versions]
-    length = max(len(part) for part in parts)
-    return [part + (0,) * (length - len(part)) for part in parts]
+def _contains(requirement: Requirement, version: str) -> bool:
+    """Return True if the specifier contains the version.
 
-
-def applies(marker: str, environment: Mapping[str, str]) -> bool:
-    """Return True if a marker is true.
-
-    Only plain comparisons joined by ``and`` are evaluated; any other marker counts as false.
+    An invalid version satisfies only an empty specifier.
     """
-    if not marker:
-        return True
-    for part in re.split(r"\s+and\s+", marker):
-        matched = re.fullmatch(r"\(?\s*(\w+)\s*(==|!=|<=|>=|<|>)\s*['\"]([^'\"]*)['\"]\s*\)?", part.strip())
-        if matched is None or matched[1] not in environment:
-            return False
-        have, operator, want = environment[matched[1]], matched[2], matched[3]
-        if _PLAIN_VERSION.fullmatch(have) and _PLAIN_VERSION.fullmatch(want):
-            true = _fits(have, f"{operator}{want}")
-        else:
-            true = (have == want) == (operator == "==") if operator in ("==", "!=") else False
-        if not true:
-            return False
-    return True
+    from packaging.version import InvalidVersion
+
+    specifier = requirement.specification.specifier
+    try:
+        return not specifier or specifier.contains(version, prereleases=True)
+    except InvalidVersion:  # raised before packaging 26
+        return False

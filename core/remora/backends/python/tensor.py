@@ -162,14 +162,14 @@ class Tensor:
         """Return True if the tensor is made of this very array."""
         return self._array is array
 
-    def message(self, inputs: Collection[Tensor] = (), *, stays: bool = False) -> Message:
+    def message(self, inputs: Collection[Tensor] = (), *, keep_on_device: bool = False) -> Message:
         """Return the tensor for the engine, detached from the model's memory.
 
         Arrays of ``inputs`` are returned unchanged; for others see ``detached``. Memory on a device stays there if
-        ``stays``; the model must then not write to it any more.
+        ``keep_on_device``; the model must then not write to it any more.
         """
         if isinstance(self._array, DeviceArray):
-            return Message(self._name, self._datatype, self._array if stays else self._array.host())
+            return Message(self._name, self._datatype, self._array if keep_on_device else self._array.host())
         for tensor in inputs:
             if tensor.holds(self._array):
                 return Message(self._name, self._datatype, self._array)

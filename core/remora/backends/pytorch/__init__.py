@@ -209,13 +209,13 @@ class _Run:
         self._on_gpu = device is not None and device.type == "cuda"
 
     def __call__(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
-        return self._run(inputs, wanted, stays=False)
+        return self._run(inputs, wanted, keep_on_device=False)
 
     def staying(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
         """Return the same outputs without copying them to the host."""
-        return self._run(inputs, wanted, stays=True)
+        return self._run(inputs, wanted, keep_on_device=True)
 
-    def _run(self, inputs: dict[str, Array], wanted: tuple[str, ...], *, stays: bool) -> list[Tensor]:
+    def _run(self, inputs: dict[str, Array], wanted: tuple[str, ...], *, keep_on_device: bool) -> list[Tensor]:
         torch, types = self._torch, self._types
         if getattr(self._thread, "count", 0) != self._threads:
             torch.set_num_threads(self._threads)  # applies to the calling thread, and to threads started by it later
@@ -237,8 +237,8 @@ class _Run:
                 result = self._call(values)
             except Exception as error:
                 raise InternalError(f"PyTorch execute failure: {_reason(error)}", from_model=True) from error
-            kept = self._program.kept | _storages(torch, values) if stays else self._program.kept
-            answer = [self._output(name, result, kept, stays=stays) for name in wanted]
+            kept = self._program.kept | _storages(torch, values) if keep_on_device else self._program.kept
+            answer = [self._output(name, result, kept, keep_on_device=keep_on_device) for name in wanted]
         if self._plan.clean_cache and self._on_gpu:
             torch.cuda.empty_cache()
         return answer
@@ -271,10 +271,12 @@ class _Run:
         named = {word: values[name] for word, name in bound.keywords if name in values}
         return self._program.call(*ordered, **named)
 
-    def _output(self, name: str, result: Any, kept: frozenset[int], *, stays: bool) -> Tensor:
+    def _output(self, name: str, result: Any, kept: frozenset[int], *, keep_on_device: bool) -> Tensor:
         datatype = self._outputs[name]
         value = _pick(name, self._places[name], result, text=datatype == "BYTES")
-        array = to_array(self._torch, name, datatype, value, kept, cast=self._plan.mixed_precision, stays=stays)
+        array = to_array(
+            self._torch, name, datatype, value, kept, cast=self._plan.mixed_precision, keep_on_device=keep_on_device
+        )
         if datatype == "BYTES" and self._batched and self._dims[name] == 1:
             array = array.reshape(-1, 1)  # a list has one dimension, a batch two
         return Tensor(name, datatype, array)

@@ -206,9 +206,9 @@ def to_value(torch: Any, name: str, datatype: str, array: Array) -> Any:
 
 
 def to_array(
-    torch: Any, name: str, datatype: str, value: Any, kept: Collection[int], *, cast: bool, stays: bool = False
+    torch: Any, name: str, datatype: str, value: Any, kept: Collection[int], *, cast: bool, keep_on_device: bool = False
 ) -> Array:
-    """Return a result as an array of the configured type, a `DeviceArray` where it ``stays``.
+    """Return a result as an array of the configured type, a `DeviceArray` if ``keep_on_device``.
 
     Args:
         torch: the module.
@@ -235,12 +235,12 @@ def to_array(
             from_model=True,
         )
     value = value.detach()
-    if value.device.type != "cpu" and not stays:
+    if value.device.type != "cpu" and not keep_on_device:
         value = value.cpu()
     elif kept and value.numel() and value.untyped_storage().data_ptr() in kept:
         value = value.clone()
     value = value.contiguous().resolve_neg()
-    if stays:
+    if keep_on_device:
         return DeviceArray.of(value).as_array()
     if datatype == "BF16":
         bits: Array = value.view(torch.int16).numpy().view(DTYPES["BF16"])

@@ -18,7 +18,8 @@ _PR_SET_PDEATHSIG = 1
 def main(options: dict[str, Any]) -> None:
     """Serve requests of the server.
 
-    ``options`` (from `supervisor`): ``lifeline``, ``ends`` if there is shared memory, ``memory_limit``.
+    ``options`` (from `supervisor`): ``lifeline``, ``ends`` and ``poll_ns`` if there is shared memory,
+    ``memory_limit``.
     """
     sys.argv = [sys.argv[-1]]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -36,9 +37,10 @@ def main(options: dict[str, Any]) -> None:
         ends = Ends(*options["ends"])
         for fd in set(ends):
             os.set_inheritable(fd, False)
-        channel = MemoryChannel(ends, lifeline.fileno(), serves=False)
+        channel = MemoryChannel(ends, lifeline.fileno(), serves=False, poll_ns=options["poll_ns"])
     else:
         channel = PipeChannel(lifeline)
+    sys.dont_write_bytecode = True  # what a model imports lies in its folder, which a host may forbid to change
     Worker(channel, lifeline, options["memory_limit"]).run()
 
 

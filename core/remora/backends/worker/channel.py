@@ -24,11 +24,13 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from time import monotonic_ns
 from typing import NamedTuple
 
 import numpy as np
 
 from remora.backends.worker import wire
+from remora.backends.worker.polling import LOST_NS, Look, PollBudget
 from remora.backends.worker.ring import AWAKE, AWAY, HEADER_BYTES, LOOP, WAITING, Ring
 from remora.backends.worker.wire import INLINE_BYTES, Draft, Drafts, Heads, Message, MessageKind, Stack, WireError
 from remora.messages import Array, Watcher
@@ -103,6 +105,8 @@ RING_BYTES = HEADER_BYTES + (256 << 10)
 KEEP_BYTES = 32 << 20
 """Bytes of an empty arena that are not released to the system."""
 _ROOM_POLL_MS = 5
+_TURNS_WITH_GIL = 16
+"""Number of turns of a poll between two that release the GIL."""
 _GIVING_BACK_S = 0.001
 """Upper bound on the time between the last check of the ring and the release of the reader role."""
 _MOMENT_S = 0.002
@@ -169,9 +173,10 @@ class MemoryChannel:
         ends: this side's descriptors; the channel closes them.
         gone: becomes readable when the other side is gone; stays the caller's.
         serves: True for the server's side.
+        poll_ns: longest time that a reader polls before it sleeps; 0 for no polling.
     """
 
-    def __init__(self, ends: Ends, gone: int, *, serves: bool) -> None:
+    def __init__(self, ends: Ends, gone: int, *, serves: bool, poll_ns: int = 0) -> None:
         self._ends = ends
         size = os.fstat(ends.memory).st_size
         arena_bytes = size // 2 - RING_BYTES
@@ -206,6 +211,9 @@ class MemoryChannel:
             LOOP: (ends.loop, ends.loop),
         }
         self._as_front = _Front(self)
+        self.budget = PollBudget(poll_ns)
+        """How long the usual reader may poll: the front of a worker, the event loop of a server."""
+        self._polls = poll_ns > 0
         if serves:
             self._in.state = self._out.state = AWAY
 
@@ -382,6 +390,38 @@ class MemoryChannel:
             if not self._closed:
                 os.eventfd_write(self._ends.back, 1)
 
+    def poll_next(self, timeout_s: float) -> Message | None:
+        """Return the next message like ``next``, polling before it sleeps as the budget allows."""
+        if not self._polls or not self._in.empty:
+            return self.next(timeout_s)
+        begin_ns = monotonic_ns()
+        allowed_ns = self.budget.allowance(begin_ns)
+        if allowed_ns and self._poll(begin_ns, begin_ns + allowed_ns):
+            self.budget.record_found()
+        message = self.next(timeout_s)
+        self.budget.record_wait(monotonic_ns() - begin_ns)
+        return message
+
+    def _poll(self, now_ns: int, end_ns: int) -> bool:
+        """Poll until there is a message.
+
+        Return False at the end of the time or if the processor was lost.
+        """
+        turns = 0
+        while self._in.empty:
+            if now_ns >= end_ns:
+                return False
+            turns += 1
+            if turns % _TURNS_WITH_GIL:
+                os.sched_yield()  # because another thread may need this processor
+            elif self._front.poll(0):  # releases the GIL for the model's other threads
+                return False
+            before_ns, now_ns = now_ns, monotonic_ns()
+            if now_ns - before_ns > LOST_NS:
+                self.budget.record_loss(now_ns)
+                return False
+        return True
+
     def next(self, timeout_s: float) -> Message | None:
         """Return the next message, or None after ``timeout_s`` or earlier. Only the front calls.
 
@@ -421,6 +461,30 @@ class MemoryChannel:
         Raises as ``next`` does; exceptions of ``handle`` propagate.
         """
         self._read_all(self._ends.back, handle)
+
+    def poll_in_loop(self, handle: Handle, *, last: bool) -> Look:
+        """Handle all available messages in the watching event loop, which does not sleep.
+
+        Until a message is found or a call has ``last``, the other side does not wake the loop.
+        """
+        if not self._reading.acquire(blocking=False):
+            return Look.ENDED  # the reader lets the other side wake the loop when it ends
+        look = Look.ENDED
+        try:
+            if self._closed:
+                return look
+            self._in.state = AWAKE
+            if self._in.empty:
+                look = Look.ENDED if last else Look.NOTHING
+                return look
+            while (message := self._take()) is not None:
+                handle(message)
+            return Look.FOUND
+        finally:
+            if look is Look.NOTHING:
+                self._reading.release()
+            else:
+                self.leave()
 
     def turn(self, wake: int, handle: Handle) -> None:
         """Handle all available messages in the watching event loop.

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from queue import SimpleQueue
+from time import monotonic_ns
 from typing import NamedTuple, Protocol
 
 from remora.backends import Done, Execution, NotBegunError
@@ -28,8 +29,9 @@ from remora.backends.worker.encoding import (
     is_open,
     outcome_from,
     outcomes_from,
-    turns_again,
+    rescheduled_in,
 )
+from remora.backends.worker.polling import Look, LoopPoll
 from remora.backends.worker.process import WorkerProcess
 from remora.backends.worker.ring import RingError
 from remora.backends.worker.wire import AGAIN, FINAL, Draft, Drafts, Item, Message, MessageKind, Stacked, WireError
@@ -59,6 +61,7 @@ class Channel(Protocol):
     ) -> bool: ...
     def front(self) -> AbstractContextManager[None]: ...
     def next(self, timeout_s: float) -> Message | None: ...
+    def poll_next(self, timeout_s: float) -> Message | None: ...
     def rest(self) -> Iterable[Message]: ...
     def background(self, handle: Handle) -> None: ...
     def tidy(self) -> None: ...
@@ -125,6 +128,7 @@ class _Running:
         self.streams = streams
         self.done = done
         self.timeout_s = timeout_s
+        self.sent_ns = 0  # when it was sent to an idle worker by an event loop
         self.end: float | None = None
         self.late: frozenset[int] = frozenset()  # requests without an answer when the model returned
         self.early: set[int] = set()  # late requests answered before the DONE message
@@ -185,8 +189,18 @@ class WorkerConnection:
         self._running: dict[int, _Running] = {}
         self._late: dict[int, _Late] = {}
         self._watched: tuple[Watcher, MemoryChannel] | None = None
+        self._poll: LoopPoll | None = None
         self._flushing = threading.Lock()
         self._outbox: deque[tuple[MessageKind, int, Sequence[Draft]]] = deque()
+
+    def _look(self, channel: MemoryChannel, *, last: bool) -> Look:
+        """Handle the messages that a poll of the event loop finds."""
+        last = last or not self._running
+        try:
+            return channel.poll_in_loop(self.handle, last=last)
+        except (WireError, RingError) as error:
+            self.fail_protocol(error)
+            return Look.ENDED
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -260,7 +274,7 @@ class WorkerConnection:
                 with self.channel.front():
                     message = self._await(number, running)
             outcomes = self._outcomes(message, running)
-            for index in execution.again if decoupled else ():
+            for index in execution.rescheduled if decoupled else ():
                 streams[index].hand_over()
             done = True
             return outcomes
@@ -294,6 +308,7 @@ class WorkerConnection:
         behind = list(self._running)[:1] != [number]
         if not behind:
             running.start_timer()
+            running.sent_ns = monotonic_ns()
         sent = False
         with suppress(PeerLostError, NoRoomError):
             sent = channel.send(MessageKind.EXECUTE, number, drafts, wait_s=0)
@@ -305,6 +320,8 @@ class WorkerConnection:
             channel.rouse()
         for request in execution.requests if behind else ():  # the worker may start it before the next check
             request.when_cancelled(lambda: self._send_cancels(number))
+        if running.sent_ns and self._poll is not None:
+            self._poll.begin(running.sent_ns)
         return True
 
     def _watched_by(self, watcher: Watcher) -> MemoryChannel | None:
@@ -326,6 +343,7 @@ class WorkerConnection:
             except PeerLostError:
                 return None
             self._watched = watcher, channel
+            self._poll = LoopPoll(channel.budget, watcher.call_next, partial(self._look, channel), monotonic_ns)
         return self._watched[1] if self._watched is not None and self._watched[0] is watcher else None
 
     def _stream_of(self, number: int, execution: Execution, index: int) -> _Stream:
@@ -358,7 +376,7 @@ class WorkerConnection:
         execution.input_end_ns, execution.output_start_ns = message.begin_ns, message.end_ns
         if message.kind is MessageKind.FAILED:
             raise _failure(message)
-        execution.again = turns_again(message.items)
+        execution.rescheduled = rescheduled_in(message.items)
         execution.late = running.late
         return outcomes_from(message.items)
 
@@ -421,6 +439,8 @@ class WorkerConnection:
         running = self._running.pop(number, None)
         if running is None or running.done is None:
             return
+        if running.sent_ns and isinstance(self.channel, MemoryChannel):
+            self.channel.budget.record_wait(monotonic_ns() - running.sent_ns)
         for following in list(self._running.values())[:1]:
             following.start_timer()
         running.done(result)

@@ -5,7 +5,7 @@ Each kind of head is encoded in one place.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -108,12 +108,15 @@ class TraceMark(NamedTuple):
     id: int
     context: str
 
-    def over(self, model: Any) -> Any:
+    def wrap_child(self, model: Any) -> Any:
         """Return the model unchanged, because the server traces the calls."""
         return model
 
-    def taken(self, request: Request) -> None:
-        """Do nothing, because the server has attached the trace."""
+    def record_inputs(self, request: Request) -> None:
+        """Do nothing, because the server has recorded them."""
+
+    def record_answer(self, attributes: Mapping[str, Any], events: Sequence[tuple[str, int]]) -> None:
+        """Do nothing, because language models do not run in a worker."""
 
 
 class RequestReader:
@@ -193,15 +196,15 @@ class OutcomeWriter:
     def __init__(self) -> None:
         self._heads: dict[Any, bytes] = {}
 
-    def drafts(self, outcomes: Sequence[Outcome | None], again: Collection[int] = ()) -> Drafts:
+    def drafts(self, outcomes: Sequence[Outcome | None], rescheduled: Collection[int] = ()) -> Drafts:
         """Return the outcomes of an execution, as a stack if they are alike.
 
-        ``again`` are the indices of the requests that the model wants to be scheduled again.
+        ``rescheduled`` are the indices of the requests that the model wants to be scheduled again.
         """
-        outputs = None if again else _alike_answers(outcomes)
+        outputs = None if rescheduled else _alike_answers(outcomes)
         if outputs is None:
             drafts = [self.draft(outcome) for outcome in outcomes]
-            for index in again:
+            for index in rescheduled:
                 drafts[index] = drafts[index]._replace(flags=drafts[index].flags | AGAIN)
             return drafts
         return Stack(
@@ -312,7 +315,7 @@ def _tensors(item: Item) -> list[Tensor]:
     return [Tensor(tensor.name, tensor.datatype, array) for tensor, array in zip(heads, item.arrays, strict=True)]
 
 
-def turns_again(items: Sequence[Item]) -> frozenset[int]:
+def rescheduled_in(items: Sequence[Item]) -> frozenset[int]:
     """Return the indices of the requests that the model wants to be scheduled again."""
     if isinstance(items, Stacked):  # stacks have no flags
         return frozenset()

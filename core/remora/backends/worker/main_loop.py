@@ -88,7 +88,7 @@ class Worker:
         while True:
             with self._channel.front():
                 while not self._inbox:
-                    message = self._channel.next(_IDLE_S)
+                    message = self._channel.poll_next(_IDLE_S)
                     if message is None:
                         self._channel.tidy()
                     else:
@@ -207,9 +207,9 @@ class Worker:
             executing.open_with(self._reader.requests(message.items), streams=self._decoupled)
             if isinstance(message.items, list):
                 message.items.clear()  # so that only the requests hold the tensors' memory
-            outcomes, again = executing.run(instance)
-            drafts = self._writer.drafts(outcomes, again)
-            executing.returned(outcomes, again)
+            outcomes, rescheduled = executing.run(instance)
+            drafts = self._writer.drafts(outcomes, rescheduled)
+            executing.returned(outcomes, rescheduled)
             return drafts
         except BaseException:
             executing.close()
@@ -360,18 +360,18 @@ class _Executing:
             copied=True,
         )
         if len(kept) == len(requests):
-            return instance.execute(execution), execution.again
+            return instance.execute(execution), execution.rescheduled
         outcomes: list[Outcome | None] = [
             CancelledError(about(request.form.id, "request was cancelled before it ran")) for request in requests
         ]
         for at, outcome in zip(kept, instance.execute(execution) if kept else (), strict=True):
             outcomes[at] = outcome
-        return outcomes, frozenset(kept[at] for at in execution.again)
+        return outcomes, frozenset(kept[at] for at in execution.rescheduled)
 
-    def returned(self, outcomes: Sequence[object], again: frozenset[int]) -> None:
+    def returned(self, outcomes: Sequence[object], rescheduled: frozenset[int]) -> None:
         """Close the requests that ``execute`` has answered or that run again."""
         self.done = True
-        self.open -= {index for index, outcome in enumerate(outcomes) if outcome is not None} | again
+        self.open -= {index for index, outcome in enumerate(outcomes) if outcome is not None} | rescheduled
 
     def update(self, message: Message) -> None:
         """Apply a message about cancelled requests or about answers that were read."""

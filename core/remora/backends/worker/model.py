@@ -17,6 +17,7 @@ from remora.backends import Capabilities, Done, Execution, Instance, Placement, 
 from remora.backends.calling import current_origin
 from remora.backends.worker.callbacks import WorkerCallbacks
 from remora.backends.worker.encoding import RequestWriter
+from remora.backends.worker.polling import poll_limit_ns
 from remora.backends.worker.settings import WorkerSettings, asks_for_environment
 from remora.backends.worker.supervisor import Steps, Supervisor
 from remora.backends.worker.wire import Draft, MessageKind, head, nbytes_of
@@ -39,7 +40,8 @@ class WorkerModel:
 
     def __init__(self, source: Source, config: ModelConfig) -> None:
         self._source = source
-        self._settings = WorkerSettings.of(source.settings)
+        settings = WorkerSettings.of(source.settings)
+        self._settings = settings._replace(poll_ns=poll_limit_ns(settings.poll_ns, source.cpus))
         self._python = _interpreter(source, config)
         self._opening = [_opening(source, config)]
         self._spare: WorkerInstance | None = self._open()

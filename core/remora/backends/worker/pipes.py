@@ -102,9 +102,10 @@ class PipeChannel:
                 self._handle(message)
 
     def _leave(self) -> Message | None:
-        """Return a message that arrived after the last ``next``; give the reader role back if there is none.
+        """Return a message that arrived after the last ``next``.
 
-        Such a message would otherwise wait until the next one wakes the background thread.
+        Gives the reader role back if there is none. Such a message would otherwise wait until the next one wakes the
+        background thread.
         """
         with self._arrived:
             if self._inbox:
@@ -125,6 +126,13 @@ class PipeChannel:
             if self._lost:
                 raise PeerLostError
         return None
+
+    def poll_next(self, timeout_s: float) -> Message | None:
+        """Return the next message like ``next``.
+
+        It does not poll, because another thread reads the pipe and would be delayed.
+        """
+        return self.next(timeout_s)
 
     def rest(self) -> Sequence[Message]:
         """Return nothing, because the background thread reads all messages."""

@@ -13,6 +13,7 @@ from remora.errors import ConfigError
 from remora.proto.model_config_pb2 import ModelConfig
 
 PROCESS, THREAD = "process", "thread"
+_LONGEST_POLL_US = 10_000
 
 
 class WorkerSettings(NamedTuple):
@@ -24,6 +25,8 @@ class WorkerSettings(NamedTuple):
         finalize_timeout_s: ``finalize-timeout``, seconds that a model's finalize may take.
         memory_limit: ``memory-limit``, bytes of address space that the model's process may use. 0: no limit.
         transfer_bytes: ``transfer-limit-byte-size``, bytes of tensors in flight in each direction.
+        poll_ns: ``poll-us``, longest time that a worker and the server poll before they sleep.
+            0: never.
         transport: ``transport``: ``memory`` if the system supports it, else ``pipe``; ``auto`` chooses.
     """
 
@@ -31,6 +34,7 @@ class WorkerSettings(NamedTuple):
     finalize_timeout_s: float = 30.0
     memory_limit: int = 0
     transfer_bytes: int = 1 << 30
+    poll_ns: int = 1_000_000
     transport: str = "auto"
 
     @classmethod
@@ -41,6 +45,7 @@ class WorkerSettings(NamedTuple):
             _number(settings, "finalize-timeout", 30.0),
             int(_number(settings, "memory-limit", 0)),
             int(_number(settings, "transfer-limit-byte-size", 1 << 30, least=1 << 16)) & -4096,
+            min(int(_number(settings, "poll-us", 1000)), _LONGEST_POLL_US) * 1000,
             _choice(settings.get("transport", "auto"), "--backend-config=python,transport", ("auto", "memory", "pipe")),
         )
 

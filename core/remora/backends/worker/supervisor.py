@@ -224,6 +224,7 @@ class Supervisor:
         if self.in_memory:
             ends, worker_ends = channels.create(settings.transfer_bytes)
             options["ends"] = list(worker_ends)
+            options["poll_ns"] = settings.poll_ns
             fds += sorted(set(worker_ends))
         try:
             process = WorkerProcess(options, fds, self.name, self._python)
@@ -235,7 +236,9 @@ class Supervisor:
         finally:
             theirs.close()
         gone = process.exit_fd if process.exit_fd >= 0 else lifeline.fileno()
-        channel = MemoryChannel(ends, gone, serves=True) if ends is not None else PipeChannel(lifeline)
+        channel = (
+            PipeChannel(lifeline) if ends is None else MemoryChannel(ends, gone, serves=True, poll_ns=settings.poll_ns)
+        )
         return WorkerConnection(channel, process, self.name, self._callbacks.run), lifeline
 
     def _prepare(self, connection: WorkerConnection) -> None:

@@ -18,7 +18,8 @@ from remora.protocols.inflation import MOST_RATIO, OverLimitError, OverRatioErro
 
 CANCELLED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = 1, 8, 12, 13
 CONTENT_TYPE = b"application/grpc"
-_PREFIX = 5
+PREFIX_BYTES = 5
+"""Length of the prefix of a message: a flag and the length."""
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _PLAIN = re.compile(rb"[ -$&-~]*")
@@ -44,24 +45,40 @@ class StatusError(RemoraError):
 class Opening(NamedTuple):
     """Contents of a call's header block.
 
-    ``metadata`` are text, or bytes where the key ends in ``-bin``. ``timeout_s`` stays None without a deadline,
-    ``encoding`` is the compression of messages with the flag set, and ``accepts`` lists those allowed for answers.
+    ``timeout_s`` stays None without a deadline, ``encoding`` is the compression of messages with the flag set, and
+    ``accepts`` lists those allowed for answers.
     """
 
     path: str
-    metadata: tuple[tuple[str, str | bytes], ...]
+    fields: Fields
     timeout_s: float | None
     encoding: bytes
     accepts: bytes = b""
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        """The call's metadata: text, or bytes where the key ends in ``-bin``.
+
+        Computed when read, because few calls need it, and it takes more memory than ``fields``.
+        """
+        metadata: list[tuple[str, str | bytes]] = []
+        for name, value in self.fields:
+            if name[:1] == b":" or name in _OWN:
+                continue
+            key = name.decode("latin-1")
+            if name.endswith(b"-bin"):
+                metadata += [(key, _unbase64(each)) for each in value.split(b",")]
+            else:
+                metadata.append((key, value.decode("latin-1")))
+        return tuple(metadata)
 
 
 def read_opening(fields: Fields) -> Opening:
     """Return the call that a header block opens. Raises StatusError for an invalid deadline."""
     path, timeout_s, encoding, accepts = b"", None, b"identity", b""
-    metadata: list[tuple[str, str | bytes]] = []
     for name, value in fields:
-        if name[:1] == b":":
-            path = value if name == b":path" else path
+        if name == b":path":
+            path = value
         elif name == b"grpc-timeout":
             match = _TIMEOUT.fullmatch(value)
             if match is None:
@@ -71,14 +88,11 @@ def read_opening(fields: Fields) -> Opening:
             encoding = value
         elif name == b"grpc-accept-encoding":
             accepts = value
-        elif name.endswith(b"-bin"):
-            metadata += [(name.decode("latin-1"), _unbase64(each)) for each in value.split(b",")]
-        elif name not in _OWN:
-            metadata.append((name.decode("latin-1"), value.decode("latin-1")))
-    return Opening(path.decode("latin-1"), tuple(metadata), timeout_s, encoding, accepts)
+    return Opening(path.decode("latin-1"), fields, timeout_s, encoding, accepts)
 
 
-_OWN = frozenset((b"content-type", b"te"))
+_OWN = frozenset((b"content-type", b"te", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding"))
+"""Header fields of the transport, which are not metadata."""
 
 
 def _unbase64(text: bytes) -> bytes:
@@ -118,22 +132,22 @@ class Messages:
 
         Raises StatusError for a message that is too long.
         """
-        if not self._have and len(data) >= _PREFIX:  # the usual case: one message in one piece
-            size = int.from_bytes(data[1:_PREFIX], "big")
-            if size + _PREFIX == len(data) and not data[0] and size <= self._limit:
-                return [data[_PREFIX:]]
+        if not self._have and len(data) >= PREFIX_BYTES:  # the usual case: one message in one piece
+            size = int.from_bytes(data[1:PREFIX_BYTES], "big")
+            if size + PREFIX_BYTES == len(data) and not data[0] and size <= self._limit:
+                return [data[PREFIX_BYTES:]]
         self._parts.append(data)
         self._have += len(data)
-        if self._have < _PREFIX:
+        if self._have < PREFIX_BYTES:
             return []
-        if len(self._parts[0]) < _PREFIX:
+        if len(self._parts[0]) < PREFIX_BYTES:
             self._parts = [b"".join(self._parts)]
         if self._have < self._length_at(self._parts[0], 0):
             return []
         whole, at = b"".join(self._parts), 0
         messages: list[bytes] = []
-        while len(whole) - at >= _PREFIX and (stop := at + self._length_at(whole, at)) <= len(whole):
-            message = whole[at + _PREFIX : stop]
+        while len(whole) - at >= PREFIX_BYTES and (stop := at + self._length_at(whole, at)) <= len(whole):
+            message = whole[at + PREFIX_BYTES : stop]
             messages.append(Packed(message) if whole[at] else message)
             at = stop
         rest = whole[at:]
@@ -142,10 +156,10 @@ class Messages:
 
     def _length_at(self, data: bytes, at: int) -> int:
         """Return the length of a message with its prefix. Raises StatusError if it is too long."""
-        size = int.from_bytes(data[at + 1 : at + _PREFIX], "big")
+        size = int.from_bytes(data[at + 1 : at + PREFIX_BYTES], "big")
         if size > self._limit:
             raise StatusError(RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {self._limit})")
-        return _PREFIX + size
+        return PREFIX_BYTES + size
 
     def plain(self, message: bytes) -> bytes:
         """Return a message of `feed` decompressed.

@@ -9,14 +9,16 @@ library, which also reports malformed ones. No sockets, no gRPC library.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from remora.errors import InternalError, InvalidArgumentError, given_twice
 from remora.messages import Buffer, Data, InferForm, Parameter, Response
 from remora.proto import inference_pb2 as pb
+from remora.protocols.grpc.framing import PREFIX_BYTES, framed
 from remora.protocols.grpc.request import InferHeader, again, parsed, read_head, version_of
 from remora.protocols.grpc.status import (
     utf8,
@@ -34,7 +36,11 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 _MEMO_ENTRIES = 512
 _MEMO_BYTES = 4_096
 _MEMO_TENSORS = 128
+_MEMO_HEADS = 8
+"""Heads of different lengths that are kept for messages of the same length."""
 _UINT64 = 2**64 - 1
+_COPY_BELOW = 16 * 1024
+"""Size in bytes below which a copy of a tensor is cheaper than a view."""
 
 
 # -- Inference requests ---------------------------------------------------------------------------------------------
@@ -59,11 +65,20 @@ class InferCall(NamedTuple):
     """Outputs that are written to shared memory, and where."""
 
 
+class RawField(NamedTuple):
+    """Place of a raw tensor in its message: the field begins at ``start``, the tensor at ``value``."""
+
+    start: int
+    value: int
+    stop: int
+
+
 @dataclass(frozen=True, slots=True)
 class InferMessage:
     """Inference request whose model is known and whose inputs are not decoded yet.
 
-    The buffers belong to the caller.
+    The buffers belong to the caller. ``raw_fields`` are the places of the raw tensors, empty for a message that the
+    protobuf library has read.
     """
 
     model: str
@@ -71,6 +86,12 @@ class InferMessage:
     id: str
     _head: InferHeader
     _raw: list[Data]
+    raw_fields: Sequence[RawField] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """True if all inputs are in the raw tensors."""
+        return self._head.plain
 
     def decode(self, forwarded: Mapping[str, str] | None = None, regions: Regions = DISABLED) -> InferCall:
         """Decode the request.
@@ -147,22 +168,26 @@ def read_infer(message: Buffer) -> InferMessage:
     Raises MalformedError for bytes that are not such a message and InvalidArgumentError for an invalid version.
     """
     parts = _split(message)
+    fields: list[RawField] = []
     if parts is not None:
-        names, rest, raw, tensors = parts
+        (model_name, version_name, id_name), rest, fields, tensors = parts
         try:
-            model, version, request_id = (str(name, "utf-8") for name in names)
+            model, version, request_id = str(model_name, "utf-8"), str(version_name, "utf-8"), str(id_name, "utf-8")
         except UnicodeDecodeError:
             parts = None
         else:
             # Short heads only are cached: an empty tensor takes two bytes here and hundreds once decoded.
             short = len(model) + len(rest) <= _MEMO_BYTES and tensors <= _MEMO_TENSORS
             head = _head(model, rest) if short else _head.__wrapped__(model, rest)
+            view = memoryview(message)
+            raw: list[Data] = [view[each.value : each.stop] for each in fields]
     if parts is None:
+        fields = []
         request = parsed(pb.ModelInferRequest, message)
         raw = list(request.raw_input_contents[:MAX_TENSORS])
         model, version, request_id = request.model_name, request.model_version, request.id
         head = read_head(request)
-    return InferMessage(model, version_of(version), request_id, head, raw)
+    return InferMessage(model, version_of(version), request_id, head, raw, fields)
 
 
 def decode_infer(message: Buffer, forwarded: Mapping[str, str] | None = None) -> InferCall:
@@ -175,8 +200,8 @@ _REST_TAGS = frozenset((0x22, 0x2A, 0x32))
 _RAW_TAG = 0x3A
 
 
-def _split(message: Buffer) -> tuple[list[memoryview | bytes], bytes, list[Data], int] | None:
-    """Split a message into names, other fields (joined and counted) and raw entries.
+def _split(message: Buffer) -> tuple[list[memoryview | bytes], bytes, list[RawField], int] | None:
+    """Split a message into names, other fields (joined and counted) and the places of raw entries.
 
     None for a layout that plain writers do not produce: unknown fields, long tags, lengths beyond the end, a name
     twice.
@@ -185,7 +210,7 @@ def _split(message: Buffer) -> tuple[list[memoryview | bytes], bytes, list[Data]
     end, at, run, kept = len(view), 0, 0, 0
     names: list[memoryview | bytes] = [b"", b"", b""]
     rest: list[memoryview] = []
-    raw: list[Data] = []
+    raw: list[RawField] = []
     while at < end:
         start, tag = at, view[at]
         size = shift = 0
@@ -210,7 +235,7 @@ def _split(message: Buffer) -> tuple[list[memoryview | bytes], bytes, list[Data]
             rest.append(view[run:start])
         run = at
         if tag == _RAW_TAG:
-            raw.append(view[value:at])
+            raw.append(RawField(start, value, at))
         elif tag in _NAME_TAGS and not names[_NAME_TAGS[tag]]:
             names[_NAME_TAGS[tag]] = view[value:at]
         else:
@@ -227,6 +252,65 @@ def _head(model: str, rest: bytes) -> InferHeader:
     request = parsed(pb.ModelInferRequest, rest)
     request.model_name = model
     return read_head(request)
+
+
+class _KnownMessage(NamedTuple):
+    """Message in the memo: its decoded call without data, the places of its raw tensors and the bytes between them."""
+
+    call: InferCall
+    length: int
+    tensors: tuple[slice, ...]
+    between: tuple[tuple[slice, bytes], ...]
+
+
+class InferMemo:
+    """Memo of decoded messages whose bytes repeat except for those of raw tensors.
+
+    For one thread. A message is found by its length and by its bytes up to its first raw tensor. Together with the
+    bytes between the tensors they determine how the message splits into fields.
+    """
+
+    def __init__(self) -> None:
+        self._heads: dict[int, tuple[int, ...]] = {}  # by the length of a message: lengths up to the first tensor
+        self._known: dict[bytes, _KnownMessage] = {}
+
+    def recall(self, message: bytes) -> tuple[InferCall, list[Data]] | None:
+        """Return the decoded call, whose ``data`` is to be ignored, and the data; None if it is not in the memo."""
+        for head in self._heads.get(len(message), ()):
+            known = self._known.get(message[:head])
+            if known is not None and known.length == len(message):
+                for place, expected in known.between:
+                    if message[place] != expected:
+                        return None
+                return known.call, [*map(memoryview(message).__getitem__, known.tensors)]
+        return None
+
+    def learn(self, message: bytes, request: InferMessage, call: InferCall) -> None:
+        """Remember a message that was decoded without forwarded metadata, if it may repeat."""
+        # A message with an id or a sequence rarely repeats and would only evict those that do.
+        if call.form.id or call.form.sequence_id or call.places or not 0 < len(call.data) <= _MEMO_TENSORS:
+            return
+        fields, length = request.raw_fields, len(message)
+        if (
+            not request.is_plain
+            or len(fields) != len(call.data)
+            or fields[-1].stop != length
+            or fields[0].value > _MEMO_BYTES
+        ):
+            return
+        if any(last.stop != field.start for last, field in pairwise(fields)):
+            return
+        between = tuple((slice(each.start, each.value), message[each.start : each.value]) for each in fields[1:])
+        tensors = tuple(slice(each.value, each.stop) for each in fields)
+        head = fields[0].value
+        heads = self._heads.get(length, ())
+        if len(self._known) >= _MEMO_ENTRIES or len(self._heads) >= _MEMO_ENTRIES or len(heads) >= _MEMO_HEADS:
+            self._known.clear()
+            self._heads.clear()
+            heads = ()
+        if head not in heads:
+            self._heads[length] = (*heads, head)
+        self._known[message[:head]] = _KnownMessage(call._replace(data=[]), length, tensors, between)
 
 
 # -- Inference responses --------------------------------------------------------------------------------------------
@@ -255,8 +339,73 @@ def encode_streamed(
 
     ``final`` marks the last one of a request [R12]. Raises InternalError if it would be longer than MAX_MESSAGE_BYTES.
     """
+    outputs = response.outputs
+    if (
+        len(outputs) == 1 and not response.parameters and not places and outputs[0].datatype != "BYTES"
+    ):  # the usual case
+        (output, datatype, data) = outputs[0]
+        before, behind, size = _streamed_parts(name, version, output, datatype, data.shape, data.nbytes, final)
+        request_id = _text(0x1A, form.id) if form.id else b""
+        values = data.tobytes() if data.nbytes < _COPY_BELOW else serialized(outputs[0])
+        return b"".join((b"\x12", _varint(size + len(request_id)), before, request_id, behind, values))
     pieces = _infer_pieces(name, version, form, response, {**response.parameters, FINAL_KEY: final}, places)
     return b"".join((b"\x12", _varint(sum(map(len, pieces))), *pieces))
+
+
+@lru_cache(maxsize=_MEMO_ENTRIES)
+def _streamed_parts(
+    name: str, version: str, output: str, datatype: str, shape: tuple[int, ...], size: int, final: bool
+) -> tuple[bytes, bytes, int]:
+    """Return a streamed response with one output up to its id and from there to its values, and its total size.
+
+    Raises InternalError if it would be longer than MAX_MESSAGE_BYTES.
+    """
+    before = _text(0x0A, name) + _text(0x12, version)
+    outputs = _encode_output(output, datatype, shape)
+    behind = _encode_parameters({FINAL_KEY: final}) + outputs + b"\x32" + _varint(size)
+    total = len(before) + len(behind) + size
+    _check_size(name, total)
+    return before, behind, total
+
+
+class InferPrinter:
+    """Printer of framed ModelInferResponses with a cache of the bytes beside the tensors, for one thread."""
+
+    def __init__(self) -> None:
+        self._templates: dict[tuple[object, ...], tuple[bytes, ...]] = {}
+
+    def framed(self, name: str, version: str, form: InferForm, response: Response) -> bytes:
+        """Return the message of `encode_infer` with the prefix of gRPC. Raises what that raises."""
+        outputs = response.outputs
+        if form.id or response.parameters:
+            return framed(encode_infer(name, version, form, response))
+        if len(outputs) == 1:
+            (output, datatype, data) = outputs[0]
+            template = self._templates.get((name, version, output, datatype, data.shape))
+            if template is not None:
+                small = data.nbytes < _COPY_BELOW
+                return template[0] + data.tobytes() if small else b"".join((template[0], serialized(outputs[0])))
+        key = (name, version, *[part for output, datatype, data in outputs for part in (output, datatype, data.shape)])
+        template = self._templates.get(key)
+        if template is None:
+            return self._learn(key, name, version, form, response)
+        pieces: list[bytes | memoryview] = []
+        for before, each in zip(template, outputs, strict=True):
+            pieces += before, serialized(each)
+        return b"".join(pieces)
+
+    def _learn(self, key: tuple[object, ...], name: str, version: str, form: InferForm, response: Response) -> bytes:
+        """Print a response and keep the bytes before each of its tensors as a template for those of the same shapes."""
+        pieces = _infer_pieces(name, version, form, response, response.parameters, _NOWHERE)
+        message = framed(b"".join(pieces))
+        # The size of a BYTES tensor is in the template but not in the key.
+        if response.outputs and all(output.datatype != "BYTES" for output in response.outputs):
+            if len(self._templates) >= _MEMO_ENTRIES:
+                del self._templates[next(iter(self._templates))]
+            first_raw = len(pieces) - 2 * len(response.outputs) + 1  # a length and a tensor for each output
+            before = b"".join((message[:PREFIX_BYTES], *pieces[:first_raw]))
+            self._templates[key] = (before, *[bytes(piece) for piece in pieces[first_raw + 1 :: 2]])
+        return message
 
 
 FINAL_KEY = "triton_final_response"

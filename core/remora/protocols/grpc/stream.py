@@ -7,7 +7,7 @@ order (R11). Pure.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from remora.errors import RemoraError
@@ -89,12 +89,14 @@ class Entry:
     ``in_line`` requests are answered in request order, others as soon as an answer arrives.
     """
 
-    __slots__ = ("ended", "in_line", "opened", "parked")
+    __slots__ = ("ended", "in_line", "opened", "parked", "size")
 
     def __init__(self, *, in_line: bool) -> None:
         self.in_line = in_line
         self.ended = False
         self.opened = False
+        self.size = 0
+        """Bytes of the request."""
         self.parked: list[StreamAnswer] = []
 
 
@@ -114,24 +116,31 @@ class AnswerOrder:
         if entry.in_line:
             self._line.append(entry)
 
-    def answer(self, entry: Entry, answer: StreamAnswer) -> list[StreamAnswer]:
+    def answer(self, entry: Entry, answer: StreamAnswer) -> Sequence[StreamAnswer]:
         """Accept an answer and return those that can be sent now.
 
         Answers after the final one are dropped.
         """
         if entry.ended:
-            return []
-        entry.ended = answer.final
-        self.open -= answer.final
+            return ()
+        if answer.final:
+            entry.ended = True
+            self.open -= 1
         if not entry.in_line:
-            return [answer]
-        entry.parked.append(answer)
-        ready: list[StreamAnswer] = []
-        while self._line:
-            first = self._line[0]
+            return (answer,)
+        line = self._line
+        if line[0] is not entry:
+            entry.parked.append(answer)
+            return ()
+        if not answer.final:
+            return (answer,)
+        line.popleft()
+        ready = [answer]
+        while line:
+            first = line[0]
             ready += first.parked
             first.parked = []
             if not first.ended:
                 break
-            self._line.popleft()
+            line.popleft()
         return ready

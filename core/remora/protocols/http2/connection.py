@@ -1,15 +1,16 @@
 """Server side of one HTTP/2 connection (RFC 9113), from bytes to events and back.
 
 Invariant: everything that a client can make grow has a limit. No socket, no clock, no threads: `receive` takes bytes
-and calls the handler, and output collects until `take` is called. Flow control is kept here: data beyond the client's
-windows waits in its stream.
+and calls the receivers of the streams, and output collects until `take` is called. Flow control is kept here: data
+beyond the client's windows waits in its stream.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
-from remora.protocols.http2.flow_control import MOST_WINDOW, WINDOW, Flow, Sender
+from remora.protocols.http2.flow_control import MOST_WINDOW, WINDOW, Sender
 from remora.protocols.http2.frames import (
     ACK,
     CONTINUATION,
@@ -51,9 +52,17 @@ from remora.protocols.http2.frames import (
     window_update,
     without_padding,
 )
+from remora.protocols.http2.stream import Malformed, Opener, Receiver, Stream
 from remora.protocols.http2.unpacking import Unpacker
+from remora.protocols.http2.validation import check_dependency, check_frame, request_fault, trailers_fault
 
 _THERE, _LEAVING = b"is there", b"leaving "
+_TURN_BUDGET, _REQUEST_COST = 4_096, 63
+"""Frames that one connection may have handled in a turn of the loop, and frames that a request counts as besides."""
+_SPARE_UPDATES = 16
+"""Updates of windows beyond one for each stream that a client may send without having received data."""
+MOST_STREAM = 0x7FFFFFFF
+"""Highest number of a stream; the bit above it is reserved (RFC 9113 4.1)."""
 _TINY_BYTES = 64
 """Smallest CONTINUATION frame that is not counted as abuse, unless it ends the header block."""
 
@@ -79,67 +88,66 @@ class Http2Limits:
 
 
 class Handler(Protocol):
-    """Receiver of stream events.
+    """Owner of a connection. Its methods must not raise unless documented."""
 
-    It may send from within a callback. Its methods must not raise unless documented.
-    """
+    @property
+    def backlog(self) -> int:
+        """Bytes of all streams that the client has not read."""
 
-    def opened(self, stream: int, fields: Fields, ended: bool) -> None:
-        """Handle a new request, with ``ended`` if it has no body."""
+    @property
+    def peer(self) -> str:
+        """Address of the client, "" if it is unknown."""
 
-    def received(self, stream: int, data: bytes, ended: bool) -> None:
-        """Handle a piece of the body, perhaps empty.
+    def read(self, fields: Fields, /) -> Opener:
+        """Return how the request of a header block is opened.
 
-        It counts against the windows until `Http2.consumed` is called.
+        Depends on ``fields`` alone, because it is memoized.
         """
 
-    def lost(self, stream: int) -> None:
-        """Handle a reset by the client.
+    def output_ready(self) -> None:
+        """Send the output of `Http2.take` soon.
 
-        Nothing can be sent on the stream any more; its response was not complete.
+        Called once until that, and not within `Http2.receive`.
         """
-
-    def sent(self, stream: int, size: int) -> None:
-        """Handle the sending of ``size`` bytes of paused body data."""
-
-    def done(self, stream: int) -> None:
-        """Handle the end of a stream that was answered completely or reset by the server."""
 
     def pinged(self) -> None:
         """Handle a ping of the client. May raise Http2Error if it pings too often."""
 
 
-class _Stream:
-    __slots__ = ("credit", "ended", "flow", "taken")
-
-    def __init__(self, flow: Flow, credit: int, *, ended: bool) -> None:
-        self.flow = flow
-        self.credit = credit  # bytes that the client may still send
-        self.ended = ended  # the client has half-closed it
-        self.taken = 0  # bytes consumed and not yet returned to its window
-
-
 class Http2:
-    """State of one connection. `receive`, `consumed` and the sending belong to one thread."""
+    """State of one connection. Use it and its streams in one thread."""
 
     def __init__(self, handler: Handler, limits: type[Http2Limits] = Http2Limits) -> None:
-        self._handler = handler
+        self.handler = handler
         self._limits = limits
-        self._unpacker = Unpacker(limits.header_bytes)
+        self._half_window = limits.connection_window // 2
+        self._openers = Unpacker[Opener](limits.header_bytes, self._read)
         self._rest = b""
         self._greeted = False
-        self._streams: dict[int, _Stream] = {}
-        self._last = 0
+        self._streams: dict[int, Stream] = {}
+        self._last = self._seen = 0
         self._block: list[bytes] = []  # a header block whose end has not arrived
         self._block_bytes = 0
         self._block_of = (0, False)  # its stream, and True if the stream ends with it
         self._credit = limits.connection_window
         self._abuse = 0
-        self._leaving = self._left = False
+        self._leaving = False
+        self.left = False
+        """True if the final GOAWAY, which forbids further streams, has been sent."""
+        self.answered = False
+        """True if a response was completed."""
+        self.awake = False
+        """True if the owner will take the output, so that it need not be called."""
+        self.paused = False
+        """True if received frames wait for the next turn of the loop; then call `receive` again, without data."""
+        self._cut_short: dict[int, None] = {}  # the last streams that ended before their requests did
+        self._widened = False  # a window has changed since data was last sent
+        self._updates = 0  # updates of windows since data was last sent
+        self._window_mark = WINDOW  # the connection's window at the last update
         self.ahead = False
         """True if more bytes follow the frame that is being handled."""
-        self._sender = Sender(handler.sent, self._finished)
-        self._sender.out += (
+        self.sender = Sender(self._sent, self.finished)
+        self.sender.out += (
             settings(
                 (MAX_STREAMS, limits.streams),
                 (INITIAL_WINDOW, limits.stream_window),
@@ -149,33 +157,58 @@ class Http2:
         )
 
     @property
+    def owner(self) -> object:
+        """The handler."""
+        return self.handler
+
+    @property
+    def backlog(self) -> int:
+        """Bytes of all streams that the client has not read."""
+        return self.handler.backlog
+
+    @property
+    def peer(self) -> str:
+        """Address of the client."""
+        return self.handler.peer
+
+    @property
     def open(self) -> int:
         """Number of open streams."""
         return len(self._streams)
 
-    def is_open(self, stream: int) -> bool:
-        """Return True if a stream is open."""
-        return stream in self._streams
-
     @property
-    def left(self) -> bool:
-        """True if the final GOAWAY, which forbids further streams, has been sent."""
-        return self._left
+    def streams(self) -> Collection[Stream]:
+        """The open streams."""
+        return self._streams.values()
+
+    def has_opened(self) -> bool:
+        """Return True if a stream was opened since the last call."""
+        before, self._seen = self._seen, self._last
+        return before != self._last
+
+    def abandon(self) -> list[Receiver]:
+        """Close all streams without a word to the client, and return their receivers."""
+        streams = list(self._streams.values())
+        for stream in streams:
+            self._forget(stream.number)
+        return [stream.receiver for stream in streams]
+
+    def wake(self) -> None:
+        """Have the output sent."""
+        if not self.awake:
+            self.awake = True
+            self.handler.output_ready()
 
     def sent_data(self) -> bool:
         """Return True if data, headers or windows were sent since the last call."""
-        sent_data, self._sender.sent_data = self._sender.sent_data, False
+        sent_data, self.sender.sent_data = self.sender.sent_data, False
         return sent_data
 
     def take(self) -> bytes:
         """Return and clear the bytes to send."""
-        out, self._sender.out = self._sender.out, []
+        out, self.sender.out = self.sender.out, []
+        self.awake = False
         return b"".join(out)
-
-    @property
-    def has_output(self) -> bool:
-        """True if there are bytes to send."""
-        return bool(self._sender.out)
 
     @property
     def is_half(self) -> bool:
@@ -185,49 +218,98 @@ class Http2:
     # -- in ---------------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        """Process received bytes.
+        """Process received bytes. The caller then takes the output.
 
         Raises Http2Error; the caller then sends `final_goaway` and closes.
         """
+        self.awake = True
+        self.paused = False
         if self._rest:
             data = self._rest + data
         at, end = 0, len(data)
         if not self._greeted:
             if data[: len(PREFACE)] != PREFACE[:end]:
                 raise Http2Error(PROTOCOL_ERROR, "the connection does not begin with the HTTP/2 preface")
-            if end < len(PREFACE):
+            at = len(PREFACE)
+            if end < at + HEAD_BYTES:
                 self._rest = data
                 return
-            self._greeted, at = True, len(PREFACE)
+            if data[at + 3] != SETTINGS or data[at + 4] & ACK:
+                raise Http2Error(PROTOCOL_ERROR, "the first frame is not SETTINGS")
+            self._greeted = True
+        budget = _TURN_BUDGET
         while end - at >= HEAD_BYTES:
-            high, low, kind, flags, stream = FRAME.unpack_from(data, at)
-            stop = at + HEAD_BYTES + (high << 16 | low)
-            if stop - at > HEAD_BYTES + FRAME_BYTES:
-                raise Http2Error(FRAME_SIZE_ERROR, f"a frame is longer than {FRAME_BYTES} bytes")
-            if stop > end:
+            if budget <= 0:
+                self.paused = True
                 break
-            payload = data[at + HEAD_BYTES : stop]
-            at = stop
-            self.ahead = stop < end
-            if self._block and kind != CONTINUATION:
-                raise Http2Error(PROTOCOL_ERROR, "expected CONTINUATION: a header block is incomplete")
+            budget -= 1
+            high, low, kind, flags, number = FRAME.unpack_from(data, at)
+            at += HEAD_BYTES
+            size = high << 16 | low
+            if size > FRAME_BYTES:
+                raise Http2Error(FRAME_SIZE_ERROR, f"a frame is longer than {FRAME_BYTES} bytes")
+            if at + size > end:
+                at -= HEAD_BYTES
+                break
+            payload = data[at : at + size]
+            at += size
+            self.ahead = at < end
+            if self._block:
+                if kind != CONTINUATION:
+                    raise Http2Error(PROTOCOL_ERROR, "expected CONTINUATION: a header block is incomplete")
+            elif kind == DATA:  # the usual frames first, without further calls
+                stream = self._streams.get(number)
+                if (
+                    flags <= END_STREAM
+                    and stream is not None
+                    and not stream.ended
+                    and 0 < size <= stream.credit
+                    and self._credit - size > self._half_window
+                ):
+                    self._credit -= size
+                    stream.credit -= size
+                    stream.ended = flags == END_STREAM
+                    stream.receiver.received(payload, stream.ended)
+                    continue
+            elif kind == HEADERS and flags & ~END_STREAM == END_HEADERS:
+                opener = self._openers.known(payload)
+                if (
+                    opener is not None
+                    and self._last < number <= MOST_STREAM
+                    and number & 1
+                    and len(self._streams) < self._limits.streams
+                    and self._abuse <= self._limits.abuse_budget
+                    and not self.left
+                ):
+                    self._open(number, opener, ended=flags > END_HEADERS)
+                    budget -= _REQUEST_COST
+                    continue
+            if kind == HEADERS:
+                budget -= _REQUEST_COST
             handle = _HANDLERS.get(kind)
             if handle is not None:  # other kinds are extensions and ignored
-                handle(self, stream & 0x7FFFFFFF, flags, payload)
+                check_frame(kind, number & MOST_STREAM, flags, payload)
+                handle(self, number & MOST_STREAM, flags, payload)
             else:
                 self._count_abuse()
         self._rest = data[at:]
+        if self._widened:  # once for all frames, because it visits every stream with paused data
+            self._widened = False
+            self.sender.flush()
 
-    def consumed(self, stream: int, size: int) -> None:
+    def _read(self, fields: Fields) -> Opener:
+        """Return how a request is opened, or how an invalid one is refused. Depends on the fields alone."""
+        if not request_fault(fields):
+            return self.handler.read(fields)
+        return Malformed(is_trailer=not trailers_fault(fields))
+
+    def consumed(self, stream: Stream, size: int) -> None:
         """Return ``size`` consumed bytes of a stream's body to its window."""
-        state = self._streams.get(stream)
-        if state is None or state.ended:
-            return
-        state.taken += size
-        if state.taken * 2 >= self._limits.stream_window:
-            self._sender.window(stream, state.taken)
-            state.credit += state.taken
-            state.taken = 0
+        stream.taken += size
+        if stream.taken * 2 >= self._limits.stream_window:
+            self.sender.credit(stream.number, stream.taken)
+            stream.credit += stream.taken
+            stream.taken = 0
 
     def decay_abuse(self) -> None:
         """Halve the abuse count. The connection calls it periodically."""
@@ -247,7 +329,7 @@ class Http2:
         if self._credit < 0:
             raise Http2Error(FLOW_CONTROL_ERROR, "data beyond the connection's flow-control window")
         if self._credit * 2 <= self._limits.connection_window:  # each stream has a separate window besides
-            self._sender.window(0, self._limits.connection_window - self._credit)
+            self.sender.credit(0, self._limits.connection_window - self._credit)
             self._credit = self._limits.connection_window
         if flags & PADDED:
             payload = without_padding(payload)
@@ -255,7 +337,10 @@ class Http2:
         if state is None:
             if not 0 < stream <= self._last:
                 raise Http2Error(PROTOCOL_ERROR, "DATA on an idle stream")
-            return  # the stream was reset or answered early, and its data was in flight
+            if stream not in self._cut_short:  # else its data was in flight
+                self._count_abuse()
+                self.sender.out.append(reset(stream, STREAM_CLOSED))
+            return
         if state.ended:
             raise Http2Error(STREAM_CLOSED, "DATA after END_STREAM")
         state.credit -= size
@@ -265,9 +350,9 @@ class Http2:
         if not payload and not ended:
             self._count_abuse()
         state.ended = ended
-        if size > len(payload):
-            self.consumed(stream, size - len(payload))
-        self._handler.received(stream, payload, ended)
+        if size > len(payload) and not ended:
+            self.consumed(state, size - len(payload))
+        state.receiver.received(payload, ended)
 
     def _on_headers(self, stream: int, flags: int, payload: bytes) -> None:
         if not stream % 2:
@@ -277,6 +362,7 @@ class Http2:
         if flags & WITH_PRIORITY:
             if len(payload) < 5:
                 raise Http2Error(FRAME_SIZE_ERROR, "HEADERS are too short for their priority")
+            check_dependency(stream, payload)
             payload = payload[5:]
         ended = bool(flags & END_STREAM)
         if flags & END_HEADERS:
@@ -297,171 +383,193 @@ class Http2:
             block, self._block = b"".join(self._block), []
             self._fields(stream, block, self._block_of[1])
 
-    def _fields(self, stream: int, block: bytes, ended: bool) -> None:
-        fields = self._unpacker.fields(block)
-        state = self._streams.get(stream)
-        if state is not None:  # trailers
-            if not ended or state.ended:
+    def _fields(self, number: int, block: bytes, ended: bool) -> None:
+        opener = self._openers.meaning(block)
+        stream = self._streams.get(number)
+        if stream is not None:  # trailers
+            if stream.ended:
+                raise Http2Error(STREAM_CLOSED, "HEADERS after END_STREAM")
+            if not ended:
                 raise Http2Error(PROTOCOL_ERROR, "HEADERS within a body without END_STREAM")
-            state.ended = True
-            self._handler.received(stream, b"", True)
+            if not (isinstance(opener, Malformed) and opener.is_trailer):
+                self._refuse(stream, PROTOCOL_ERROR)
+                return
+            stream.ended = True
+            stream.receiver.received(b"", True)
             return
-        if stream <= self._last:
+        if number <= self._last:
             raise Http2Error(STREAM_CLOSED, "HEADERS on a closed stream")
-        self._last = stream
         self._check_abuse()
-        if len(self._streams) >= self._limits.streams or self._left:
+        if len(self._streams) >= self._limits.streams or self.left:
+            self._last = number
             self._count_abuse()
-            self._sender.out.append(reset(stream, REFUSED_STREAM))
+            self.sender.out.append(reset(number, REFUSED_STREAM))
+        else:
+            self._open(number, opener, ended=ended)
+
+    def _open(self, number: int, opener: Opener, *, ended: bool) -> None:
+        self._last = number
+        window, credit = self.sender.stream_window, self._limits.stream_window
+        stream = self._streams[number] = Stream(self, number, window, credit, ended)
+        receiver = opener(stream)
+        if receiver is None:
             return
-        self._streams[stream] = _Stream(self._sender.flow(), self._limits.stream_window, ended=ended)
-        self._handler.opened(stream, fields, ended)
+        stream.receiver = receiver
+        if ended and stream.is_open:
+            receiver.received(b"", True)
 
     def _on_reset(self, stream: int, _flags: int, payload: bytes) -> None:
-        if len(payload) != 4:
-            raise Http2Error(FRAME_SIZE_ERROR, "RST_STREAM must have four bytes")
         if not 0 < stream <= self._last:
             raise Http2Error(PROTOCOL_ERROR, "RST_STREAM on an idle stream")
         self._count_abuse()
-        if self._forget(stream):
-            self._handler.lost(stream)
+        state = self._forget(stream)
+        if state is not None:
+            state.receiver.lost()
 
-    def _on_settings(self, stream: int, flags: int, payload: bytes) -> None:
-        if stream or len(payload) % 6 or (flags & ACK and payload):
-            raise Http2Error(FRAME_SIZE_ERROR, "invalid SETTINGS frame")
+    def _on_settings(self, _stream: int, flags: int, payload: bytes) -> None:
         if flags & ACK:
             return
         self._count_abuse()
         for name, value in SETTING.iter_unpack(payload):
             if name == INITIAL_WINDOW:
-                self._sender.set_stream_window(value, [each.flow for each in self._streams.values()])
+                self.sender.set_stream_window(value, self._streams.values())
             elif name == MAX_FRAME:
-                if not FRAME_BYTES <= value < 1 << 24:
-                    raise Http2Error(PROTOCOL_ERROR, f"invalid SETTINGS_MAX_FRAME_SIZE {value}")
-                self._sender.frame_bytes = value
-        self._sender.out.append(frame(SETTINGS, ACK, 0, b""))
-        self._sender.flush()
+                self.sender.frame_bytes = value
+        self.sender.out.append(frame(SETTINGS, ACK, 0, b""))
+        self._widened = True
 
-    def _on_ping(self, stream: int, flags: int, payload: bytes) -> None:
-        if stream or len(payload) != 8:
-            raise Http2Error(FRAME_SIZE_ERROR, "PING must have eight bytes")
+    def _on_ping(self, _stream: int, flags: int, payload: bytes) -> None:
         if not flags & ACK:
             self._count_abuse()
-            self._sender.out.append(frame(PING, ACK, 0, payload))
-            self._handler.pinged()
+            self.sender.out.append(frame(PING, ACK, 0, payload))
+            self.handler.pinged()
         elif payload == _LEAVING and self._leaving:
             self.stop_accepting()
 
-    def _on_goaway(self, _stream: int, _flags: int, _payload: bytes) -> None:
-        """Ignore the GOAWAY of a client, whose open streams continue."""
-
-    def _on_priority(self, _stream: int, _flags: int, payload: bytes) -> None:
-        if len(payload) != 5:
-            raise Http2Error(FRAME_SIZE_ERROR, "PRIORITY must have five bytes")
+    def _on_idle_frame(self, _stream: int, _flags: int, _payload: bytes) -> None:
+        """Ignore a frame that changes nothing: GOAWAY, because open streams continue, and PRIORITY."""
         self._count_abuse()
 
-    def _on_push(self, _stream: int, _flags: int, _payload: bytes) -> None:
-        raise Http2Error(PROTOCOL_ERROR, "PUSH_PROMISE from a client")
-
     def _on_window_update(self, stream: int, _flags: int, payload: bytes) -> None:
-        if len(payload) != 4:
-            raise Http2Error(FRAME_SIZE_ERROR, "WINDOW_UPDATE must have four bytes")
         size = int.from_bytes(payload, "big") & MOST_WINDOW
         if not stream:
-            self._sender.widen(size)
+            self._count_update()
+            self.sender.widen(size)
+            self._window_mark = self.sender.window
+            self._widened = True
             return
         if stream > self._last:
             raise Http2Error(PROTOCOL_ERROR, "WINDOW_UPDATE on an idle stream")
         state = self._streams.get(stream)
-        if state is not None and not self._sender.widen_stream(stream, state.flow, size):
-            self._count_abuse()  # a reset that the client provokes costs as much as its own (CVE-2025-8671)
-            self._forget(stream)
-            self._sender.out.append(reset(stream, FLOW_CONTROL_ERROR))
-            self._handler.lost(stream)
+        if state is not None and not self.sender.widen_stream(state, size):
+            self._refuse(state, FLOW_CONTROL_ERROR if size else PROTOCOL_ERROR)
+        else:
+            self._count_update()
+
+    def _count_update(self) -> None:
+        """Count updates of windows as abuse if they are more than the data sent since the last ones can explain."""
+        window = self.sender.window
+        if window != self._window_mark:
+            self._updates, self._window_mark = 0, window
+        self._updates += 1
+        if self._updates > len(self._streams) + _SPARE_UPDATES:
+            self._count_abuse()
+
+    def _refuse(self, stream: Stream, code: int) -> None:
+        """Reset a stream on which the client broke a rule.
+
+        It costs as much as a reset by the client (CVE-2025-8671).
+        """
+        self._count_abuse()
+        self._forget(stream.number)
+        self._note_cut(stream)
+        self.sender.out.append(reset(stream.number, code))
+        stream.receiver.lost()
 
     # -- out --------------------------------------------------------------------------------------------------------
 
-    def respond(self, stream: int, head: bytes, data: bytes | memoryview, trailers: bytes = b"") -> None:
-        """Send a complete response of headers, body and trailers, if any. `pack` makes the blocks."""
-        state = self._streams.get(stream)
-        if state is not None:
-            self._sender.respond(stream, state.flow, head, data, trailers)
+    def reset(self, stream: Stream, code: int) -> None:
+        """Reset an open stream."""
+        self._forget(stream.number)
+        self._note_cut(stream)
+        # checked when the client opens another stream, because this may be called outside `receive`
+        self._abuse += 1
+        self.sender.out.append(reset(stream.number, code))
+        self.answered = True
 
-    def send_headers(self, stream: int, block: bytes, *, end: bool = False) -> None:
-        """Send a header block made by `pack`. With ``end`` it is the trailers, or replaces a body."""
-        state = self._streams.get(stream)
-        if state is not None:
-            self._sender.headers(stream, state.flow, block, end=end)
+    def _forget(self, number: int) -> Stream | None:
+        stream = self._streams.pop(number, None)
+        if stream is not None:
+            stream.is_open = False
+            if stream.paused is not None:
+                self.sender.forget(number)
+        return stream
 
-    def send_data(self, stream: int, data: bytes | memoryview, *, end: bool = False) -> int:
-        """Send a piece of the body within the windows and return the number of bytes that must wait.
-
-        Paused data is not copied: ``data`` must not change.
-        """
-        state = self._streams.get(stream)
-        return self._sender.data(stream, state.flow, data, end=end) if state is not None else 0
-
-    def reset(self, stream: int, code: int) -> None:
-        """Reset a stream unless it is closed."""
-        if self._forget(stream):
-            # checked when the client opens another stream, because this may be called outside `receive`
-            self._abuse += 1
-            self._sender.out.append(reset(stream, code))
-            self._handler.done(stream)
-
-    def _forget(self, stream: int) -> bool:
-        self._sender.forget(stream)
-        return self._streams.pop(stream, None) is not None
+    def _sent(self, number: int, size: int) -> None:
+        stream = self._streams.get(number)
+        if stream is not None:
+            stream.receiver.sent(size)
 
     def ping(self) -> None:
         """Ping the client. Any bytes from it count as the answer."""
-        self._sender.out.append(frame(PING, 0, 0, _THERE))
+        self.sender.out.append(frame(PING, 0, 0, _THERE))
 
     def leave(self) -> None:
         """Ask the client to open no more streams (RFC 9113 6.8).
 
         Streams that it opens before it has seen this are served. Its answer to a ping then calls `stop_accepting`.
         """
-        if self._leaving or self._left:
+        if self._leaving or self.left:
             return
         self._leaving = True
         if self._greeted:
-            self._sender.out += goaway(MOST_WINDOW, NO_ERROR, b""), frame(PING, 0, 0, _LEAVING)
+            self.sender.out += goaway(MOST_WINDOW, NO_ERROR, b""), frame(PING, 0, 0, _LEAVING)
         else:
             self.stop_accepting()
 
     def stop_accepting(self) -> None:
         """Accept no more streams. The open ones continue."""
-        if not self._left:
-            self._left = True
-            self._sender.out.append(goaway(self._last, NO_ERROR, b""))
+        if not self.left:
+            self.left = True
+            self.sender.out.append(goaway(self._last, NO_ERROR, b""))
 
     def final_goaway(self, error: Http2Error) -> bytes:
         """Return the last bytes of a connection that fails with ``error``."""
         return self.take() + goaway(self._last, error.code, str(error).encode("ascii", "replace"))
 
-    def _finished(self, stream: int) -> None:
+    def finished(self, number: int) -> None:
         """Close a stream whose response is complete.
 
         An incomplete request is reset, because its rest is not needed (RFC 9113 8.1).
         """
-        state = self._streams[stream]
-        self._forget(stream)
-        self._abuse = max(self._abuse - 1, 0)
-        if not state.ended:
-            self._sender.out.append(reset(stream, NO_ERROR))
-        self._handler.done(stream)
+        stream = self._streams.pop(number)
+        stream.is_open = False
+        if stream.paused is not None:
+            self.sender.forget(number)
+        if self._abuse:
+            self._abuse -= 1
+        if not stream.ended:
+            self._note_cut(stream)
+            self.sender.out.append(reset(number, NO_ERROR))
+        self.answered = True
+
+    def _note_cut(self, stream: Stream) -> None:
+        """Remember a stream whose data may still arrive."""
+        if not stream.ended:
+            self._cut_short[stream.number] = None
+            if len(self._cut_short) > self._limits.streams:
+                del self._cut_short[next(iter(self._cut_short))]
 
 
 _HANDLERS = {
     DATA: Http2._on_data,
     HEADERS: Http2._on_headers,
-    PRIORITY: Http2._on_priority,
+    PRIORITY: Http2._on_idle_frame,
     RST_STREAM: Http2._on_reset,
     SETTINGS: Http2._on_settings,
-    PUSH_PROMISE: Http2._on_push,
+    PUSH_PROMISE: Http2._on_idle_frame,
     PING: Http2._on_ping,
-    GOAWAY: Http2._on_goaway,
+    GOAWAY: Http2._on_idle_frame,
     WINDOW_UPDATE: Http2._on_window_update,
     CONTINUATION: Http2._on_continuation,
 }

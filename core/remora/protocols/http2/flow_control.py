@@ -12,14 +12,12 @@ from typing import NamedTuple
 
 from remora.protocols.http2.frames import (
     DATA,
-    END_HEADERS,
     END_STREAM,
     FLOW_CONTROL_ERROR,
     FRAME,
     FRAME_BYTES,
-    HEADERS,
+    PROTOCOL_ERROR,
     Http2Error,
-    frame,
     header_frames,
     window_update,
 )
@@ -38,11 +36,12 @@ class _Piece(NamedTuple):
 
 
 class Flow:
-    """Send window of one stream and its paused data."""
+    """Send window of one stream, named by its number, and its paused data."""
 
-    __slots__ = ("paused", "window")
+    __slots__ = ("number", "paused", "window")
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, number: int, window: int) -> None:
+        self.number = number
         self.window = window
         self.paused: deque[_Piece] | None = None
 
@@ -51,15 +50,17 @@ class Sender:
     """Sending half of one connection.
 
     Args:
-        sent: called with a stream and the number of bytes of its paused data that were sent.
-        finished: called with a stream whose end was sent.
+        sent: called with a stream's number and the number of bytes of its paused data that were sent.
+        finished: called with the number of a stream whose end was sent.
     """
 
     def __init__(self, sent: Callable[[int, int], None], finished: Callable[[int], None]) -> None:
         self._sent = sent
         self._finished = finished
-        self._window = WINDOW
-        self._stream_window = WINDOW
+        self.window = WINDOW
+        """Bytes that may be sent on all streams together; a sender of whole responses reduces it."""
+        self.stream_window = WINDOW
+        """Initial window of a stream."""
         self._paused: dict[int, Flow] = {}
         self.frame_bytes = FRAME_BYTES
         """Longest frame that the client accepts."""
@@ -67,14 +68,10 @@ class Sender:
         self.sent_data = False
         """True if data, headers or windows were sent since the reader last reset it."""
 
-    def window(self, stream: int, size: int) -> None:
+    def credit(self, stream: int, size: int) -> None:
         """Let the client send ``size`` more bytes."""
         self.sent_data = True
         self.out.append(window_update(stream, size))
-
-    def flow(self) -> Flow:
-        """Return the flow of a new stream."""
-        return Flow(self._stream_window)
 
     def forget(self, stream: int) -> None:
         """Drop the paused data of a stream."""
@@ -83,19 +80,20 @@ class Sender:
     # -- windows ----------------------------------------------------------------------------------------------------
 
     def widen(self, size: int) -> None:
-        """Widen the window of all streams together. Raises Http2Error."""
-        self._window += size
-        if not size or self._window > MOST_WINDOW:
-            raise Http2Error(FLOW_CONTROL_ERROR, "a window beyond 2**31-1 bytes, or an increment of 0")
-        self.flush()
+        """Widen the window of all streams together; `flush` then sends paused data. Raises Http2Error."""
+        if not size:
+            raise Http2Error(PROTOCOL_ERROR, "WINDOW_UPDATE with an increment of 0")
+        self.window += size
+        if self.window > MOST_WINDOW:
+            raise Http2Error(FLOW_CONTROL_ERROR, "a window beyond 2**31-1 bytes")
 
-    def widen_stream(self, stream: int, flow: Flow, size: int) -> bool:
+    def widen_stream(self, flow: Flow, size: int) -> bool:
         """Widen the window of a stream, or return False if it would exceed the maximum."""
         flow.window += size
         if not size or flow.window > MOST_WINDOW:
             return False
         if flow.paused:
-            self._flush(stream, flow)
+            self._flush(flow)
         return True
 
     def set_stream_window(self, size: int, flows: Iterable[Flow]) -> None:
@@ -103,72 +101,51 @@ class Sender:
         if size > MOST_WINDOW:
             raise Http2Error(FLOW_CONTROL_ERROR, f"invalid SETTINGS_INITIAL_WINDOW_SIZE {size}")
         for flow in flows:
-            flow.window += size - self._stream_window
+            flow.window += size - self.stream_window
             if flow.window > MOST_WINDOW:
                 raise Http2Error(FLOW_CONTROL_ERROR, "a window beyond 2**31-1 bytes")
-        self._stream_window = size
+        self.stream_window = size
 
     # -- sending ----------------------------------------------------------------------------------------------------
 
-    def respond(self, stream: int, flow: Flow, head: bytes, data: bytes | memoryview, trailers: bytes) -> None:
-        """Send a whole response (`Http2.respond`)."""
-        size = data.nbytes if isinstance(data, memoryview) else len(data)
-        fits = size <= min(self._window, flow.window, self.frame_bytes) and flow.paused is None
-        if not trailers or not fits or max(len(head), len(trailers)) > FRAME_BYTES:
-            self.headers(stream, flow, head, end=False)
-            self.data(stream, flow, data, end=not trailers)
-            if trailers:
-                self.headers(stream, flow, trailers, end=True)
-            return
-        self.sent_data = True
-        self._window -= size  # the usual case, without calls
-        flow.window -= size
-        self.out += (
-            frame(HEADERS, END_HEADERS, stream, head),
-            FRAME.pack(size >> 16, size & 0xFFFF, DATA, 0, stream),
-            data,
-            frame(HEADERS, END_HEADERS | END_STREAM, stream, trailers),
-        )
-        self._finished(stream)
-
-    def headers(self, stream: int, flow: Flow, block: bytes, *, end: bool) -> None:
-        """Send a header block (`Http2.send_headers`)."""
-        frames = header_frames(stream, block, END_STREAM if end else 0)
+    def headers(self, flow: Flow, block: bytes, *, end: bool) -> None:
+        """Send a header block (`Stream.headers`)."""
+        frames = header_frames(flow.number, block, END_STREAM if end else 0)
         if flow.paused is not None:
             flow.paused.append(_Piece(memoryview(frames), end, framed=True))
             return
         self.sent_data = True
         self.out.append(frames)
         if end:
-            self._finished(stream)
+            self._finished(flow.number)
 
-    def data(self, stream: int, flow: Flow, data: bytes | memoryview, *, end: bool) -> int:
-        """Send a piece of a body and return the bytes that must wait (`Http2.send_data`)."""
+    def data(self, flow: Flow, data: bytes | memoryview, *, end: bool) -> int:
+        """Send a piece of a body and return the bytes that must wait (`Stream.data`)."""
         piece = _Piece(memoryview(data).cast("B"), end, framed=False)
         if flow.paused is not None:
             flow.paused.append(piece)
             return piece.view.nbytes
         flow.paused = deque((piece,))
-        self._paused[stream] = flow
-        self._flush(stream, flow, reports=False)
+        self._paused[flow.number] = flow
+        self._flush(flow, reports=False)
         return flow.paused[0].view.nbytes if flow.paused else 0
 
     def flush(self) -> None:
         """Send paused data as far as the windows allow."""
-        for stream, flow in list(self._paused.items()):
-            if self._window <= 0:
+        for flow in list(self._paused.values()):
+            if self.window <= 0:
                 return
-            self._flush(stream, flow)
+            self._flush(flow)
 
-    def _flush(self, stream: int, flow: Flow, *, reports: bool = True) -> None:
-        paused, sent = flow.paused, 0
+    def _flush(self, flow: Flow, *, reports: bool = True) -> None:
+        stream, paused, sent = flow.number, flow.paused, 0
         while paused:
             piece = paused[0]
             if piece.framed:
                 self.out.append(piece.view)
             else:
-                size = min(piece.view.nbytes, max(min(self._window, flow.window), 0))
-                self._window -= size
+                size = min(piece.view.nbytes, max(min(self.window, flow.window), 0))
+                self.window -= size
                 flow.window -= size
                 sent += size
                 if size < piece.view.nbytes:

@@ -1,10 +1,13 @@
-"""Decoder of HTTP/2 header blocks with a memo (RFC 7541).
+"""Decoder of HTTP/2 header blocks with a memo of their meaning (RFC 7541).
 
-The memo holds the blocks that leave the dynamic table as it was. Invariant: every block has the fields that a decoder
+The memo holds the blocks that leave the dynamic table as it was. Invariant: every block has the meaning that a decoder
 without a memo gives it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from hpack import Decoder, HPACKError
 
@@ -13,23 +16,33 @@ from remora.protocols.http2.frames import COMPRESSION_ERROR, Fields, Http2Error
 _MEMO_ENTRIES = 256
 _MEMO_BYTES = 512
 _MEMO_FIELDS = 64
+_MEMO_FIELD_BYTES = 4_096
+"""Largest size of the fields of a memoized block, because a short block may refer to long ones in the table."""
+
+M = TypeVar("M")
 
 
-class Unpacker:
+class Unpacker(Generic[M]):
     """Decoder of one connection's header blocks in order.
 
-    Each has at most ``most_bytes``, unpacked.
+    Args:
+        most_bytes: longest block, unpacked.
+        read: returns the meaning of a block's fields. It depends on the fields alone and does not raise.
     """
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, most_bytes: int, read: Callable[[Fields], M]) -> None:
         self._decoder = Decoder(max_header_list_size=most_bytes)
-        self._memo: dict[bytes, Fields] = {}
+        self._read = read
+        self._memo: dict[bytes, M] = {}
+        self.known: Callable[[bytes], M | None] = self._memo.get
+        """Returns the meaning of a block that is in the memo, else None."""
 
-    def fields(self, block: bytes) -> Fields:
-        """Decode a block. Raises Http2Error."""
-        return self._memo.get(block) or self._decode(block)
+    def meaning(self, block: bytes) -> M:
+        """Decode a block and return its meaning. Raises Http2Error."""
+        known = self._memo.get(block)
+        return known if known is not None else self._decode(block)
 
-    def _decode(self, block: bytes) -> Fields:
+    def _decode(self, block: bytes) -> M:
         """Decode a block.
 
         A change of the dynamic table empties the memo, because later blocks refer to that table.
@@ -42,11 +55,16 @@ class Unpacker:
             fields = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True))
         except HPACKError as error:
             raise Http2Error(COMPRESSION_ERROR, f"invalid header block: {error}") from error
+        meaning = self._read(fields)
         same = (entries[0] if entries else None) is newest
         if not same or (len(entries), self._decoder.header_table_size) != before:
             self._memo.clear()
-        elif len(block) <= _MEMO_BYTES and len(fields) <= _MEMO_FIELDS:  # a field may take one byte in a block
+        elif (
+            len(block) <= _MEMO_BYTES
+            and len(fields) <= _MEMO_FIELDS  # a field may take one byte in a block
+            and sum([len(name) + len(value) for name, value in fields]) <= _MEMO_FIELD_BYTES
+        ):
             if len(self._memo) >= _MEMO_ENTRIES:
                 self._memo.clear()
-            self._memo[block] = fields
-        return fields
+            self._memo[block] = meaning
+        return meaning

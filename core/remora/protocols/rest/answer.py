@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from remora.errors import RemoraError
 from remora.messages import Buffer
-from remora.protocols.http1 import BadRequest
+from remora.protocols.http1 import BadRequest, response_head
 from remora.protocols.json.printer import quoted
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -43,6 +45,21 @@ class HttpAnswer(NamedTuple):
     headers: Headers
     body: list[Buffer]
     wire: Wire | None = None
+
+
+def body_length(parts: list[Buffer]) -> int:
+    """Return the total number of bytes in the pieces of a body."""
+    return sum([part.nbytes if isinstance(part, memoryview) else len(part) for part in parts])
+
+
+def fixed_part(answer: HttpAnswer) -> bytes:
+    """Return the bytes that all answers with this wire form share."""
+    head = response_head(answer.status, answer.headers, body_length(answer.body), keep_alive=True)
+    return head + bytes(answer.body[0])
+
+
+new_answer: Callable[[tuple[int, Headers, list[Buffer], Wire | None]], HttpAnswer] = partial(tuple.__new__, HttpAnswer)
+"""Makes an answer of its fields, without the Python frame of the class."""
 
 
 class Refusal(Exception):  # noqa: N818 - it is an answer, not a failure

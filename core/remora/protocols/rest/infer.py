@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from remora.errors import InvalidArgumentError
-from remora.messages import Data, InferForm, Response
-from remora.protocols.rest.answer import HttpAnswer, Refusal
+from remora.messages import Data, InferForm
+from remora.protocols.rest.answer import Refusal
 from remora.protocols.rest.request import DEFAULT_LIMITS, RequestLimits, read_request
 from remora.protocols.rest.response import BinaryHeaders, ReplyFormat, ReplyPrinter, v2_binary_headers
 from remora.tensors.shared_memory import DISABLED, Regions
@@ -71,7 +71,8 @@ class InferCodec:
         """Shared memory that tensors may name."""
         self._known: dict[bytes, _Known] = {}
         self._known_bytes = 0
-        self._printer = ReplyPrinter(binary_headers)
+        self.encode = ReplyPrinter(binary_headers).answer
+        """Returns the answer of a version of a model to a request; see `ReplyPrinter.answer`."""
         self.forwards = forward_pattern is not None
         """True if request headers may become parameters."""
 
@@ -87,8 +88,7 @@ class InferCodec:
         memo = self._known.get(body[:header_length])
         if memo is None or not header_length <= memo.body_length == len(body):
             return None
-        view = memoryview(body)
-        return memo.form, [view[place] for place in memo.slices], memo.reply
+        return memo.form, [*map(memoryview(body).__getitem__, memo.slices)], memo.reply
 
     def decode(
         self,
@@ -158,13 +158,6 @@ class InferCodec:
                     raise InvalidArgumentError(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
                 parameters[name] = value.decode("utf-8", "surrogateescape")
         return parameters
-
-    def encode(self, name: str, version: str, form: InferForm, response: Response, reply: ReplyFormat) -> HttpAnswer:
-        """Return the answer of a version of the model ``name`` to the request ``form`` [H15, B07].
-
-        Never raises for a response of the model: outputs that JSON cannot carry become Triton's error [H17].
-        """
-        return self._printer.answer(name, version, form, response, reply)
 
 
 def _raw(body: bytes | bytearray | memoryview) -> tuple[InferForm, list[Data], ReplyFormat]:

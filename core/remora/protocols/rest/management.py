@@ -194,7 +194,7 @@ _CALLS: dict[str, Callable[[Route, bytes], Call]] = {
     "model_stats": lambda route, body: ModelStatistics(route.model, route.version),
     "model_sequences": lambda route, body: ModelSequences(route.model, route.version),
     "all_stats": lambda route, body: ModelStatistics(),
-    "model_explain": lambda route, body: ModelExplain(route.model, route.version),
+    "model_explain": lambda route, body: ModelExplain(route.model, route.version, route.request),
     "startup": lambda route, body: Startup(),
     "index": _index,
     "load": _load,

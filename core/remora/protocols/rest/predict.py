@@ -72,15 +72,15 @@ def decode_predict(
     check_values(memoryview(body), RequestLimits(limit))
     content = _instances(body)
     if isinstance(content, Mapping):
-        return _cut(_columns(content, inputs, optional), rows)
+        return cut(_columns(content, inputs, optional), rows)
     if not content:
         raise InvalidArgumentError("'instances' is empty: send at least one")
     if len(content) > _MAX_ROWS:
         raise InvalidArgumentError(f"there are {len(content)} instances, {_MAX_ROWS} are accepted in one request")
     if not rows.stacked:
-        _check_parts(len(content))
-        return [Part(*_request(_single(one, inputs, optional)), 1) for one in content]
-    return _cut(_stacked(content, inputs, optional), rows)
+        check_parts(len(content))
+        return [Part(*request_of(_single(one, inputs, optional)), 1) for one in content]
+    return cut(_stacked(content, inputs, optional), rows)
 
 
 def encode_predict(responses: Sequence[Response], counts: Sequence[int], rows: Rows) -> bytes:
@@ -91,7 +91,7 @@ def encode_predict(responses: Sequence[Response], counts: Sequence[int], rows: R
     """
     predictions: list[Any] = []
     for response, count in zip(responses, counts, strict=True):
-        outputs = [(output.name, _rows_of(output, count, rows)) for output in response.outputs]
+        outputs = [(output.name, rows_of(output, count, rows)) for output in response.outputs]
         if len(outputs) == 1:
             predictions += outputs[0][1]
         else:
@@ -141,20 +141,20 @@ def _stacked(
         wanted = {row.name for row in rows}
         if not all(isinstance(one, dict) and set(one) == wanted for one in instances):
             raise InvalidArgumentError("all instances of a request must name the same inputs")
-        return [(row, _array([one[row.name] for one in instances], row)) for row in rows]
-    return [(_only(inputs), _array(instances, _only(inputs)))]
+        return [(row, array_of([one[row.name] for one in instances], row)) for row in rows]
+    return [(_only(inputs), array_of(instances, _only(inputs)))]
 
 
 def _single(instance: Any, inputs: Sequence[TensorInfo], optional: frozenset[str]) -> list[tuple[TensorInfo, Array]]:
     if _is_named(instance, inputs):
-        return [(row, _array(instance[row.name], row)) for row in _names(instance, inputs, optional)]
-    return [(_only(inputs), _array(instance, _only(inputs)))]
+        return [(row, array_of(instance[row.name], row)) for row in _names(instance, inputs, optional)]
+    return [(_only(inputs), array_of(instance, _only(inputs)))]
 
 
 def _columns(
     columns: Mapping[str, Any], inputs: Sequence[TensorInfo], optional: frozenset[str]
 ) -> list[tuple[TensorInfo, Array]]:
-    return [(row, _array(columns[row.name], row)) for row in _names(columns, inputs, optional)]
+    return [(row, array_of(columns[row.name], row)) for row in _names(columns, inputs, optional)]
 
 
 def _only(inputs: Sequence[TensorInfo]) -> TensorInfo:
@@ -164,23 +164,23 @@ def _only(inputs: Sequence[TensorInfo]) -> TensorInfo:
     return inputs[0]
 
 
-def _cut(tensors: list[tuple[TensorInfo, Array]], rows: Rows) -> list[Part]:
+def cut(tensors: list[tuple[TensorInfo, Array]], rows: Rows) -> list[Part]:
     """Split tensors into requests with at most the model's number of rows."""
     counts = {array.shape[0] if array.ndim else 0 for _, array in tensors}
     if len(counts) != 1 or counts == {0}:
         raise InvalidArgumentError("the inputs have different numbers of instances, or none")
     (count,) = counts
     if not rows.stacked:
-        return [Part(*_request(tensors), 1)]
+        return [Part(*request_of(tensors), 1)]
     step = rows.most or count
-    _check_parts(-(-count // step))
+    check_parts(-(-count // step))
     return [
-        Part(*_request([(row, array[start : start + step]) for row, array in tensors]), min(step, count - start))
+        Part(*request_of([(row, array[start : start + step]) for row, array in tensors]), min(step, count - start))
         for start in range(0, count, step)
     ]
 
 
-def _check_parts(count: int) -> None:
+def check_parts(count: int) -> None:
     if count > _MAX_PARTS:
         raise InvalidArgumentError(
             f"the instances make {count} requests to the model, at most {_MAX_PARTS} are accepted: "
@@ -188,12 +188,12 @@ def _check_parts(count: int) -> None:
         )
 
 
-def _request(tensors: list[tuple[TensorInfo, Array]]) -> tuple[InferForm, list[Data]]:
+def request_of(tensors: list[tuple[TensorInfo, Array]]) -> tuple[InferForm, list[Data]]:
     specs = tuple(InputSpec(row.name, row.datatype, array.shape) for row, array in tensors)
     return InferForm(specs), [np.ascontiguousarray(array).reshape(array.shape) for _, array in tensors]
 
 
-def _array(values: Any, row: TensorInfo) -> Array:
+def array_of(values: Any, row: TensorInfo) -> Array:
     """Return JSON values as an array of the input's datatype.
 
     Raises InvalidArgumentError if the conversion would change them.
@@ -263,7 +263,7 @@ def _octets(value: Any, row: TensorInfo) -> bytes:
     raise InvalidArgumentError(f"the values of input '{row.name}' must be text or {{\"b64\": ...}}")
 
 
-def _rows_of(output: Tensor, count: int, rows: Rows) -> list[Any]:
+def rows_of(output: Tensor, count: int, rows: Rows) -> list[Any]:
     data = output.data
     if not rows.stacked:
         return [_printable(output.datatype, data)]

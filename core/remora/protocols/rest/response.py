@@ -15,7 +15,7 @@ import numpy as np
 from remora.errors import InternalError, InvalidArgumentError
 from remora.messages import Array, Buffer, InferForm, Response, Tensor
 from remora.protocols.json import printer as json_print
-from remora.protocols.rest.answer import JSON, Headers, HttpAnswer, Wire, encode_error
+from remora.protocols.rest.answer import JSON, Headers, HttpAnswer, Wire, encode_error, new_answer
 from remora.tensors import shared_memory as regions
 
 _OCTETS = (b"Content-Type", b"application/octet-stream")
@@ -74,13 +74,19 @@ class ReplyPrinter:
         self._templates: dict[tuple[object, ...], tuple[Headers, bytes, Wire]] = {}
 
     def answer(self, name: str, version: str, form: InferForm, response: Response, reply: ReplyFormat) -> HttpAnswer:
-        """Return the answer of the model ``name``, or Triton's error if JSON cannot carry it [H17]."""
+        """Return the answer of a version of the model ``name`` to the request ``form`` [H15, B07].
+
+        Never raises for a response of the model: outputs that JSON cannot carry become Triton's error [H17].
+        """
         if not reply.all_binary or form.id or response.parameters:
             return self._print(name, version, form, response, reply)
         outputs = response.outputs
         if len(outputs) == 1:
             (output, datatype, data) = outputs[0]
             key: tuple[object, ...] = (name, version, output, datatype, data.shape)
+            template = self._templates.get(key)
+            if template is not None and data.nbytes < _COPY_BELOW:  # the usual case
+                return new_answer((200, template[0], [template[1], data.tobytes()], template[2]))
         else:
             key = (name, version, *[(output, datatype, data.shape) for output, datatype, data in outputs])
         template = self._templates.get(key)

@@ -13,7 +13,9 @@ from remora.protocols.rest.answer import Refusal
 
 METRICS_PATH = "/v2/metrics"
 """Path of the metrics on the port that carries requests, because a host may pass on only that port."""
-PAGES = frozenset(("/v2/docs", "/v2/openapi.json", "/v2/status"))
+HOME = "/"
+"""Path of the application for browsers; other clients get Triton's 404."""
+PAGES = frozenset((HOME, "/v2/docs", "/v2/openapi.json", "/v2/status"))
 """Paths of the pages, which Triton does not have."""
 _MAX_VERSION = 2**63 - 1
 _MEMO_PATH = 256
@@ -53,7 +55,7 @@ class Route(NamedTuple):
     ``version`` is -1 if the path names none. ``plain_errors`` is True if errors found before the body is read are sent
     as text/plain. ``verb`` is the method of "trace" and "logging" ("GET" or "POST"), and "status", "register" or
     "unregister" of shared memory; ``region`` is the region of shared memory and ``repository`` the repository in the
-    path.
+    path. ``request`` is the request to explain.
     """
 
     action: str
@@ -63,6 +65,7 @@ class Route(NamedTuple):
     verb: str = ""
     region: str = ""
     repository: str = ""
+    request: str = ""
 
 
 def route(method: bytes | str, path: str) -> Route:
@@ -86,6 +89,19 @@ def _route(method: bytes | str, path: str) -> Route:
     if where.action in ("trace", "logging"):
         where = where._replace(verb=verb)
     return where._replace(version=_version(version, where.plain_errors)) if version else where
+
+
+def typed_route(path: str) -> Route | None:
+    """Return the route of plain JSON, ``/models/M`` or ``/models/M/versions/V``, or None for other paths.
+
+    Raises Refusal: 400 for a version out of range.
+    """
+    match path.split("/", 6)[1:]:
+        case ["models", model] if model:
+            return Route("infer", model)
+        case ["models", model, "versions", version] if model and version.isascii() and version.isdigit():
+            return Route("infer", model, _version(version, plain=False))
+    return None
 
 
 _remembered = lru_cache(maxsize=4096)(_route)
@@ -129,6 +145,8 @@ def _model(model: str, rest: list[str]) -> tuple[Route, str] | None:
     version = ""
     if len(rest) > 1 and rest[0] == "versions" and rest[1].isascii() and rest[1].isdigit():
         version, rest = rest[1], rest[2:]
+    if len(rest) > 1 and rest[0] == "explain":  # ours
+        return Route("model_explain", model, request="/".join(rest[1:])), version
     kind = "/".join(rest)
     action = _MODEL_ACTIONS.get(kind)
     # `/v2/models/m/` has an empty rest of one part, and trace settings have no versions.

@@ -76,19 +76,19 @@ class StepModel(Protocol):
         *,
         mailbox: Mailbox | None = None,
         context: object = None,
-        held: frozenset[object] = frozenset(),
-        stays: bool = False,
+        blocking_instances: frozenset[object] = frozenset(),
+        keep_on_device: bool = False,
     ) -> Ticket:
         """Submit a step's request. See ``ServedModel.submit``."""
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Release the model."""
 
 
 class StepModels(Protocol):
     """The source of an ensemble's composing models."""
 
-    def borrow(self, name: str, version: int = -1) -> StepModel:
+    def acquire(self, name: str, version: int = -1) -> StepModel:
         """Acquire the serving version, or the highest ready one for -1.
 
         It stays loaded until it is released. Raises RemoraError if there is none.
@@ -163,7 +163,7 @@ class EnsembleRequest:
         self._lock = threading.Lock()
         self._moved = threading.Condition(self._lock) if owner.plan.max_inflight else None
         self._models: dict[tuple[str, int], StepModel] = {}
-        self._stays: frozenset[int] = _NO_STEPS
+        self._kept_on_device: frozenset[int] = _NO_STEPS
         self._tickets: set[Ticket] = set()
         self._outbox: deque[Outcome] = deque()
         self._sending = False
@@ -177,7 +177,7 @@ class EnsembleRequest:
         owner, request = self._owner, self.ticket.request
         self.ticket.start_ns = owner.now()
         try:
-            self._borrow()
+            self._acquire_models()
         except RemoraError as refusal:
             self.end(refusal)
             return
@@ -282,17 +282,17 @@ class EnsembleRequest:
 
     # -- without the lock -------------------------------------------------------------------------------------------
 
-    def _borrow(self) -> None:
+    def _acquire_models(self) -> None:
         owner = self._owner
         for key in owner.plan.models:
-            self._models[key] = owner.models.borrow(*key)
+            self._models[key] = owner.models.acquire(*key)
         for step in owner.plan.steps:
             if self._models[step.model, step.version].decoupled != step.decoupled:
                 raise UnavailableError(
                     f"model '{step.model}' has just been replaced by one with another transaction policy: try again"
                 )
         if any(model.devices for model in self._models.values()):
-            self._stays = frozenset(step.number for step in owner.plan.steps if self._stays_on_device(step))
+            self._kept_on_device = frozenset(step.number for step in owner.plan.steps if self._stays_on_device(step))
 
     def _stays_on_device(self, step: EnsembleStep) -> bool:
         """Return True if a reader of the step's outputs accepts them on the model's device."""
@@ -318,15 +318,15 @@ class EnsembleRequest:
             form, data = self._step_request(model, start)
             trace = self.ticket.request.trace
             if trace is not None:
-                model = trace.over(model)
+                model = trace.wrap_child(model)
             ticket = model.submit(
                 form,
                 data,
                 self.reply,
                 mailbox=owner.mailbox_for(self.ticket.mailbox),
                 context=start,
-                held=self.ticket.request.held,
-                stays=step.number in self._stays,
+                blocking_instances=self.ticket.request.blocking_instances,
+                keep_on_device=step.number in self._kept_on_device,
             )
         except Exception as error:  # refused by the step's model, queue full, or unexpected
             self.end(failure_of(error, model.name))
@@ -388,7 +388,7 @@ class EnsembleRequest:
         for ticket in tickets:
             ticket.cancel()
         for model in self._models.values():
-            model.give_back()
+            model.release()
 
     def _unregister_cancel(self) -> None:
         """Unregister from the request's cancellation.

@@ -10,10 +10,11 @@ that loop as if the client had requested them. Invariants:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
+from remora.calls import SequenceReport
 from remora.errors import RemoraError
 from remora.messages import InferForm, InputSpec, Mailbox, Outcome, Streamed, Ticket
 from remora.proto.model_config_pb2 import ModelConfig, ModelEnsembling
@@ -110,6 +111,16 @@ class EnsembleScheduler:
         """Requests in flight."""
         return len(self._requests)
 
+    open_sequences = 0
+
+    def keeps_sequence(self, sequence_id: int | str) -> bool:
+        """Return False, because the models of the steps keep the sequences."""
+        return False
+
+    def report(self) -> SequenceReport | None:
+        """Return None, because the models of the steps have the reports."""
+        return None
+
     # -- interface for requests -------------------------------------------------------------------------------------
 
     def mailbox_for(self, mailbox: Mailbox | None) -> Mailbox:
@@ -186,7 +197,7 @@ class EnsembleScheduler:
             self._stopping = True
             return self._idle.wait_for(lambda: not self._requests, timeout_s)
 
-    def abandon(self, error: RemoraError) -> None:
+    def fail_pending(self, error: RemoraError) -> None:
         """End all requests in flight with ``error``, after a stop timed out."""
         for request in tuple(self._requests):
             request.end(error)
@@ -225,35 +236,41 @@ def _step_form(request: InferForm, step: EnsembleStep, inputs: tuple[InputSpec, 
 
 def labels_of(config: ModelConfig, models: StepModels, output: str) -> Sequence[str]:
     """Return the class labels of the model that produces an output [C09]."""
-    for step in config.ensemble_scheduling.step:
-        for inner, tensor in step.output_map.items():
-            if tensor == output:
-                with _borrowed(models, step) as model:
-                    return model.labels_of(inner) if model is not None else ()
-    return ()
+    source = _end(config, output, lambda step: step.output_map)
+    if source is None:
+        return ()
+    step, inner = source
+    with _acquired(models, step) as model:
+        return model.labels_of(inner) if model is not None else ()
 
 
 def unreadable(config: ModelConfig, models: StepModels, error: UnreadableError) -> RemoraError:
     """Return the error for an unreadable input, as worded by the first step that takes it."""
-    for step in config.ensemble_scheduling.step:
-        for inner, tensor in step.input_map.items():
-            if tensor == error.input:
-                worded: RemoraError = error.of(inner)
-                with _borrowed(models, step) as model:
-                    if model is not None:
-                        worded = model.unreadable(error.of(inner))
-                return in_ensemble(config.name, worded)
-    return error
+    reader = _end(config, error.input, lambda step: step.input_map)
+    if reader is None:
+        return error
+    step, inner = reader
+    worded = error.of(inner)
+    with _acquired(models, step) as model:
+        return in_ensemble(config.name, worded if model is None else model.unreadable(worded))
+
+
+def _end(
+    config: ModelConfig, tensor: str, mapping: Callable[[ModelEnsembling.Step], Mapping[str, str]]
+) -> tuple[ModelEnsembling.Step, str] | None:
+    """Return the first step that maps an ensemble's tensor, with the tensor's name there."""
+    steps = config.ensemble_scheduling.step
+    return next(((step, inner) for step in steps for inner, name in mapping(step).items() if name == tensor), None)
 
 
 @contextmanager
-def _borrowed(models: StepModels, step: ModelEnsembling.Step) -> Iterator[StepModel | None]:
+def _acquired(models: StepModels, step: ModelEnsembling.Step) -> Iterator[StepModel | None]:
     try:
-        model = models.borrow(step.model_name, step.model_version)
+        model = models.acquire(step.model_name, step.model_version)
     except RemoraError:
         yield None
         return
     try:
         yield model
     finally:
-        model.give_back()
+        model.release()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from remora.backends import Execution, Instance
@@ -23,6 +23,7 @@ from remora.messages import Array, InferForm, Outcome, Streamed, Ticket
 from remora.scheduling.batching import BatchQueue, Plan, Queue
 from remora.scheduling.costs import CostModel
 from remora.scheduling.delivery import deliver, stopping
+from remora.scheduling.pool import DispatchPolicy
 from remora.scheduling.running import Recorder
 from remora.scheduling.scheduler import Scheduler
 from remora.scheduling.sequences.controls import NULL, Controls
@@ -38,10 +39,31 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("remora.models")
 
-_NOTHING: Mapping[str, Array] = {}
-
 SHOWN_LIMIT = 1000
 """Maximum number of live sequences listed in a report. It counts all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOptions:
+    """Settings of a sequence scheduler other than the model's policy.
+
+    Attributes:
+        initial_states: states at the start of a sequence, by the names of the model's inputs.
+        decoupled: True if the model streams its responses.
+        hold: dispatch nothing before that many requests have a slot; with the oldest strategy, before that many of one
+            instance are ready [D16].
+        backlog_hold: with ``hold`` and the direct strategy, dispatch nothing before that many wait for a slot [S15].
+        threads: False in tests, which call `SequenceScheduler.step` and `sweep` instead.
+    """
+
+    initial_states: Mapping[str, Array] = field(default_factory=dict)
+    decoupled: bool = False
+    hold: int = 0
+    backlog_hold: int = 0
+    threads: bool = True
+
+
+_USUAL = SequenceOptions()
 
 
 class SequenceScheduler:
@@ -53,12 +75,7 @@ class SequenceScheduler:
         signature: converts outputs to their wire shape.
         recorder: records every execution and failure, except the requests that fill empty slots.
         clock: read here and in the instances' schedulers.
-        initial_states: states at the start of a sequence, by the names of the model's inputs.
-        decoupled: True if the model streams its responses.
-        hold: dispatch nothing before that many requests have a slot; with the oldest strategy, before that many of one
-            instance are ready [D16].
-        backlog_hold: with ``hold`` and the direct strategy, dispatch nothing before that many wait for a slot [S15].
-        threads: False in tests, which call `step` and `sweep` instead.
+        options: settings other than the policy.
         turns: as for `Scheduler`.
     """
 
@@ -69,17 +86,14 @@ class SequenceScheduler:
         signature: Signature,
         recorder: Recorder,
         clock: Clock,
+        options: SequenceOptions = _USUAL,
         *,
-        initial_states: Mapping[str, Array] = _NOTHING,
-        decoupled: bool = False,
-        hold: int = 0,
-        backlog_hold: int = 0,
-        threads: bool = True,
         turns: Sequence[Turn] = (),
     ) -> None:
         self._policy = policy
+        hold = options.hold
         self._table = SequenceTable(
-            policy, len(instances), signature.name, hold=0 if policy.oldest else hold, backlog_hold=backlog_hold
+            policy, len(instances), signature.name, hold=0 if policy.oldest else hold, backlog_hold=options.backlog_hold
         )
         self._controls = Controls(policy.controls, signature.max_batch_size > 0, signature.name)
         self._signature = signature
@@ -88,18 +102,23 @@ class SequenceScheduler:
         self._states: States | None = None
         if policy.states:
             outputs = [tensor.name for tensor in signature.outputs]
-            self._states = States(policy.states, initial_states, outputs, batches=signature.max_batch_size > 0)
+            self._states = States(policy.states, options.initial_states, outputs, batches=signature.max_batch_size > 0)
             instances = [StatefulInstance(instance, self._states) for instance in instances]
         self._recorder = recorder
         self._now = clock.monotonic_ns
-        self._threads = threads
+        self._threads = options.threads
         self._changed = threading.Condition()
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._sweep_due = False
         self._sleeps_until_ns = 0
         self.costs = CostModel()
-        may_wait = policy.max_delay_ns > 0 or hold > 0
+        dispatch = DispatchPolicy(
+            threads=options.threads,
+            may_wait=policy.max_delay_ns > 0 or hold > 0 or bool(turns),
+            decoupled=options.decoupled,
+            ordered=policy.batching.preserve_ordering and not options.decoupled and not policy.iterative,
+        )
         adapter = _RecorderAdapter(self, recorder)
         self._lanes = [
             Scheduler(
@@ -108,10 +127,7 @@ class SequenceScheduler:
                 signature,
                 adapter,
                 clock,
-                threads=threads,
-                may_wait=may_wait,
-                decoupled=decoupled,
-                ordered=policy.batching.preserve_ordering and not decoupled and not policy.iterative,
+                dispatch,
                 turns=turns[index : index + 1],
                 costs=self.costs,
             )
@@ -208,7 +224,7 @@ class SequenceScheduler:
                 deliver([(ticket, error)])
                 self.release([ticket])
 
-    def release(self, tickets: Sequence[Ticket], again: frozenset[Ticket] = frozenset()) -> None:
+    def release(self, tickets: Sequence[Ticket], rescheduled: frozenset[Ticket] = frozenset()) -> None:
         """Record that requests have run or were dropped, so that their successors may run.
 
         No lock is held.
@@ -217,7 +233,7 @@ class SequenceScheduler:
         released: list[Orders] = []
         with self._changed:
             released = [
-                self._record_ended(self._table.released(ticket, now_ns, again=ticket in again), now_ns)
+                self._record_ended(self._table.released(ticket, now_ns, rescheduled=ticket in rescheduled), now_ns)
                 for ticket in tickets
             ]
             self._watch_time()
@@ -281,7 +297,7 @@ class SequenceScheduler:
         """Number of live sequences."""
         return self._table.count
 
-    def keeps(self, sequence_id: int | str) -> bool:
+    def keeps_sequence(self, sequence_id: int | str) -> bool:
         """Return True if there is a sequence of this id."""
         return self._table.is_live(sequence_id)
 
@@ -319,6 +335,10 @@ class SequenceScheduler:
         Returns False on timeout. None waits without limit.
         """
         begin_ns = self._now()
+
+        def left_s() -> float | None:
+            return None if timeout_s is None else max(timeout_s - (self._now() - begin_ns) / 1e9, 0.0)
+
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -327,23 +347,22 @@ class SequenceScheduler:
         for lane in self._lanes:
             lane.stop_waiting()
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._table.busy, timeout_s):
+            if not self._changed.wait_for(lambda: not self._table.busy, left_s()):
                 return False
-        for lane in self._lanes:
-            left_s = None if timeout_s is None else max(timeout_s - (self._now() - begin_ns) / 1e9, 0.0)
-            if not lane.stop(left_s):
-                return False
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-        return True
+        if not all(lane.stop(left_s()) for lane in self._lanes):
+            return False
+        if self._thread is None:
+            return True
+        self._thread.join(left_s())
+        return not self._thread.is_alive()
 
-    def abandon(self, error: RemoraError) -> None:
+    def fail_pending(self, error: RemoraError) -> None:
         """Answer all queued requests with ``error``, after a stop timed out."""
         with self._changed:
             tickets = self._table.drain()
         deliver([(ticket, error) for ticket in tickets])
         for lane in self._lanes:
-            lane.abandon(error)
+            lane.fail_pending(error)
 
 
 class _RecorderAdapter:
@@ -356,13 +375,13 @@ class _RecorderAdapter:
     def executed(
         self, plan: Plan, execution: Execution, outcomes: Sequence[Outcome | None], start_ns: int, end_ns: int
     ) -> None:
-        again = frozenset(plan.tickets[index] for index in execution.again)
+        rescheduled = frozenset(plan.tickets[index] for index in execution.rescheduled)
         real = [at for at, ticket in enumerate(plan.tickets) if ticket.context is not NULL]
         if len(real) < len(plan.tickets):
             plan = plan._replace(tickets=[plan.tickets[at] for at in real])
             outcomes = [outcomes[at] for at in real]
         self._recorder.executed(plan, execution, outcomes, start_ns, end_ns)
-        self._scheduler.release(plan.tickets, again)
+        self._scheduler.release(plan.tickets, rescheduled)
 
     def streamed(self, ticket: Ticket, index: int, streamed: Streamed, begin_ns: int, now_ns: int) -> None:
         if ticket.context is not NULL:

@@ -159,18 +159,18 @@ class SequenceTable:
         self._advance(sequence, now_ns, orders)
         return orders
 
-    def released(self, ticket: Ticket, now_ns: int, *, again: bool = False) -> Orders:
-        """Record that a request has run or was dropped. ``again`` reschedules it [S14]."""
+    def released(self, ticket: Ticket, now_ns: int, *, rescheduled: bool = False) -> Orders:
+        """Record that a request has run or was dropped. ``rescheduled`` queues it again [S14]."""
         orders = Orders([], [], [])
         sequence = self._in_flight.pop(ticket, None)
         if sequence is None:
             return orders  # its sequence was removed in the meantime
         sequence.running = None
         if ticket.request.cancelled or sequence.doomed:
-            if again:
+            if rescheduled:
                 orders.dropped.append((ticket, cancelled_in_queue(ticket)))
             self._cancel(sequence, orders)
-        elif again:
+        elif rescheduled:
             sequence.waiting.appendleft(ticket)
             self._waiting += 1
             sequence.fresh = False

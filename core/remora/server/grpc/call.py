@@ -9,19 +9,20 @@ Invariant: a call ends once, with a status, and then runs its callbacks.
 from __future__ import annotations
 
 import asyncio
-import threading
+import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from queue import SimpleQueue
-from typing import Any, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
-from remora.errors import UnavailableError
-from remora.messages import Ticket
+from remora.errors import RemoraError
+from remora.messages import Mailbox, Ticket
 from remora.protocols.grpc.framing import (
     CANCELLED,
     GOOD,
     HEADS,
     INTERNAL,
+    PREFIX_BYTES,
     RESOURCE_EXHAUSTED,
     Messages,
     Opening,
@@ -30,17 +31,17 @@ from remora.protocols.grpc.framing import (
     framed,
     trailers,
 )
-from remora.scheduling.backpressure import Backpressure
-from remora.server.grpc.rpcs import DEADLINE_EXCEEDED, FOREVER_S, CallContext, status_of_error
-from remora.server.http.http2 import StreamConnection
+from remora.protocols.http2.stream import Stream
+from remora.server.grpc.rpcs import DEADLINE_EXCEEDED, FOREVER_S, status_of_error
+from remora.server.held_mailbox import HeldMailbox
 
-_UNSENT_ITEMS, _UNSENT_BYTES = 64, 1 << 20
-"""Answers of a stream that may wait for the client's flow-control windows."""
+_log = logging.getLogger("remora.grpc")
+
 _UNTAKEN_ITEMS = 65_536
-"""Messages of a stream that may wait for its thread, because flow control counts bytes and messages may be empty."""
+"""Messages of a stream that may wait to be processed, because flow control counts bytes and messages may be empty."""
 _LATE = "Deadline Exceeded"
-
-StreamBehaviour = Callable[[Iterator[bytes], CallContext], Iterator[bytes]]
+_ENDED = "the call was ended by the server"
+T = TypeVar("T")
 
 
 class Threads(Protocol):
@@ -51,17 +52,20 @@ class Threads(Protocol):
     def post(self, work: Callable[..., object], /, *arguments: Any) -> None:
         """Schedule ``work`` in the loop's thread."""
 
-    def begin(self, call: Streaming, connection: object, work: Callable[[], None], /) -> None:
-        """Run a stream in a thread.
+    def convert(self, call: GrpcCall, work: Callable[[], T], then: Callable[[T], None], /) -> None:
+        """Call ``work``, such as inflating a message, in another thread, then ``then`` in the loop.
 
-        Raises UnavailableError if its connection has too many streams or the server is shutting down.
+        An error ends the call.
         """
+
+
+class StreamThreads(Threads, Protocol):
+    """Interface of the front end that opens streams."""
+
+    mailbox: Mailbox
 
     def stream_ended(self, call: Streaming, /) -> None:
         """Remove a stream from the count."""
-
-    def convert(self, call: UnaryCall, work: Callable[[], bytes], then: Callable[[bytes], None], /) -> None:
-        """Inflate or compress a message in another thread, then call ``then`` in the loop."""
 
 
 def status_of_failure(error: Exception) -> tuple[int, str]:
@@ -70,22 +74,32 @@ def status_of_failure(error: Exception) -> tuple[int, str]:
 
 
 class GrpcCall:
-    """Deadline, end and callbacks of a call, unary or streaming. It implements `rpcs.CallContext`."""
+    """Deadline, end and callbacks of a call, unary or streaming.
 
-    def __init__(self, front: Threads, link: StreamConnection, opening: Opening) -> None:
+    It implements `rpcs.CallContext`.
+    """
+
+    __slots__ = ("_callbacks", "_ended", "_front", "_link", "_messages", "_now", "_timer", "deadline", "opening")
+
+    def __init__(self, front: Threads, opening: Opening, link: Stream) -> None:
         self._front = front
         self._link = link
         self.opening = opening
-        self._messages = Messages(front.max_message_bytes, opening.encoding)
+        self._messages: Messages | None = None
         self._ended = False
         self._callbacks: list[Callable[[], None]] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._deadline = 0.0
-        if opening.timeout_s is not None and opening.timeout_s < FOREVER_S:
+        self.deadline = 0.0
+        """Loop time in seconds at which the call times out; 0 without a deadline."""
+        if opening.timeout_s is not None:
+            self._start_timer(opening.timeout_s)
+
+    def _start_timer(self, timeout_s: float) -> None:
+        if timeout_s < FOREVER_S:
             loop = asyncio.get_running_loop()
-            self._deadline = loop.time() + opening.timeout_s
-            self._timer = loop.call_at(self._deadline, self._late)
-        self._now: Callable[[], float] = asyncio.get_running_loop().time
+            self._now: Callable[[], float] = loop.time
+            self.deadline = loop.time() + timeout_s
+            self._timer = loop.call_at(self.deadline, self._late)
 
     # -- for behaviours, in any thread ------------------------------------------------------------------------------
 
@@ -98,21 +112,27 @@ class GrpcCall:
         return self._ended
 
     def time_remaining(self) -> float | None:
-        return self._deadline - self._now() if self._deadline else None
+        return self.deadline - self._now() if self.deadline else None
 
     def left_ns(self) -> int:
         """Return the nanoseconds until the deadline, at least 1; 0 without a deadline."""
-        return max(int((self._deadline - self._now()) * 1e9), 1) if self._deadline else 0
+        return max(int((self.deadline - self._now()) * 1e9), 1) if self.deadline else 0
 
     def add_callback(self, callback: Callable[[], None], /) -> bool:
-        with _ENDING:
-            if self._ended:
-                return False
-            self._callbacks = [*(self._callbacks or ()), callback]
+        if self._callbacks is None:  # a call has one behaviour at a time, so that no other thread assigns it
+            self._callbacks = []
+        callbacks = self._callbacks
+        callbacks.append(callback)
+        if not self._ended:  # checked after registering, so that an end in between cannot be missed
             return True
+        try:
+            callbacks.remove(callback)
+        except ValueError:  # the end has called it
+            return True
+        return False
 
     def cancel(self) -> None:
-        self._front.post(self.fail, CANCELLED, "the call was ended by the server")
+        self._front.post(self.fail, CANCELLED, _ENDED)
 
     # -- in the loop ------------------------------------------------------------------------------------------------
 
@@ -126,55 +146,88 @@ class GrpcCall:
     def _late(self) -> None:
         self.fail(DEADLINE_EXCEEDED, _LATE)
 
+    def _feed(self, data: bytes) -> list[bytes]:
+        """Return the messages that are complete now. Raises StatusError as `Messages.feed`."""
+        if self._messages is None:
+            self._messages = Messages(self._front.max_message_bytes, self.opening.encoding)
+        return self._messages.feed(data)
+
+    def _plain(self, message: bytes) -> bytes:
+        """Return a received message decompressed; see `Messages.plain`."""
+        assert self._messages is not None
+        return self._messages.plain(message)
+
     def _end(self) -> bool:
         """Mark the call as ended and run its callbacks; return False if it had ended before."""
-        with _ENDING:
-            if self._ended:
-                return False
-            self._ended = True
-            callbacks, self._callbacks = self._callbacks, None
-        if self._timer is not None:
-            self._timer.cancel()
-        for callback in callbacks or ():
-            callback()
+        if self._ended:
+            return False
+        self._ended = True
+        self._clean_up()
         return True
 
-
-_ENDING = threading.Lock()
-"""One lock for all calls, because it is held briefly and a lock per call would add to every call's cost."""
+    def _clean_up(self) -> None:
+        """Stop the timer and run the callbacks of a call that has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+        callbacks = self._callbacks
+        while callbacks:
+            try:
+                callback = callbacks.pop()
+            except IndexError:  # `add_callback` took back the last one
+                break
+            callback()
 
 
 class UnaryCall(GrpcCall):
     """Call with one request message and one answer."""
 
+    __slots__ = ("_begin", "_begun", "_message", "_progress", "coding", "ticket")
+
     def __init__(
         self,
         front: Threads,
-        link: StreamConnection,
         opening: Opening,
         begin: Callable[[UnaryCall, bytes], None],
-        coding: bytes = b"",
+        coding: bytes,
+        link: Stream,
     ) -> None:
-        super().__init__(front, link, opening)
+        # The attributes of `GrpcCall`, set here because a further call would cost every inference.
+        self._front = front
+        self._link = link
+        self.opening = opening
+        self._messages = None
+        self._ended = False
+        self._callbacks = None
+        self._timer = None
+        self.deadline = 0.0
         self._begin = begin
-        self._coding = coding
+        self.coding = coding
+        """Compression of the answer, empty for none."""
         self._message: bytes | None = None
         self._begun = False
         self._progress = False  # data has arrived since the last call of `stalls`
         self.ticket: Ticket | None = None
+        if opening.timeout_s is not None:
+            self._start_timer(opening.timeout_s)
 
     def received(self, data: bytes, ended: bool) -> None:
         if self._ended or self._begun:
             return
+        if ended and self._messages is None and len(data) >= PREFIX_BYTES and not data[0]:
+            size = int.from_bytes(data[1:PREFIX_BYTES], "big")
+            if size + PREFIX_BYTES == len(data) and size <= self._front.max_message_bytes:
+                self._begun = True  # the usual case: one message in one piece
+                self._begin(self, data[PREFIX_BYTES:])
+                return
         self._progress = True
         try:
             if data:
-                for message in self._messages.feed(data):
+                for message in self._feed(data):
                     if self._message is not None:
                         raise StatusError(INTERNAL, "Too many requests sent for a unary RPC")
                     self._message = message
                 if not ended:
-                    self._link.took(len(data))
+                    self._link.consumed(len(data))
             if not ended:
                 return
             if self._message is None:
@@ -185,7 +238,7 @@ class UnaryCall(GrpcCall):
         self._begun = True
         message, self._message = self._message, None
         if isinstance(message, Packed):
-            self._front.convert(self, lambda: self._messages.plain(message), self._go_on)
+            self._front.convert(self, lambda: self._plain(message), self._go_on)
         else:
             self._begin(self, message)
 
@@ -197,14 +250,17 @@ class UnaryCall(GrpcCall):
         """Ignore the progress of sending, because the connection buffers the answer."""
 
     def stalls(self) -> bool:
-        """Return True if no data has arrived since the last call; a long message may take long, as with grpcio."""
+        """Return True if no data has arrived since the last call.
+
+        A long message may take long, as with grpcio.
+        """
         progress, self._progress = self._progress, False
         return not (progress or self._begun or self._ended)
 
     def answer(self, message: bytes) -> None:
         """End the call with its answer."""
-        if self._coding:
-            self._front.convert(self, lambda: framed(message, self._coding), self._send)
+        if self.coding:
+            self._front.convert(self, lambda: framed(message, self.coding), self._send)
             return
         try:
             self._send(framed(message))
@@ -212,8 +268,16 @@ class UnaryCall(GrpcCall):
             self.fail(error.status, error.message)
 
     def _send(self, body: bytes) -> None:
-        if self._end():
-            self._link.respond(HEADS[self._coding], body, GOOD)
+        self.respond(body, self.coding)
+
+    def respond(self, body: bytes | memoryview, coding: bytes = b"") -> None:
+        """End the call with its answer as `framed` returns it."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._timer is not None or self._callbacks is not None:
+            self._clean_up()
+        self._link.respond(HEADS[coding], body, GOOD)
 
     def fail(self, status: int, text: str) -> None:
         if self._end():
@@ -226,108 +290,211 @@ class UnaryCall(GrpcCall):
             self.ticket.cancel()
 
 
-class Streaming(GrpcCall):
-    """Call with any number of messages and answers.
+class StreamBehaviour(Protocol):
+    """Behaviour of a call with any number of messages and answers, in the loop."""
 
-    Its behaviour runs in a thread from the first message on, so that calls without messages occupy no threads.
+    @property
+    def backlog(self) -> int:
+        """Number of messages that wait to be processed."""
+
+    def receive(self, message: bytes, credit: int, /) -> None:
+        """Take a message. The client may send ``credit`` more bytes once it is processed."""
+
+    def half_close(self) -> None:
+        """Handle the end of the messages."""
+
+    def leave(self) -> None:
+        """Handle the end of the call."""
+
+
+class Streaming(GrpcCall):
+    """Call with any number of messages and answers, without a thread.
+
+    It implements `stream.StreamCall` and `exchange.Flow`. Its behaviour begins with the first message, so that calls
+    without messages do not count as streams.
+
+    Args:
+        begin: returns the behaviour, or raises an error that ends the call.
+        convert: applied to each message in another thread before the behaviour receives it.
     """
 
+    __slots__ = (
+        "_answers", "_begin", "_behaviour", "_coding", "_convert", "_ending", "_headed", "_incoming", "_packing",
+        "_resumes", "_streams", "mailbox", "paused",
+    )  # fmt: skip
+
     def __init__(
-        self, front: Threads, link: StreamConnection, opening: Opening, behaviour: StreamBehaviour, coding: bytes = b""
+        self,
+        front: StreamThreads,
+        opening: Opening,
+        begin: Callable[[Streaming], StreamBehaviour],
+        coding: bytes,
+        link: Stream,
+        convert: Callable[[bytes], bytes] | None = None,
     ) -> None:
-        super().__init__(front, link, opening)
-        self._behaviour = behaviour
+        super().__init__(front, opening, link)
+        self._streams = front
+        self.mailbox = front.mailbox
+        """See `stream.StreamCall`."""
+        self._begin = begin
+        self._behaviour: StreamBehaviour | None = None
         self._coding = coding
-        self._incoming: SimpleQueue[tuple[bytes, int] | None] = SimpleQueue()
-        self._unsent = Backpressure(_UNSENT_ITEMS, _UNSENT_BYTES)
+        self._convert = convert
+        self._incoming: deque[tuple[bytes | None, int]] = deque()  # messages behind one that a thread converts
+        self._answers: list[bytes] = []  # answers to be compressed
+        self._packing = False  # a thread compresses answers
+        self._ending: tuple[int, str] | None = None  # status of a call that ends when they are sent
         self._headed = False
-        self._waiting: deque[list[int]] = deque()  # [size, unsent bytes] of each answer that is not fully sent
-        self._begun = False
+        self._resumes: list[Callable[[], None]] = []
+        self.paused = 0
+        """Bytes of answers that wait for the client's windows, or to be compressed."""
+
+    # -- from the client ---------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start the call's thread, unless it is running or the call has ended."""
-        if self._begun or self._ended:
-            return
-        self._begun = True
-        try:
-            self._front.begin(self, self._link.connection, self._run)
-        except UnavailableError as error:
-            self.fail(*status_of_error(error))
+        """Begin the behaviour, unless it has begun or the call has ended."""
+        if self._behaviour is None and not self._ended:
+            try:
+                self._behaviour = self._begin(self)
+            except Exception as error:
+                self.fail(*status_of_failure(error))
 
     def received(self, data: bytes, ended: bool) -> None:
         if self._ended:
             return
         try:
-            messages = self._messages.feed(data) if data else []
+            messages = self._feed(data) if data else []
         except StatusError as error:
             self.fail(error.status, error.message)
             return
-        # Received bytes are credited when the last message that they complete is read, or at once if there is none.
+        if not messages and not ended:
+            self._link.consumed(len(data))
+            return
+        self.begin()
+        # Received bytes are credited when the last message that they complete is processed.
         for at, message in enumerate(messages, 1):
-            self._incoming.put((message, len(data) if at == len(messages) else 0))
+            self._pass_on(message, len(data) if at == len(messages) else 0)
         if ended:
-            self._incoming.put(None)
-        elif not messages:
-            self._link.took(len(data))
-        if messages and self._incoming.qsize() > _UNTAKEN_ITEMS:
+            self._pass_on(None, 0)
+        if self._behaviour is not None and self._behaviour.backlog + len(self._incoming) > _UNTAKEN_ITEMS:
             self.fail(RESOURCE_EXHAUSTED, f"more than {_UNTAKEN_ITEMS} messages wait to be read: send larger ones")
-        elif messages or ended:
-            self.begin()
 
-    def stalls(self) -> bool:
-        return False
+    def _pass_on(self, message: bytes | None, credit: int) -> None:
+        """Pass a message, or None for the end, to the behaviour, behind those that a thread converts."""
+        if self._incoming or isinstance(message, Packed) or self._convert is not None:
+            self._incoming.append((message, credit))
+            if len(self._incoming) == 1:
+                self._convert_next()
+        else:
+            self._deliver(message, credit)
 
-    def sent(self, size: int) -> None:
-        while size and self._waiting:
-            first = self._waiting[0]
-            part = min(size, first[1])
-            first[1] -= part
-            size -= part
-            if not first[1]:
-                self._unsent.give(first[0])
-                self._waiting.popleft()
+    def _convert_next(self) -> None:
+        """Pass on the messages up to the next that a thread must convert, and have it converted."""
+        while self._incoming and not self._ended:
+            message, credit = self._incoming[0]
+            if isinstance(message, Packed) or (self._convert is not None and message is not None):
+                self._front.convert(self, partial(self._converted, message), self._go_on)
+                return
+            self._incoming.popleft()
+            self._deliver(message, credit)
+
+    def _deliver(self, message: bytes | None, credit: int) -> None:
+        if self._behaviour is None or self._ended:
+            return
+        if message is None:
+            self._behaviour.half_close()
+        else:
+            self._behaviour.receive(message, credit)
+
+    def _converted(self, message: bytes) -> bytes:
+        plain = self._plain(message)
+        return plain if self._convert is None else self._convert(plain)
+
+    def _go_on(self, message: bytes) -> None:
+        if not self._ended:
+            _, credit = self._incoming.popleft()
+            self._deliver(message, credit)
+            self._convert_next()
 
     def lost(self) -> None:
         self._end()
 
-    def _end(self) -> bool:
-        ended = super()._end()
-        self._incoming.put(None)
-        self._unsent.close()
-        self._front.stream_ended(self)
-        return ended
+    def sent(self, size: int) -> None:
+        self.paused -= size
+        if not self.unsent:
+            self._resume()
 
-    # -- in threads -------------------------------------------------------------------------------------------------
+    def stalls(self) -> bool:
+        return False
 
-    def _run(self) -> None:
-        answers = self._behaviour(self._taken(), self)
-        try:
-            for answer in answers:
-                body = framed(answer, self._coding)
-                if not self._unsent.take(len(body)):
-                    return
-                self._front.post(self._send, body)
-        except Exception as error:
-            self._front.post(self.fail, *status_of_failure(error))
-        else:
-            self._front.post(self.fail, 0, "")
-        finally:
-            if isinstance(answers, Generator):
-                answers.close()
+    # -- for the behaviour -------------------------------------------------------------------------------------------
 
-    def _taken(self) -> Iterator[bytes]:
-        while (item := self._incoming.get()) is not None and not self._ended:
-            message, size = item
+    @property
+    def connection(self) -> object:
+        """Identity of the connection."""
+        return self._link.connection
+
+    def hold(self) -> HeldMailbox:
+        """See `stream.StreamCall.hold`."""
+        return HeldMailbox(self.mailbox, self)
+
+    def consumed(self, size: int) -> None:
+        """Let the client send ``size`` more bytes."""
+        self._link.consumed(size)
+
+    def post(self, work: Callable[..., object], /, *arguments: Any) -> None:
+        """Schedule ``work`` in the loop's thread. Any thread may call it."""
+        self._front.post(work, *arguments)
+
+    def wait(self, work: Callable[[], object], then: Callable[[Exception | None], None]) -> None:
+        """See `stream.StreamCall.wait`."""
+
+        def waited() -> Exception | None:
             try:
-                plain = self._messages.plain(message)
-            except StatusError as error:
-                self._front.post(self.fail, error.status, error.message)
-                return
-            yield plain
-            if size:
-                self._front.post(self._link.took, size)
+                work()
+            except Exception as error:
+                return error
+            return None
 
-    # -- in the loop ------------------------------------------------------------------------------------------------
+        self._front.convert(self, waited, then)
+
+    def send(self, message: bytes) -> None:
+        """Send an answer."""
+        if self._ended:
+            return
+        if self._coding:
+            self.paused += len(message)
+            self._answers.append(message)
+            if not self._packing:
+                self._pack()
+        else:
+            self._send(framed(message))
+
+    def end(self, error: RemoraError | None) -> None:
+        """End the call with the error's status, or with success."""
+        status = (0, "") if error is None else status_of_error(error)
+        if self._packing:
+            self._ending = self._ending or status
+        else:
+            self.fail(*status)
+
+    def _pack(self) -> None:
+        answers, self._answers = self._answers, []
+        self._packing = True
+        self._front.convert(
+            self,
+            lambda: b"".join([framed(each, self._coding) for each in answers]),
+            partial(self._packed, sum(map(len, answers))),
+        )
+
+    def _packed(self, size: int, body: bytes) -> None:
+        self._packing = False
+        self._send(body)
+        self.sent(size)
+        if self._answers and not self._ended:
+            self._pack()
+        elif self._ending is not None:
+            self.fail(*self._ending)
 
     def _send(self, body: bytes) -> None:
         if self._ended:
@@ -335,12 +502,59 @@ class Streaming(GrpcCall):
         if not self._headed:
             self._headed = True
             self._link.headers(HEADS[self._coding])
-        waits = self._link.data(body)
-        if waits:
-            self._waiting.append([len(body), waits])
-        else:
-            self._unsent.give(len(body))
+        self.paused += self._link.data(body)
 
     def fail(self, status: int, text: str) -> None:
         if self._end():
             self._link.headers(trailers(status, text, alone=not self._headed), end=True)
+
+    def _end(self) -> bool:
+        ended = super()._end()
+        if ended:
+            self._incoming.clear()
+            if self._behaviour is not None:
+                self._behaviour.leave()
+            self._streams.stream_ended(self)
+            self._resume()
+        return ended
+
+    @property
+    def unsent(self) -> int:
+        """See `exchange.Flow`."""
+        return 0 if self._ended else self.paused + self._link.backlog
+
+    def when_sent(self, resume: Callable[[], None]) -> None:
+        """Call ``resume`` once, when all answers are sent or the call has ended."""
+        self._resumes.append(resume)
+
+    def give_up(self, reason: str) -> None:
+        """See `exchange.Flow`."""
+        _log.warning("a client of gRPC %s: its call is ended", reason)
+        self.fail(CANCELLED, _ENDED)
+
+    def _resume(self) -> None:
+        resumes, self._resumes = self._resumes, []
+        for resume in resumes:
+            resume()
+
+
+class Converted:
+    """Behaviour that answers each message with its conversion."""
+
+    backlog = 0
+
+    def __init__(self, call: Streaming) -> None:
+        self._call = call
+
+    def receive(self, message: bytes, credit: int) -> None:
+        """See `StreamBehaviour.receive`."""
+        if credit:
+            self._call.consumed(credit)
+        self._call.send(message)
+
+    def half_close(self) -> None:
+        """See `StreamBehaviour.half_close`."""
+        self._call.end(None)
+
+    def leave(self) -> None:
+        """See `StreamBehaviour.leave`."""

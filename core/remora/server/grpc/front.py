@@ -1,7 +1,7 @@
 """V2 over gRPC on the built-in HTTP/2 transport.
 
-`rpcs` answers the messages of the calls. ModelInfer, the most frequent call, passes from the event loop to the
-scheduler and back without another thread; all other calls run in threads, as with grpcio.
+`rpcs` answers the messages of the calls. ModelInfer and ModelStreamInfer pass from the event loop to the scheduler and
+back without another thread; all other calls run in threads, as with grpcio.
 
 Invariant: an inference starts and is answered in the loop, and nothing that may block runs there.
 """
@@ -9,27 +9,32 @@ Invariant: an inference starts and is answered in the loop, and nothing that may
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from remora.engine import Engine, FrontEnd
 from remora.errors import RemoraError, UnavailableError
-from remora.messages import Mailbox, Outcome, Response, Ticket
+from remora.messages import Data, Mailbox, Outcome, Response, Ticket
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.protocols.grpc.framing import UNIMPLEMENTED, Opening, StatusError, coding_of, read_opening, trailers
-from remora.protocols.grpc.infer import InferCall, InferMessage, encode_infer, read_infer
+from remora.protocols.grpc.infer import InferCall, InferMemo, InferMessage, InferPrinter, encode_infer, read_infer
 from remora.protocols.grpc.status import DECOUPLED_TEXT, SHUTDOWN_TEXT, forwarded
 from remora.protocols.http2.frames import Fields
-from remora.server.grpc.call import StreamBehaviour, Streaming, UnaryCall, status_of_failure
-from remora.server.grpc.rpcs import INFER, STREAM, Behaviour, CallContext, Rpcs, arrival_of, status_of_error
-from remora.server.http.http2 import Stream, StreamConnection
+from remora.protocols.http2.stream import Opener, Stream
+from remora.server.grpc.call import Converted, GrpcCall, Streaming, T, UnaryCall, status_of_failure
+from remora.server.grpc.rpcs import INFER, STREAM, Behaviour, Rpcs, arrival_of, status_of_error
+from remora.server.grpc.stream import InferStream
+from remora.tensors.shared_memory import Target
 
 
 class GrpcFront:
-    """Dispatcher of gRPC calls. Create and use it in the loop's thread, except for `drain` and `post`.
+    """Dispatcher of gRPC calls.
+
+    Create and use it in the loop's thread, except for `drain` and `post`.
 
     Args:
         engine: runs inferences.
@@ -38,7 +43,7 @@ class GrpcFront:
         max_message_bytes: size limit of a client's message.
         workers: number of long calls that run at the same time; further ones wait.
         streams: number of streaming calls that run at the same time, at most half of them on one connection.
-        reflection: returns the behaviour for a path of gRPC reflection, None for other paths.
+        reflection: returns what answers a message on a path of gRPC reflection, None for other paths.
         compression: compression level of inference answers [R18]: none, low, medium or high.
     """
 
@@ -51,13 +56,18 @@ class GrpcFront:
         *,
         workers: int = 64,
         streams: int = 256,
-        reflection: Callable[[str], StreamBehaviour | None] = lambda _path: None,
+        reflection: Callable[[str], Callable[[bytes], bytes] | None] = lambda _path: None,
         compression: str = "none",
     ) -> None:
         self._submit_to = engine.submit_to
         self._front_end = FrontEnd(self._submit, arrival_of, DECOUPLED_TEXT)
+        self._known = FrontEnd(self._submit_known, arrival_of, DECOUPLED_TEXT)
+        self._memo = InferMemo()
+        self._printer = InferPrinter()
+        self._restricted = bool(calls.restricted)
+        self._recalls = calls.pattern is None  # metadata that becomes parameters is not in the message
         self.calls = calls
-        self._mailbox = mailbox
+        self.mailbox = mailbox
         self.max_message_bytes = max_message_bytes
         self._reflection = reflection
         self._compression = compression
@@ -67,34 +77,33 @@ class GrpcFront:
         self._loop = asyncio.get_running_loop()
         self._asking = ThreadPoolExecutor(4, thread_name_prefix="remora-grpc-asking")
         self._working = ThreadPoolExecutor(workers, thread_name_prefix="remora-grpc")
-        self._streaming = ThreadPoolExecutor(2 * streams + 2, thread_name_prefix="remora-grpc-stream")
 
-    def open(self, link: StreamConnection, fields: Fields) -> Stream | None:
-        """Open a call; return None if it was refused and answered."""
+    def open(self, fields: Fields) -> Opener:
+        """Return how the call with these header fields is opened.
+
+        Invalid and unknown calls are refused then.
+        """
         try:
             opening = read_opening(fields)
             path = opening.path
             if path == INFER:
-                return UnaryCall(self, link, opening, self.infer, coding_of(self._compression, opening.accepts))
+                return partial(UnaryCall, self, opening, self.infer, coding_of(self._compression, opening.accepts))
             unary = self.calls.unary.get(path)
             if unary is not None:
                 pool = self._working if unary.lasts else self._asking
-                return UnaryCall(
-                    self, link, opening, lambda call, message: self.run(pool, unary.behaviour, call, message)
-                )
+                return partial(UnaryCall, self, opening, partial(self.run, pool, unary.behaviour), b"")
             if path == STREAM:
-                return self._open_stream(link, opening)
-            behaviour = self._reflection(path)
-            if behaviour is not None:
-                return Streaming(self, link, opening, behaviour)
-            raise StatusError(UNIMPLEMENTED, "")  # without a text, as in Triton
+                return partial(self._open_stream, opening)
+            answer = self._reflection(path)
+            if answer is not None:
+                return partial(Streaming, self, opening, Converted, b"", convert=answer)
+            return partial(_refuse, UNIMPLEMENTED, "")  # without a text, as in Triton
         except StatusError as error:
-            link.headers(trailers(error.status, error.message, alone=True), end=True)
-            return None
+            return partial(_refuse, error.status, error.message)
 
     def close(self) -> None:
         """Shut down the threads without waiting; the results of running work are dropped."""
-        for pool in (self._asking, self._working, self._streaming):
+        for pool in (self._asking, self._working):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def post(self, work: Callable[..., object], *arguments: Any) -> None:
@@ -102,39 +111,25 @@ class GrpcFront:
         with suppress(RuntimeError):  # the loop is closed, and all clients are disconnected
             self._loop.call_soon_threadsafe(work, *arguments)
 
-    def begin(self, call: Streaming, connection: object, work: Callable[[], None]) -> None:
-        """Run a stream in a thread.
-
-        Raises UnavailableError if its connection has too many streams or the server is shutting down.
-        """
-        self._silent.discard(call)
-        if list(self._begun.values()).count(connection) >= self._connection_streams:
-            raise UnavailableError(
-                f"{self._connection_streams} streams are open on this connection, and more are not served on one: "
-                "use another connection, or try again later"
-            )
-        self._begun[call] = connection
-        try:
-            self._streaming.submit(work)
-        except RuntimeError as error:
-            raise UnavailableError(SHUTDOWN_TEXT) from error
-
     def stream_ended(self, call: Streaming) -> None:
         """Remove a stream from the count."""
         self._silent.discard(call)
         self._begun.pop(call, None)
 
     def drain(self) -> None:
-        """Start the streams without messages, so that they learn of the shutdown. Any thread may call it."""
+        """Start the streams without messages, so that they learn of the shutdown.
+
+        Any thread may call it.
+        """
         self.post(self._begin_silent)
 
     def _begin_silent(self) -> None:
         for call in list(self._silent):
             call.begin()
 
-    def _open_stream(self, link: StreamConnection, opening: Opening) -> Stream:
+    def _open_stream(self, opening: Opening, link: Stream) -> Streaming:
         coding = coding_of(self._compression, opening.accepts)
-        call = Streaming(self, link, opening, self._stream, coding)
+        call = Streaming(self, opening, self._begin_stream, coding, link)
         try:
             if self.calls.restricted:
                 self.calls.check_secret("ModelStreamInfer", call)
@@ -146,8 +141,21 @@ class GrpcFront:
             call.begin()
         return call
 
-    def _stream(self, messages: Iterator[bytes], context: CallContext) -> Iterator[bytes]:
-        return self.calls.stream(messages, context, self._streaming.submit)
+    def _begin_stream(self, call: Streaming) -> InferStream:
+        """Begin ModelStreamInfer.
+
+        Raises UnavailableError if its connection has too many streams or the server is shutting down.
+        """
+        self._silent.discard(call)
+        connection = call.connection
+        if list(self._begun.values()).count(connection) >= self._connection_streams:
+            raise UnavailableError(
+                f"{self._connection_streams} streams are open on this connection, and more are not served on one: "
+                "use another connection, or try again later"
+            )
+        stream = self.calls.open_stream(call, call, self._memo)
+        self._begun[call] = connection
+        return stream
 
     # -- calls of one message ---------------------------------------------------------------------------------------
 
@@ -155,13 +163,11 @@ class GrpcFront:
         """Answer a call in another thread."""
         self._work(pool, call, lambda: behaviour(message, call), call.answer)
 
-    def convert(self, call: UnaryCall, work: Callable[[], bytes], then: Callable[[bytes], None]) -> None:
-        """Inflate or compress a message in another thread, then call ``then`` in the loop."""
+    def convert(self, call: GrpcCall, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Call ``work``, such as inflating a message, in another thread, then ``then`` in the loop."""
         self._work(self._working, call, work, then)
 
-    def _work(
-        self, pool: ThreadPoolExecutor, call: UnaryCall, work: Callable[[], bytes], then: Callable[[bytes], None]
-    ) -> None:
+    def _work(self, pool: ThreadPoolExecutor, call: GrpcCall, work: Callable[[], T], then: Callable[[T], None]) -> None:
         def run() -> None:
             if call.ended:  # the client reset the call while it waited for this thread
                 return
@@ -181,39 +187,58 @@ class GrpcFront:
         """Start an inference in the loop; if its model is being loaded, it waits in a thread."""
         calls = self.calls
         try:
-            if calls.restricted:
+            if self._restricted:
                 calls.check_secret("ModelInfer", call)
             if calls.draining:
                 raise UnavailableError(SHUTDOWN_TEXT)
-            request = read_infer(message)
-            call.ticket = self._submit_to(self._front_end, request.model, request.version, call, request)
+            known = self._memo.recall(message) if self._recalls else None
+            if known is not None:
+                decoded, data = known
+                call.ticket = self._submit_to(self._known, decoded.model, decoded.version, call, decoded, data)
+            else:
+                request = read_infer(message)
+                call.ticket = self._submit_to(self._front_end, request.model, request.version, call, request, message)
         except LoadingError:
             self.run(self._working, calls.unary[INFER].behaviour, call, message)
         except Exception as error:
             call.fail(*status_of_error(error))
 
-    def _submit(self, model: ServedModel, call: UnaryCall, request: InferMessage) -> Ticket:
+    def _submit(self, model: ServedModel, call: UnaryCall, request: InferMessage, message: bytes) -> Ticket:
         """Decode an inference for ``model`` and submit it. Raises RemoraError."""
         calls = self.calls
         parameters = forwarded(calls.pattern, call.opening.metadata) if calls.pattern else None
         decoded = request.decode(parameters, calls.regions)
+        if self._recalls:
+            self._memo.learn(message, request, decoded)
+        return self._submit_known(model, call, decoded, decoded.data)
+
+    def _submit_known(self, model: ServedModel, call: UnaryCall, decoded: InferCall, data: list[Data]) -> Ticket:
+        """Submit a decoded inference to ``model``. Raises RemoraError."""
         return model.submit(
             decoded.form,
-            decoded.data,
+            data,
             self._inferred,
-            mailbox=self._mailbox,
-            context=(call, model, decoded),
-            timeout_ns=call.left_ns(),
+            mailbox=self.mailbox,
+            context=(call, model, decoded.places),
+            timeout_ns=call.left_ns() if call.deadline else 0,
         )
 
-    @staticmethod
-    def _inferred(ticket: Ticket, outcome: Outcome) -> None:
-        context: tuple[UnaryCall, ServedModel, InferCall] = ticket.context  # type: ignore[assignment]
-        call, served, decoded = context
+    def _inferred(self, ticket: Ticket, outcome: Outcome) -> None:
+        context: tuple[UnaryCall, ServedModel, Mapping[str, Target]] = ticket.context  # type: ignore[assignment]
+        call, served, places = context
         try:
             if isinstance(outcome, RemoraError):
                 call.fail(*status_of_error(outcome))
             elif isinstance(outcome, Response):
-                call.answer(encode_infer(served.name, served.version_text, decoded.form, outcome, decoded.places))
+                form = ticket.request.form
+                if places or call.coding:
+                    call.answer(encode_infer(served.name, served.version_text, form, outcome, places))
+                else:
+                    call.respond(self._printer.framed(served.name, served.version_text, form, outcome))
         except Exception as error:
-            call.fail(*status_of_error(error))
+            call.fail(*status_of_failure(error))
+
+
+def _refuse(status: int, text: str, link: Stream) -> None:
+    """End a call with a status when it is opened."""
+    link.headers(trailers(status, text, alone=True), end=True)

@@ -16,18 +16,19 @@ from remora.options import ServerOptions
 from remora.protocols.grpc.infer import MAX_MESSAGE_BYTES, SERVICE
 from remora.protocols.http2.keepalive import KeepalivePolicy
 from remora.protocols.restriction import Restrictions
-from remora.server.grpc.call import StreamBehaviour
 from remora.server.grpc.front import GrpcFront
 from remora.server.grpc.rpcs import HEALTH_SERVICE, MAX_STREAMS, Rpcs
-from remora.server.grpc.tls import TlsFiles, context_of
 from remora.server.host import ServerContext
-from remora.server.http.http1 import Handover, Service
-from remora.server.http.http2 import ALPN, Http2Listener
+from remora.server.http.exchange import Service
+from remora.server.http.http1_listener import Handover
+from remora.server.http.http2 import ALPN, Http2Listener, OpenRequest
 from remora.server.http.http2_requests import Requests
 from remora.server.listening import BACKLOG, Port, bind
+from remora.server.tls import PortTls, grpc_files
 from remora.tensors.shared_memory import Regions
 
 if TYPE_CHECKING:
+    from remora.server.connections import Accept
     from remora.server.grpc.reflection import Reflection
 
 
@@ -42,10 +43,11 @@ class OwnGrpc:
         inside: ServerContext,
         restricted: Restrictions,
         regions: Regions,
-        make_room: Callable[[], bool] = lambda: False,
+        accept: Accept,
     ) -> None:
+        self.starts_in_thread = False
         self._inside = inside
-        self._make_room = make_room
+        self._accept = accept
         options = inside.options
         self._calls = Rpcs(inside.engine, restricted, MAX_STREAMS, options.grpc_header_forward_pattern, regions)
         self._fronts: list[GrpcFront] = []
@@ -53,17 +55,22 @@ class OwnGrpc:
         self.listeners: list[Http2Listener] = []
         """Listeners of all ports; the server closes their connections."""
 
+    @property
+    def on_http_port(self) -> bool:
+        """See `GrpcTransport.on_http_port`."""
+        return self._inside.options.grpc_on_http_port
+
     async def listen(self) -> int:
-        """Open the dedicated gRPC port and return its number.
+        """Open the dedicated gRPC port and return its number, or 0 if the options disable it.
 
         Raises UnavailableError if the address cannot be bound, ConfigError if TLS files cannot be used.
         """
         options = self._inside.options
+        if not options.allow_grpc:
+            return 0
         address, port = options.grpc_address or options.http_address, options.grpc_port
-        context = None
-        if options.grpc_use_ssl or options.grpc_use_ssl_mutual:
-            root = options.grpc_root_cert if options.grpc_use_ssl_mutual else None
-            context = context_of(TlsFiles(options.grpc_server_key, options.grpc_server_cert, root), ALPN)
+        files = grpc_files(options)
+        tls = None if files is None else PortTls(files, (ALPN,))
         listener = self._listener(None, options.http_max_input_size if options.grpc_on_http_port else MAX_MESSAGE_BYTES)
         reuse = options.reuse_grpc_port
         try:
@@ -75,11 +82,18 @@ class OwnGrpc:
                 f"gRPC cannot listen on {target}: {error.strerror or error}; is another server there? "
                 "Choose another --grpc-port"
             ) from error
-        self.ports.append(Port(sockets, listener.connection, self._make_room, context))
+        self.ports.append(self._accept(sockets, listener, tls))
         return self.ports[0].number
 
+    async def start(self) -> int:
+        """Return the number of the dedicated port, which `listen` has opened, or 0."""
+        return self.ports[0].number if self.ports else 0
+
     def beside(self, service: Service) -> Handover:
-        """Return the handover for HTTP/2 connections on the HTTP port; ``service`` answers requests other than gRPC."""
+        """Return the handover for HTTP/2 connections on the HTTP port.
+
+        ``service`` answers requests other than gRPC.
+        """
         return self._listener(service, self._inside.options.http_max_input_size).take
 
     def _listener(self, service: Service | None, most_bytes: int) -> Http2Listener:
@@ -95,12 +109,22 @@ class OwnGrpc:
             compression=inside.options.grpc_infer_response_compression_level,
         )
         self._fronts.append(front)
-        requests = Requests(service, inside.options.http_max_input_size).open if service is not None else None
-        listener = Http2Listener(front.open, requests, terms_of(inside.options))
+        requests = Requests(service, inside.options.http_max_input_size) if service is not None else None
+        open_call: OpenRequest = front.open
+        if inside.keys is not None:
+            open_call = inside.keys.over_calls(open_call)
+        if inside.access_log is not None:  # outside, so that refused calls are logged, too
+            open_call = inside.access_log.over_calls(open_call)
+        listener = Http2Listener(open_call, None if requests is None else requests.open, terms_of(inside.options))
+        if requests is not None:
+            listener.answers = requests.answers
         self.listeners.append(listener)
         return listener
 
-    def end(self) -> None:
+    def announce(self) -> None:
+        """Do nothing, because the listeners announce the end on their connections."""
+
+    def stop_accepting(self) -> None:
         """Accept no new connections and refuse new inference on open connections."""
         self._calls.drain()
         for front in self._fronts:
@@ -108,17 +132,25 @@ class OwnGrpc:
         for port in self.ports:
             port.close()
 
-    def close(self) -> None:
+    async def drain(self, _end: float) -> bool:
+        """Return True, because the calls in flight drain with their connections."""
+        return True
+
+    def close(self) -> bool:
         """Shut down the threads without waiting."""
         for front in self._fronts:
             front.close()
+        return True
 
 
 _EVERYWHERE = ("0.0.0.0", "::")
 
 
 def _everywhere(port: int, reuse: bool) -> socket.socket | None:
-    """Return a dual-stack socket on all interfaces, as with grpcio, or None without support for both families."""
+    """Return a dual-stack socket on all interfaces, as with grpcio.
+
+    Returns None without support for both families.
+    """
     if not socket.has_dualstack_ipv6():
         return None
     try:
@@ -132,7 +164,10 @@ def _everywhere(port: int, reuse: bool) -> socket.socket | None:
 
 
 def terms_of(options: ServerOptions) -> KeepalivePolicy:
-    """Return the keepalive policy with the age limits of connections [R19]; options are in milliseconds."""
+    """Return the keepalive policy with the age limits of connections [R19].
+
+    The options are in milliseconds.
+    """
     return KeepalivePolicy(
         silence_s=options.grpc_keepalive_time / 1e3,
         answer_s=options.grpc_keepalive_timeout / 1e3,
@@ -145,11 +180,14 @@ def terms_of(options: ServerOptions) -> KeepalivePolicy:
     )
 
 
-def _reflection_of(services: Sequence[str]) -> Callable[[str], StreamBehaviour | None]:
-    """Return a function that finds reflection RPCs by path; it imports reflection at the first such call."""
+def _reflection_of(services: Sequence[str]) -> Callable[[str], Callable[[bytes], bytes] | None]:
+    """Return a function that finds reflection RPCs by path.
+
+    It imports reflection at the first such call.
+    """
     opened: list[Reflection] = []
 
-    def find(path: str) -> StreamBehaviour | None:
+    def find(path: str) -> Callable[[bytes], bytes] | None:
         if not path.startswith("/grpc.reflection."):
             return None
         if not opened:

@@ -7,9 +7,9 @@ the first request. The module needs only protobuf.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -18,9 +18,6 @@ from google.protobuf.message_factory import GetMessageClass
 
 from remora.errors import MalformedError
 from remora.proto import inference_pb2, model_config_pb2
-
-if TYPE_CHECKING:
-    from remora.server.grpc.call import StreamBehaviour
 
 _VERSIONS = ("v1", "v1alpha")
 """Versions with the same content: clients request the first, and older clients know only the second."""
@@ -40,24 +37,27 @@ class Reflection:
     def __init__(self, services: Sequence[str]) -> None:
         self._services = sorted((*services, *REFLECTION_SERVICES))
 
-    def find(self, path: str) -> StreamBehaviour | None:
-        """Return the behaviour of the RPC at ``path``, or None if it does not belong to reflection."""
+    def find(self, path: str) -> Callable[[bytes], bytes] | None:
+        """Return what answers a message of the RPC at ``path``, or None if it does not belong to reflection."""
         return self.answer if path in _PATHS else None
 
-    def answer(self, messages: Iterator[bytes], _context: object = None) -> Iterator[bytes]:
-        """Answer each ServerReflectionRequest with a ServerReflectionResponse. Raises MalformedError."""
-        for message in messages:
-            try:
-                request = self._protocol.request.FromString(message)
-            except DecodeError as error:
-                raise MalformedError("the bytes are damaged or no ServerReflectionRequest") from error
-            response = self._protocol.response(valid_host=request.host, original_request=request)
-            try:
-                self._answer(request, response)
-            except KeyError:
-                response.error_response.error_code = _NOT_FOUND
-                response.error_response.error_message = "not found"
-            yield response.SerializeToString()
+    def answer(self, message: bytes) -> bytes:
+        """Answer a ServerReflectionRequest with a ServerReflectionResponse.
+
+        Raises MalformedError.
+        """
+        try:
+            request = self._protocol.request.FromString(message)
+        except DecodeError as error:
+            raise MalformedError("the bytes are damaged or no ServerReflectionRequest") from error
+        response = self._protocol.response(valid_host=request.host, original_request=request)
+        try:
+            self._answer(request, response)
+        except KeyError:
+            response.error_response.error_code = _NOT_FOUND
+            response.error_response.error_message = "not found"
+        answer: bytes = response.SerializeToString()
+        return answer
 
     def _answer(self, request: Any, response: Any) -> None:
         """Fill in ``response``. Raises KeyError for a name that is missing in the pool."""
@@ -159,7 +159,10 @@ def _health_file() -> FileDescriptorProto:
 
 
 def _reflection_file(version: str) -> FileDescriptorProto:
-    """Return grpc.reflection as defined in https://github.com/grpc/grpc/tree/master/src/proto/grpc/reflection."""
+    """Return the descriptor of grpc.reflection.
+
+    It is defined in https://github.com/grpc/grpc/tree/master/src/proto/grpc/reflection.
+    """
     name, package = f"grpc/reflection/{version}/reflection.proto", f"grpc.reflection.{version}"
     file = FileDescriptorProto(name=name, package=package, syntax="proto3")
     _add_message(
@@ -213,7 +216,10 @@ _STRING, _BYTES, _INT32 = (
 
 
 class _Field(NamedTuple):
-    """Field of a message; ``kind`` is a scalar type, or the name of a message or enum of the same file."""
+    """Field of a message.
+
+    ``kind`` is a scalar type, or the name of a message or enum of the same file.
+    """
 
     name: str
     number: int

@@ -7,7 +7,7 @@ threads wait for models.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
@@ -17,7 +17,7 @@ from remora.errors import CancelledError, RemoraError, UnavailableError, Unsuppo
 from remora.messages import Outcome, Response, Ticket
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
-from remora.protocols.grpc.infer import SERVICE, InferCall, InferMessage, encode_infer, read_infer
+from remora.protocols.grpc.infer import SERVICE, InferCall, InferMemo, InferMessage, encode_infer, read_infer
 from remora.protocols.grpc.management import RPCS, Rpc
 from remora.protocols.grpc.status import (
     DECOUPLED_TEXT,
@@ -30,7 +30,7 @@ from remora.protocols.grpc.status import (
 from remora.protocols.grpc.stream import is_strict
 from remora.protocols.restriction import GROUP_OF_RPC, Restrictions
 from remora.protocols.shared_memory import REGION_RPCS
-from remora.server.grpc.stream import InferStream, known
+from remora.server.grpc.stream import InferStream, StreamCall, known_error
 from remora.system.clock import SystemClock
 from remora.tensors.shared_memory import DISABLED, Regions
 from remora.tracing.tracer import Arrival, Traces
@@ -69,7 +69,10 @@ Behaviour = Callable[[bytes, CallContext], bytes]
 
 
 class EngineCalls(Protocol):
-    """Part of the engine that the RPCs use. `perform` may block; each method may raise RemoraError."""
+    """Part of the engine that the RPCs use.
+
+    `perform` may block; each method may raise RemoraError.
+    """
 
     @property
     def traces(self) -> Traces: ...
@@ -156,7 +159,10 @@ class Rpcs:
         return b"\x08\x01" if serving else b"\x08\x02"
 
     def _unlocked(self, rpc: str, behaviour: Behaviour) -> Behaviour:
-        """Return a behaviour that first checks the secret of the RPC's group, if the group has one [R15]."""
+        """Return a behaviour that first checks the secret of the RPC's group [R15].
+
+        A group without a secret needs no check.
+        """
         if not self.restricted:
             return behaviour
 
@@ -249,7 +255,10 @@ class Rpcs:
         )
 
     def _evict_idle(self) -> bool:
-        """End the stream that has been idle longest, for `IDLE_NS` at least; return False if there is none."""
+        """End the stream that has been idle longest, for `IDLE_NS` at least.
+
+        Returns False if there is none.
+        """
         before_ns = self._now() - IDLE_NS
         idle = [stream for stream in list(self._streams) if 0 < stream.idle_since_ns <= before_ns]
         if not idle:
@@ -259,34 +268,32 @@ class Rpcs:
         longest.evict()
         return True
 
-    def stream(
-        self, messages: Iterator[bytes], context: CallContext, read: Callable[[Callable[[], None]], object]
-    ) -> Iterator[bytes]:
-        """Run ModelStreamInfer: yield the answers to ``messages``, which ``read`` consumes in another thread."""
+    def open_stream(self, context: CallContext, call: StreamCall, memo: InferMemo | None = None) -> InferStream:
+        """Return the stream of a ModelStreamInfer call, in that call's thread.
+
+        ``memo`` belongs to that thread. Raises UnavailableError without the secret, without a free slot, and during
+        shutdown.
+        """
         self.check_secret("ModelStreamInfer", context)
         if len(self._streams) >= self._most_streams and not self._evict_idle():
             raise UnavailableError(f"{len(self._streams)} streams are open, and more are not served: try again later")
         metadata = context.invocation_metadata()
-        parameters = forwarded(self.pattern, metadata) if self.pattern else None
         stream = InferStream(
             self.engine,
-            parameters,
+            call,
+            forwarded(self.pattern, metadata) if self.pattern else None,
             strict=is_strict(metadata),
-            hang_up=context.cancel,
             regions=self.regions,
             arrival=Arrival("GRPC", carrier(metadata)),
+            memo=None if self.pattern else memo,
+            left=self._streams.discard,
             now=self._now,
         )
         self._streams.add(stream)
-        try:
-            if self.draining:  # checked after registering, so that `drain` cannot miss this stream
-                raise UnavailableError(SHUTDOWN_TEXT)
-            if context.add_callback(stream.leave):
-                read(lambda: stream.read(messages))
-                yield from stream.answers()
-        finally:
+        if self.draining:  # checked after registering, so that `drain` cannot miss this stream
             stream.leave()
-            self._streams.discard(stream)
+            raise UnavailableError(SHUTDOWN_TEXT)
+        return stream
 
 
 class DeadlinePassedError(CancelledError):
@@ -309,7 +316,10 @@ FOREVER_S = 365 * 86_400.0
 
 
 class _Pending:
-    """State of a ModelInfer that blocks its thread: model version, decoded request and queue for the outcome."""
+    """State of a ModelInfer that blocks its thread.
+
+    It holds the model version, the decoded request and a queue for the outcome.
+    """
 
     __slots__ = ("call", "model", "outcomes")
     call: InferCall
@@ -325,13 +335,16 @@ def arrival_of(context: CallContext, *_: object) -> Arrival:
 
 
 def _seconds_left(context: CallContext) -> float | None:
-    """Return the seconds until the client's deadline, or None if it has none or one beyond FOREVER_S."""
+    """Return the seconds until the client's deadline, or None.
+
+    A deadline beyond FOREVER_S counts as none.
+    """
     left = context.time_remaining()
     return None if left is None or left > FOREVER_S else float(left)
 
 
 def status_of_error(error: Exception) -> tuple[int, str]:
     """Return the number and the text of the status with which a failed call ends."""
-    public_error = known(error)
+    public_error = known_error(error)
     number = DEADLINE_EXCEEDED if isinstance(public_error, DeadlinePassedError) else status_of(public_error)
     return number, status_text(public_error)

@@ -1,8 +1,8 @@
-"""ModelStreamInfer call with a reading and a writing thread.
+"""State of one ModelStreamInfer call, without a thread.
 
-The writing thread owns the order of the answers; all other threads send it events through a queue. Reading pauses while
-too many requests wait for answers. While too many answers wait for the client, streaming models block in ``send``, and
-a client that reads nothing for STALL_S is dropped.
+All methods run in the thread that owns the call, an event loop or a thread of grpcio, unless their docstring says
+otherwise. Requests are not accepted while too many of them wait for answers, or while the client leaves too many
+answers unread; a decoupled model then blocks in ``send``.
 
 Invariant: neither the client nor a model makes the other's backlog grow without limit.
 """
@@ -10,23 +10,17 @@ Invariant: neither the client nor a model makes the other's backlog grow without
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from enum import Enum
-from queue import SimpleQueue
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from remora.engine import FrontEnd
-from remora.errors import (
-    InternalError,
-    InvalidArgumentError,
-    MalformedError,
-    RemoraError,
-    UnavailableError,
-    error_of,
-)
-from remora.messages import Outcome, Streamed, Ticket
+from remora.errors import InternalError, InvalidArgumentError, MalformedError, RemoraError, UnavailableError, error_of
+from remora.messages import Data, Mailbox, Outcome, Request, Streamed, Ticket
 from remora.models.served_model import ServedModel
-from remora.protocols.grpc.infer import InferCall, InferMessage, read_infer
+from remora.models.table import LoadingError
+from remora.protocols.grpc.infer import InferCall, InferMemo, InferMessage, read_infer
 from remora.protocols.grpc.status import SHUTDOWN_TEXT
 from remora.protocols.grpc.stream import (
     AnswerOrder,
@@ -37,16 +31,11 @@ from remora.protocols.grpc.stream import (
     final_of,
     id_of,
 )
-from remora.scheduling.backpressure import Backpressure
 from remora.system.clock import SystemClock
 from remora.tensors.shared_memory import DISABLED, Regions
 from remora.tracing.tracer import Arrival
 
 _log = logging.getLogger(__name__)
-
-STALL_S = 30.0
-"""How long a client that reads nothing may block a model."""
-
 
 EVICTED_TEXT = "the stream was idle and all streams of the server are taken: open it again"
 
@@ -54,259 +43,361 @@ EVICTED_TEXT = "the stream was idle and all streams of the server are taken: ope
 class StreamEngine(Protocol):
     """Part of the engine that a stream needs; see ``remora.engine.Engine``."""
 
+    def wait_for(self, model: str, version: int, /) -> Any: ...
+
     def submit_to(
         self, front_end: FrontEnd, name: str, version: int, /, *arguments: Any, wait_s: float | None = 0.0
     ) -> Ticket | None: ...
 
 
+class Hold(Mailbox, Protocol):
+    """Mailbox of one request to a decoupled model, which it blocks while the client does not read."""
+
+    def release_with(self, request: Request, /) -> None:
+        """Unblock the model for good when the request is cancelled."""
+
+    def sent(self) -> None:
+        """Record that an answer which is not final was sent."""
+
+    def end(self) -> None:
+        """Unblock the model at the end of the request."""
+
+
+class StreamCall(Protocol):
+    """Call of a transport that carries one stream.
+
+    Attributes:
+        mailbox: delivers answers in the call's thread.
+        paused: bytes of answers that wait for the client's windows.
+    """
+
+    mailbox: Mailbox
+    paused: int
+
+    def hold(self) -> Hold:
+        """Return the mailbox for a request to a decoupled model."""
+
+    def send(self, message: bytes, /) -> None:
+        """Send an answer."""
+
+    def end(self, error: RemoraError | None, /) -> None:
+        """End the call with the error's status, or with success."""
+
+    def consumed(self, size: int, /) -> None:
+        """Let the client send ``size`` more bytes."""
+
+    def when_sent(self, resume: Callable[[], None], /) -> None:
+        """Call ``resume`` once, when all answers are sent or the call has ended."""
+
+    def post(self, work: Callable[..., object], /, *arguments: Any) -> None:
+        """Schedule ``work`` in the call's thread. Any thread may call it."""
+
+    def wait(self, work: Callable[[], object], then: Callable[[Exception | None], None], /) -> None:
+        """Call ``work``, which may block, in another thread, and ``then`` with its error in the call's thread."""
+
+
 class StreamLimits(NamedTuple):
-    """Limits of the requests and of the answers that one stream keeps in memory; for ``stall_s`` see STALL_S."""
+    """Requests of one stream that may wait for answers, their bytes, and the bytes of answers that may wait.
+
+    No further request is accepted beyond these.
+    """
 
     items: int = 1_024
     size: int = 64 << 20
-    stall_s: float = STALL_S
-
-
-class _Signal(Enum):
-    READ_ALL = "the client has sent its last request"
-    LEFT = "the call has ended"
-    DRAIN = "the server is stopping"
-    EVICT = "another stream needs the slot"
-
-
-class _Opened(NamedTuple):
-    entry: Entry
-
-
-class _Answered(NamedTuple):
-    entry: Entry
-    answer: StreamAnswer
-
-
-_Event = _Opened | _Answered | _Signal | RemoraError
+    paused: int = 1 << 20
 
 
 class InferStream:
-    """State of one stream. `read` and `answers` each run in a thread; `leave` and `drain` are thread-safe.
+    """State of one stream.
 
     Args:
         engine: runs the requests.
+        call: carries the stream.
         parameters: added to the parameters of every request [R16].
         strict: True to end the stream with the status of a model's error [R10].
-        hang_up: ends the call; called from any thread, also while an answer is being written.
         arrival: how the call arrived, for the traces of its requests.
+        memo: memo of the call's thread for messages without ``parameters``.
+        left: called with the stream when its call has ended.
     """
 
     def __init__(
         self,
         engine: StreamEngine,
-        parameters: dict[str, str] | None,
+        call: StreamCall,
+        parameters: dict[str, str] | None = None,
         *,
-        strict: bool,
-        hang_up: Callable[[], object],
+        strict: bool = False,
         limits: StreamLimits | None = None,
         regions: Regions = DISABLED,
         arrival: Arrival | None = None,
+        memo: InferMemo | None = None,
+        left: Callable[[InferStream], object] = lambda _stream: None,
         now: Callable[[], int] = SystemClock.monotonic_ns,
     ) -> None:
         self._engine = engine
+        self._call = call
         self._now = now
         self.idle_since_ns = now()
         """Monotonic time since when the stream has no request in flight; 0 while it has one."""
         self._front_end = FrontEnd(self._submit, self._arrived)
+        self._known = FrontEnd(self._submit_known, self._arrived)
         self._arrival = arrival
         self._parameters = parameters
         self._regions = regions
+        self._memo = memo
+        self._left = left
         self._strict = strict
-        self._hang_up = hang_up
         self._limits = limits or StreamLimits()
-        self._requests = Backpressure(self._limits.items, self._limits.size)
-        self._answers = Backpressure(self._limits.items, self._limits.size)
-        self._events: SimpleQueue[_Event] = SimpleQueue()
+        self._order = AnswerOrder()
+        self._items = self._bytes = 0  # requests whose last answer is not sent, and their bytes
         self._tickets: dict[Entry, Ticket] = {}
-        self._left = False
-        self._draining = False
+        self._held: deque[tuple[bytes, int]] = deque()  # messages that are not accepted yet, with their credit
+        self._waiting = False  # a thread waits for the model of the last message
+        self._accepting = False  # `_accept_held` is running
+        self._half_closed = self._draining = self._ended = False
+
+    # -- the client's side -------------------------------------------------------------------------------------------
+
+    @property
+    def backlog(self) -> int:
+        """Number of messages that are not accepted yet."""
+        return len(self._held)
+
+    def receive(self, message: bytes, credit: int = 0) -> None:
+        """Accept a request, or keep it until it can be accepted.
+
+        The client may send ``credit`` more bytes from then on.
+        """
+        if self._ended:
+            return
+        if self._held or self._waiting or self._is_full():
+            self._held.append((message, credit))
+        else:
+            self._accept(message, credit)
+
+    def half_close(self) -> None:
+        """End the call with the last answer [R13]."""
+        self._half_closed = True
+        self._settle()
 
     def leave(self) -> None:
         """Cancel all requests in flight, because the call has ended [R14]."""
-        if self._left:
-            return
-        self._left = True
-        for ticket in list(self._tickets.values()):
+        self._ended = True
+        self._held.clear()
+        tickets, self._tickets = self._tickets, {}
+        for ticket in tickets.values():
             ticket.cancel()
-        self._requests.close()
-        self._answers.close()
-        self._events.put(_Signal.LEFT)
-
-    def evict(self) -> None:
-        """End the stream with UNAVAILABLE if it still has no request in flight."""
-        self._events.put(_Signal.EVICT)
+        self._left(self)
 
     def drain(self) -> None:
-        """Refuse new requests from now on [R21]; the stream ends when all others are answered."""
+        """Refuse new requests from now on [R21]; the stream ends when all others are answered.
+
+        Any thread may call it.
+        """
         self._draining = True
-        self._events.put(_Signal.DRAIN)
+        self._call.post(self._settle)
 
-    # -- The reading thread -----------------------------------------------------------------------------------------
+    def evict(self) -> None:
+        """End the stream with UNAVAILABLE if it still has no request in flight. Any thread may call it."""
+        self._call.post(self._evict)
 
-    def read(self, messages: Iterator[bytes]) -> None:
-        """Submit requests until the client half-closes or the call ends."""
-        try:
-            for message in messages:
-                if not self._requests.take(len(message)) or not self._accept(message):
-                    return
-        except Exception:  # grpcio raises one when the client has disconnected, after `leave` was called
-            if not self._left:
-                _log.debug("gRPC: reading a stream ended early", exc_info=True)
-        finally:
-            self._events.put(_Signal.READ_ALL)
+    def _evict(self) -> None:
+        if not self._order.open:
+            self._end(UnavailableError(EVICTED_TEXT))
 
-    def _accept(self, message: bytes) -> bool:
-        """Submit one request; return False if the stream cannot continue."""
-        entry = Entry(in_line=True)  # also for the refusal of an unknown model, as in Triton
-        try:
-            request = self._read(message)
-        except MalformedError as error:
-            self._events.put(error)
-            return False
-        if isinstance(request, bytes):
-            self._refuse(entry, request, len(message))
+    def _end(self, error: RemoraError | None) -> None:
+        if not self._ended:
+            self._ended = True
+            self._call.end(error)
+
+    def _settle(self) -> None:
+        """End the stream if nothing more is to come, else note since when it is idle."""
+        if self._order.open or self._ended:
+            return
+        if self._half_closed and not self._held and not self._waiting:
+            self._end(None)
+        elif self._draining:
+            self._end(UnavailableError(SHUTDOWN_TEXT))
+        elif not self.idle_since_ns:
+            self.idle_since_ns = self._now()
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def _is_full(self) -> bool:
+        limits = self._limits
+        if self._call.paused > limits.paused:
+            self._call.when_sent(self._accept_held)
             return True
+        return self._items >= limits.items or self._bytes >= limits.size
+
+    def _accept_held(self) -> None:
+        """Accept kept messages, as many as the limits allow."""
+        if self._accepting:  # answered at once by a caller of this, which goes on
+            return
+        self._accepting = True
+        while self._held and not self._ended and not self._waiting and not self._is_full():
+            self._accept(*self._held.popleft())
+        self._accepting = False
+        self._settle()
+
+    def _accept(self, message: bytes, credit: int) -> None:
+        if credit:
+            self._call.consumed(credit)
+        entry = Entry(in_line=True)  # also for the refusal of an unknown model, as in Triton
+        entry.size = len(message)
+        self._start(entry, message)
+
+    def _start(self, entry: Entry, message: bytes) -> None:
+        """Submit one request."""
+        known = self._memo.recall(message) if self._memo is not None and not self._draining else None
+        if known is not None:
+            decoded, data = known
+            self._submit_to(self._known, entry, decoded, data, message)
+            return
         try:
-            if self._draining:
-                raise UnavailableError(SHUTDOWN_TEXT)
-            self._engine.submit_to(
-                self._front_end, request.model, request.version, entry, request, len(message), wait_s=None
-            )
+            request = read_infer(message)
+        except MalformedError as error:
+            self._end(error)
+            return
+        except InvalidArgumentError as error:
+            try:
+                self._refuse(entry, encode_refusal(error, id_of(message)))
+            except MalformedError as malformed:
+                self._end(malformed)
+            return
+        if self._draining:
+            self._refuse(entry, encode_refusal(UnavailableError(SHUTDOWN_TEXT), request.id))
+        else:
+            self._submit_to(self._front_end, entry, request, message, message)
+
+    def _submit_to(
+        self, front_end: FrontEnd, entry: Entry, request: InferMessage | InferCall, body: object, message: bytes
+    ) -> None:
+        """Submit a request by a front end, which gets ``body``; ``message`` has both."""
+        try:
+            self._engine.submit_to(front_end, request.model, request.version, entry, request, body)
+        except LoadingError:
+            self._waiting = True
+            wait = partial(self._engine.wait_for, request.model, request.version)
+            self._call.wait(wait, partial(self._waited, entry, request, message))
         except Exception as error:
-            self._refuse(entry, encode_refusal(known(error), request.id), len(message))
-        return True
+            request_id = request.id if isinstance(request, InferMessage) else request.form.id
+            self._refuse(entry, encode_refusal(known_error(error), request_id))
+
+    def _waited(self, entry: Entry, request: InferMessage | InferCall, message: bytes, error: Exception | None) -> None:
+        """Submit the request whose model was being loaded, and the messages behind it."""
+        self._waiting = False
+        if self._ended:
+            return
+        if error is None:
+            self._start(entry, message)
+        else:
+            request_id = request.id if isinstance(request, InferMessage) else request.form.id
+            self._refuse(entry, encode_refusal(known_error(error), request_id))
+        self._accept_held()
 
     def _open(self, entry: Entry) -> None:
         if not entry.opened:
             entry.opened = True
-            self._events.put(_Opened(entry))
+            self._items += 1
+            self._bytes += entry.size
+            self.idle_since_ns = 0
+            self._order.add(entry)
 
-    def _refuse(self, entry: Entry, refusal: bytes, request_bytes: int) -> None:
+    def _refuse(self, entry: Entry, refusal: bytes) -> None:
         self._open(entry)
-        self._answers.add(len(refusal))
-        self._events.put(_Answered(entry, StreamAnswer(refusal, True, request_bytes=request_bytes)))
-
-    @staticmethod
-    def _read(message: bytes) -> InferMessage | bytes:
-        """Return the request, or its encoded refusal. Raises MalformedError for bytes that do not parse."""
-        try:
-            return read_infer(message)
-        except InvalidArgumentError as error:
-            return encode_refusal(error, id_of(message))
+        self._answer(entry, StreamAnswer(refusal, True, request_bytes=entry.size))
 
     def _arrived(self, *_: object) -> Arrival | None:
         return self._arrival
 
-    def _submit(self, model: ServedModel, entry: Entry, request: InferMessage, size: int) -> Ticket:
+    def _submit(self, model: ServedModel, entry: Entry, request: InferMessage, message: bytes) -> Ticket:
         """Decode a request for ``model`` and submit it. Raises RemoraError."""
         if not entry.opened:
             entry.in_line = not model.decoupled
             self._open(entry)
-        call = request.decode(self._parameters, self._regions)
-        ticket = model.submit(call.form, call.data, self._reply(entry, model, call, size))
-        self._tickets[entry] = ticket
-        if entry.ended:  # answered meanwhile, before the writing thread could find the ticket to remove
-            self._tickets.pop(entry, None)
-        if self._left:
+        decoded = request.decode(self._parameters, self._regions)
+        if self._memo is not None:
+            self._memo.learn(message, request, decoded)
+        return self._submit_known(model, entry, decoded, decoded.data)
+
+    def _submit_known(self, model: ServedModel, entry: Entry, decoded: InferCall, data: list[Data]) -> Ticket:
+        """Submit a decoded request to ``model``. Raises RemoraError."""
+        if not entry.opened:
+            entry.in_line = not model.decoupled
+            self._open(entry)
+        hold = self._call.hold() if model.decoupled else None
+        ticket = model.submit(
+            decoded.form,
+            data,
+            self._reply,
+            mailbox=self._call.mailbox if hold is None else hold,
+            context=(entry, model, decoded, hold),
+        )
+        if hold is not None:
+            hold.release_with(ticket.request)
+        if self._ended:  # a batch may run within `submit`
             ticket.cancel()
+        elif not entry.ended:
+            self._tickets[entry] = ticket
         return ticket
 
-    # -- Any thread that delivers an answer -------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------------------------------------
 
-    def _reply(
-        self, entry: Entry, served: ServedModel, call: InferCall, size: int
-    ) -> Callable[[Ticket, Outcome], None]:
-        name, version = served.name, served.version_text
-
-        def encode(streamed: Streamed) -> bytes | None:
-            return encode_answer(name, version, call.form, streamed, empty_final=call.empty_final, places=call.places)
-
-        def reply(_ticket: Ticket, outcome: Outcome) -> None:
-            if self._left:
-                return
-            streamed = final_of(outcome)
-            try:
-                message = encode(streamed)
-            except Exception as error:  # any error, because the client waits for an answer
-                streamed = Streamed(known(error), streamed.final)
-                message = encode(streamed)
-            if message is not None and not self._make_room(len(message), wait=not streamed.final):
-                return
-            failure = streamed.outcome if isinstance(streamed.outcome, RemoraError) else None
-            request_bytes = size if streamed.final else 0
-            self._events.put(_Answered(entry, StreamAnswer(message, streamed.final, failure, request_bytes)))
-
-        return reply
-
-    def _make_room(self, size: int, *, wait: bool) -> bool:
-        """Reserve room for one more answer; return False if the call has ended meanwhile."""
-        if not wait:
-            self._answers.add(size)
-            return True
-        if self._answers.take(size, self._limits.stall_s):
-            return True
-        if not self._left:
-            _log.warning("gRPC: a client has read no answers for %g s; its stream is ended", self._limits.stall_s)
-            self.leave()
-            self._hang_up()
-        return False
-
-    # -- The writing thread -----------------------------------------------------------------------------------------
-
-    def answers(self) -> Iterator[bytes]:
-        """Yield the messages for the client; after its half-close, end with the last answer [R13].
-
-        Raises the RemoraError with which the stream must end.
-        """
-        order = AnswerOrder()
-        reading, draining = True, False
-        while order.open or reading:
-            if draining and not order.open:
-                raise UnavailableError(SHUTDOWN_TEXT)
-            if order.open:
-                self.idle_since_ns = 0
-            elif not self.idle_since_ns:
-                self.idle_since_ns = self._now()
-            event = self._events.get()
-            if isinstance(event, _Opened):
-                order.add(event.entry)
-            elif isinstance(event, _Answered):
-                next_answers = order.answer(event.entry, event.answer)
-                if event.entry.ended:
-                    self._tickets.pop(event.entry, None)
-                yield from self._write(next_answers)
-            elif isinstance(event, RemoraError):
-                raise event
-            elif event is _Signal.LEFT:
-                return
-            elif event is _Signal.READ_ALL:
-                reading = False
-            elif event is _Signal.EVICT:
-                if not order.open:
-                    raise UnavailableError(EVICTED_TEXT)
+    def _reply(self, ticket: Ticket, outcome: Outcome) -> None:
+        """Send an answer of a model, or keep it until those before it are sent."""
+        context: tuple[Entry, ServedModel, InferCall, Hold | None] = ticket.context  # type: ignore[assignment]
+        entry, served, decoded, hold = context
+        streamed = final_of(outcome)
+        if not self._ended:
+            self._answer(entry, _encoded(entry, served, decoded, streamed))
+        if hold is not None:
+            if streamed.final:
+                hold.end()
             else:
-                draining = True
+                hold.sent()
 
-    def _write(self, answers: list[StreamAnswer]) -> Iterator[bytes]:
-        for answer in answers:
-            if answer.error is not None and self._strict:
+    def _answer(self, entry: Entry, answer: StreamAnswer) -> None:
+        """Send what can be sent with this answer, then accept further requests."""
+        for message, final, error, size in self._order.answer(entry, answer):
+            if error is not None and self._strict:
                 # A new object, because all requests of a failed batch share one error object.
-                raise error_of(answer.error.code, answer.error.message)
-            if answer.message is not None:
-                yield answer.message
-                self._answers.give(len(answer.message))
-            if answer.final:
-                self._requests.give(answer.request_bytes)
+                self._end(error_of(error.code, error.message))
+                return
+            if message is not None:
+                self._call.send(message)
+            if final:
+                self._items -= 1
+                self._bytes -= size
+        if answer.final:
+            self._tickets.pop(entry, None)
+            if self._held:
+                self._accept_held()
+            elif not self._order.open:
+                self._settle()
 
 
-def known(error: Exception) -> RemoraError:
-    """Return the error to report to the client: a RemoraError as it is, else InternalError after logging."""
+def _encoded(entry: Entry, served: ServedModel, decoded: InferCall, streamed: Streamed) -> StreamAnswer:
+    """Return an answer of a model, or of the server if it cannot be encoded."""
+
+    def encode(streamed: Streamed) -> bytes | None:
+        name, version, form = served.name, served.version_text, decoded.form
+        return encode_answer(name, version, form, streamed, empty_final=decoded.empty_final, places=decoded.places)
+
+    try:
+        message = encode(streamed)
+    except Exception as error:  # any error, because the client waits for an answer
+        streamed = Streamed(known_error(error), streamed.final)
+        message = encode(streamed)
+    failure = streamed.outcome if isinstance(streamed.outcome, RemoraError) else None
+    return StreamAnswer(message, streamed.final, failure, entry.size)
+
+
+def known_error(error: Exception) -> RemoraError:
+    """Return the error to report to the client.
+
+    A RemoraError stays as it is; any other is logged and becomes an InternalError.
+    """
     if isinstance(error, RemoraError):
         return error
     _log.error("gRPC: a request failed with an unexpected error", exc_info=error)

@@ -91,10 +91,11 @@ def create_app(engine: Engine, options: ServerOptions = _DEFAULTS) -> FastAPI:
 
 
 class V2App:
-    """ASGI app with the V2 protocol and the pages, on the service and codecs of remora's HTTP listener.
+    """ASGI app with the V2 protocol and the pages.
 
-    ASGI passes header names in lower case, so forwarded headers [H25] become parameters with lower-case names. Call it
-    from one event loop at a time; the loop may change between calls (a host may run each request in a new loop).
+    It uses the service and codecs of remora's HTTP listener. ASGI passes header names in lower case, so forwarded
+    headers [H25] become parameters with lower-case names. Call it from one event loop at a time; the loop may change
+    between calls (a host may run each request in a new loop).
 
     Args:
         engine: the engine; the caller starts and stops it.
@@ -116,7 +117,10 @@ class V2App:
         self._open: tuple[asyncio.AbstractEventLoop, RestService] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. It is cancelled if the client disconnects before the end of its answer."""
+        """Answer one request.
+
+        It is cancelled if the client disconnects before the end of its answer.
+        """
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000, "reason": ""})
             return
@@ -179,17 +183,23 @@ class V2App:
                 malformed=int(options.client_errors),
                 restrictions=self._restrictions,
                 allowed_hosts=self._allowed_hosts,
+                openai=options.openai,
+                ignore_unknown=options.openai_unknown == "ignore",
             )
             known = self._open = (loop, service)
         return known[1]
 
 
 class _FutureExchange:
-    """Exchange that a coroutine awaits. For a stream, ``answer`` is the head and `pieces` yields the body."""
+    """Exchange that a coroutine awaits.
+
+    For a stream, ``answer`` is the head and `pieces` yields the body.
+    """
 
     __slots__ = ("_held", "_resume", "_waiting", "answer", "ended", "gone", "streaming")
 
     receiving_since = 0.0  # not observed here
+    peer = ""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.answer: asyncio.Future[HttpAnswer] = loop.create_future()
@@ -252,7 +262,10 @@ class _FutureExchange:
             resume()
 
     async def pieces(self) -> AsyncIterator[Buffer]:
-        """Yield the pieces of a stream as they arrive, until its end or until the client disconnects."""
+        """Yield the pieces of a stream as they arrive.
+
+        Ends with the stream or when the client disconnects.
+        """
         while not self.gone:
             piece = await self._waiting.get()
             if not len(piece):
@@ -296,7 +309,10 @@ async def _send_pieces(answer: HttpAnswer, exchange: _FutureExchange, receive: R
 
 
 async def _receive_body(receive: Receive, limit: int, head: Head) -> bytes | HttpAnswer | None:
-    """Return the whole body, a refusal if it exceeds ``limit`` bytes, or None if the client disconnected."""
+    """Return the whole body.
+
+    Returns a refusal if the body exceeds ``limit`` bytes, or None if the client disconnected.
+    """
     pieces: list[bytes] = []
     size = 0
     while True:
@@ -313,7 +329,10 @@ async def _receive_body(receive: Receive, limit: int, head: Head) -> bytes | Htt
 
 
 def _target(scope: Scope) -> str:
-    """Return the request target relative to the app's mount path, undecoded if the host provides it."""
+    """Return the request target relative to the app's mount path.
+
+    It is undecoded if the host provides it.
+    """
     raw = scope.get("raw_path")
     # Some hosts drop the raw path; the decoded path is then percent-encoded again.
     path = raw.decode("latin-1").partition("?")[0] if raw else quote(scope["path"], _PATH_SAFE)

@@ -24,7 +24,10 @@ _MAX_DIGITS = 10
 
 
 def timeout_ns(value: bytes | None, *, plain: bool) -> int:
-    """Return the header's time in nanoseconds, 0 without one. Raises Refusal (400) for an invalid value."""
+    """Return the header's time in nanoseconds, 0 without one.
+
+    Raises Refusal (400) for an invalid value.
+    """
     if value is None:
         return 0
     if not value.isdigit() or len(value) > _MAX_DIGITS or not int(value):
@@ -36,7 +39,7 @@ def timeout_ns(value: bytes | None, *, plain: bool) -> int:
 
 
 class TimedExchange(ForwardingExchange):
-    """Exchange with a deadline, at which it is answered with 503 unless it has been answered [H10].
+    """Exchange that is answered with 503 at its deadline [H10].
 
     A stream that has begun ends with an error event.
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+from asyncio import BaseTransport
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
+from typing import Protocol, runtime_checkable
 
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import Headers, HttpAnswer
 from remora.tracing.tracer import Arrival
 
+_log = logging.getLogger("remora.http")
+
 STREAM_BACKLOG = 16_777_216
 """Unread bytes of a stream at which a client is dropped if its sender cannot be blocked."""
+_TLS_QUIET_S = 60.0
 SILENCE_S = 2.0
 """How long a partially received request may stay without data during shutdown."""
 
@@ -24,10 +30,16 @@ class Flow(Protocol):
         """Number of bytes that wait for a slow client; 0 if the client keeps up."""
 
     def when_sent(self, resume: Callable[[], None]) -> None:
-        """Call ``resume`` once, when all bytes are sent or the client has disconnected. A later call replaces it."""
+        """Call ``resume`` once, when all bytes are sent or the client has disconnected.
+
+        A later call replaces it.
+        """
 
     def give_up(self, reason: str) -> None:
-        """Cancel the request and end the exchange; ``reason`` is a verb phrase about the client, for the log."""
+        """Cancel the request and end the exchange.
+
+        ``reason`` is a verb phrase about the client, for the log.
+        """
 
 
 class Exchange(Protocol):
@@ -41,6 +53,10 @@ class Exchange(Protocol):
     @property
     def receiving_since(self) -> float:
         """Loop time in seconds at the first bytes of a request that arrived in pieces; else 0."""
+
+    @property
+    def peer(self) -> str:
+        """Address of the client, or of the last proxy before this server; "" if it is unknown."""
 
     @property
     def flow(self) -> Flow | None:
@@ -73,6 +89,11 @@ class ForwardingExchange:
         return self._exchange.receiving_since
 
     @property
+    def peer(self) -> str:
+        """See `Exchange.peer`."""
+        return self._exchange.peer
+
+    @property
     def flow(self) -> Flow | None:
         """See `Exchange.flow`."""
         return self._exchange.flow
@@ -101,6 +122,85 @@ class Cancellable(Protocol):
         """Cancel the request, which is still answered. Call it in the exchange's thread."""
 
 
+class Service(Protocol):
+    """Handler of the requests on a port."""
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None: ...
+
+
+Answerer = Callable[[Buffer, Exchange], Cancellable | None]
+"""Answers requests with one head; see `Service.handle`."""
+
+
+@runtime_checkable
+class BindingService(Service, Protocol):
+    """Service that decides once for all requests with the same head."""
+
+    def bind(self, head: Head) -> Answerer:
+        """Return what `handle` does with this head.
+
+        Depends on the head alone, because the result is memoized.
+        """
+
+
+def bind(service: Service, head: Head) -> Answerer:
+    """Return the function that answers requests with this head."""
+    return binder_of(service)(head)
+
+
+def binder_of(service: Service) -> Callable[[Head], Answerer]:
+    """Return `bind` for one service, which is cheaper for many heads."""
+    if not isinstance(service, BindingService):
+        return partial(partial, service.handle)
+    bind_head = service.bind
+
+    def bind_or_handle(head: Head) -> Answerer:
+        try:
+            return bind_head(head)
+        except Exception:  # reported by `handle`, with the request that it fails
+            _log.debug("binding failed", exc_info=True)
+            return partial(service.handle, head)
+
+    return bind_or_handle
+
+
+class Bound:
+    """Head with the function that answers its requests."""
+
+    __slots__ = ("answer", "head", "length", "persists")
+
+    def __init__(self, head: Head, answer: Answerer, max_body_bytes: int) -> None:
+        self.head = head
+        self.answer = answer
+        self.length = head.content_length
+        """Length of a body that is accepted and not chunked, else -1."""
+        if head.chunked or self.length > max_body_bytes:
+            self.length = -1
+        self.persists = head.keep_alive and not head.http10
+        """True if the connection stays open without being told."""
+
+
 def arrival_of(head: Head, exchange: Exchange, *_: object) -> Arrival:
     """Return how a request arrived, for its trace."""
     return Arrival("HTTP", head.get, int(exchange.receiving_since * 1e9))
+
+
+def peer_of(transport: BaseTransport) -> str:
+    """Return the address of a connection's client, "" for a Unix socket."""
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) else ""
+
+
+class TlsNotice:
+    """Log of clients that speak TLS on a plain port, at most once a minute."""
+
+    def __init__(self, protocol: str) -> None:
+        self._protocol = protocol
+        self._quiet_until = 0.0
+
+    def log(self, transport: BaseTransport, now: float) -> None:
+        """Log such a client."""
+        if now >= self._quiet_until:
+            self._quiet_until = now + _TLS_QUIET_S
+            here, peer = transport.get_extra_info("sockname") or ("?", 0), peer_of(transport) or "?"
+            _log.warning("a client from %s spoke TLS on port %s, which speaks plain %s", peer, here[1], self._protocol)

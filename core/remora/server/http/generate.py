@@ -147,7 +147,10 @@ class _Reply:
 
 
 class _Single(_Reply):
-    """Single answer of ``generate``. A second response makes it an error, and the request is cancelled."""
+    """Single answer of ``generate``.
+
+    A second response makes it an error, and the request is cancelled.
+    """
 
     __slots__ = ("_answered", "_first")
 

@@ -9,20 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
-from typing import Protocol, cast
+from typing import cast
 
 from remora.protocols.grpc.framing import CONTENT_TYPE
 from remora.protocols.http2.connection import Http2
 from remora.protocols.http2.frames import CANCEL, ENHANCE_YOUR_CALM, INTERNAL_ERROR, NO_ERROR, Fields, Http2Error, pack
 from remora.protocols.http2.keepalive import Keepalive, KeepalivePolicy
+from remora.protocols.http2.stream import Opener, Stream
 from remora.protocols.rest.answer import INTERNAL
-from remora.server.http.exchange import SILENCE_S
+from remora.server.http.exchange import SILENCE_S, TlsNotice, peer_of
 
 _log = logging.getLogger("remora.http")
 
 ALPN = "h2"
+_TLS_RECORD = b"\x16"
+"""First byte of a TLS connection, which never begins an HTTP/2 connection (RFC 8446 5.1)."""
 
 _SCRATCH_BYTES = 262_144
 _UNSENT_BYTES = 1 << 20
@@ -33,70 +36,8 @@ _SPREAD = 0.1
 """Relative jitter of the maximum connection age, as in gRPC."""
 
 
-class Stream(Protocol):
-    """Server side of one stream."""
-
-    def received(self, data: bytes, ended: bool, /) -> None:
-        """Take a piece of the body; call `StreamConnection.took` once it is consumed."""
-
-    def lost(self) -> None:
-        """Handle a reset by the client or the loss of the connection."""
-
-    def sent(self, size: int, /) -> None:
-        """Handle the departure of ``size`` bytes of the answer that had waited for the client."""
-
-    def stalls(self) -> bool:
-        """Return True if the request body is incomplete."""
-
-
-class StreamConnection:
-    """Connection of one stream to its client. Use it in the loop's thread; it does nothing after a disconnect."""
-
-    __slots__ = ("_connection", "_stream")
-
-    def __init__(self, connection: Http2Connection, stream: int) -> None:
-        self._connection = connection
-        self._stream = stream
-
-    @property
-    def backlog(self) -> int:
-        """Bytes of all streams of the connection that the client has not read."""
-        return self._connection.backlog
-
-    @property
-    def connection(self) -> object:
-        """Identity of the connection that the stream belongs to."""
-        return self._connection
-
-    def took(self, size: int) -> None:
-        """Report ``size`` bytes of the body as consumed."""
-        self._connection.machine.consumed(self._stream, size)
-        self._connection.flush_soon()
-
-    def respond(self, head: bytes, data: bytes | memoryview, trailers: bytes = b"") -> None:
-        """Send a whole answer; see `Http2.respond`."""
-        self._connection.machine.respond(self._stream, head, data, trailers)
-        self._connection.flush_soon()
-
-    def headers(self, block: bytes, *, end: bool = False) -> None:
-        """Send a header block; see `Http2.send_headers`."""
-        self._connection.machine.send_headers(self._stream, block, end=end)
-        self._connection.flush_soon()
-
-    def data(self, data: bytes | memoryview, *, end: bool = False) -> int:
-        """Send a piece of the body; see `Http2.send_data`."""
-        waits = self._connection.machine.send_data(self._stream, data, end=end)
-        self._connection.flush_soon()
-        return waits
-
-    def reset(self, code: int) -> None:
-        """Reset the stream."""
-        self._connection.machine.reset(self._stream, code)
-        self._connection.flush_soon()
-
-
-OpenStream = Callable[[StreamConnection, Fields], Stream | None]
-"""Opens a call or a request; returns None if it has been answered."""
+OpenRequest = Callable[[Fields], Opener]
+"""Returns how a request with these header fields is opened. Pure, because the result is memoized."""
 _TERMS = KeepalivePolicy()
 
 
@@ -104,17 +45,20 @@ class Http2Listener:
     """State that all HTTP/2 connections of one port share.
 
     Args:
-        open_call: answers gRPC.
-        open_request: answers HTTP; None if the port serves gRPC only.
+        open_call: opens gRPC calls.
+        open_request: opens HTTP requests; None if the port serves gRPC only.
         terms: keepalive policy of the connections.
     """
 
     def __init__(
-        self, open_call: OpenStream, open_request: OpenStream | None = None, terms: KeepalivePolicy = _TERMS
+        self, open_call: OpenRequest, open_request: OpenRequest | None = None, terms: KeepalivePolicy = _TERMS
     ) -> None:
         self.open_call = open_call
         self.open_request = open_request
         self.terms = terms
+        self.tls_notice = TlsNotice("gRPC")
+        self.answers: Mapping[int, int] = {}
+        """Answers to HTTP requests by status."""
         self.protocol = "http2"
         self.closing = False
         """True if clients get a GOAWAY with their next answer."""
@@ -135,14 +79,20 @@ class Http2Listener:
         connection.take_in(received)
 
     def is_alone(self) -> bool:
-        """Return True if there is one stream, because no other request can arrive while it is answered."""
+        """Return True if there is one stream.
+
+        No other request can arrive then while it is answered.
+        """
         if len(self.connections) != 1:
             return False
         machine = next(iter(self.connections)).machine
         return machine.open == 1 and not machine.ahead
 
     def close_idle(self) -> int:
-        """Close connections after the answers in flight from now on; return the number of open connections."""
+        """Close connections after the answer in flight from now on.
+
+        Returns the number of open connections.
+        """
         self.closing = self.ending = True
         for connection in list(self.connections):
             connection.close_when_done()
@@ -165,20 +115,17 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._listener = listener
         self._transport = cast(asyncio.Transport, None)
         self._loop = cast(asyncio.AbstractEventLoop, None)
-        self._streams: dict[int, Stream] = {}
-        self._coming: dict[int, float] = {}  # incomplete requests at the last sweep, and since when
+        self._coming: dict[Stream, float] = {}  # incomplete requests at the last sweep, and since when
         self._upkeep = cast(Keepalive, None)
         self._look_again: asyncio.TimerHandle | None = None
         self._parting: asyncio.TimerHandle | None = None
         self._ending: asyncio.TimerHandle | None = None
-        self._receiving = False
-        self._flushing = False
         self._unread = False
-        self._answered = False
+        self._pausing = False  # the socket is not read until the next turn
+        self._peer: str | None = None  # the client's address once it was used
         self._gone = False
         self.idle_since = 0.0
         """Loop time of the last sweep that saw a stream."""
-        self._stirred = False  # a stream was opened since the last sweep
         self._half_since = inf  # since when sweeps have seen an incomplete preface or header block
         self.machine = Http2(self)
 
@@ -204,9 +151,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         for timer in (self._look_again, self._parting, self._ending):
             if timer is not None:
                 timer.cancel()
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.lost()
+        for receiver in self.machine.abandon():
+            receiver.lost()
 
     def eof_received(self) -> bool:
         """Close, because a client that has closed its sending side cannot open windows."""
@@ -219,8 +165,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._unread = False
         self._transport.resume_reading()
         self.flush()
-        for stream in list(self._streams.values()):
-            stream.sent(0)
+        for stream in list(self.machine.streams):
+            stream.receiver.sent(0)
 
     def get_buffer(self, hint: int) -> memoryview:
         return self._listener.scratch
@@ -233,40 +179,51 @@ class Http2Connection(asyncio.BufferedProtocol):
         if self._gone:
             return
         self._upkeep.last_received = self._loop.time()
-        self._receiving = True
         try:
             self.machine.receive(data)
         except Http2Error as error:
+            if data[:1] == _TLS_RECORD and self.machine.is_half:
+                self._listener.tls_notice.log(self._transport, self._loop.time())
             self._end(error)
             return
         except Exception:
             _log.exception("unexpected failure of an HTTP/2 connection")
             self._end(Http2Error(INTERNAL_ERROR, INTERNAL))
             return
-        finally:
-            self._receiving = False
         self.flush()
+        if self.machine.paused and not self._pausing:
+            self._pausing = True
+            self._transport.pause_reading()
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Handle the frames that exceeded the budget of the last turn."""
+        self._pausing = False
+        if self._gone or self._transport.is_closing():
+            return
+        if not self._unread or self._transport.get_write_buffer_size() <= _UNSENT_BYTES:
+            self._transport.resume_reading()
+        self.take_in(b"")
 
     # -- sending ----------------------------------------------------------------------------------------------------
 
-    def flush_soon(self) -> None:
+    def output_ready(self) -> None:
         """Write the pending output at the end of this loop turn, in one call for all streams."""
-        if not (self._receiving or self._flushing or self._gone):
-            self._flushing = True
-            self._loop.call_soon(self.flush)
+        self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Write the pending output; close a connection that is ending once it has no stream."""
-        self._flushing = False
-        if self._gone or self._transport.is_closing():
+        transport, machine = self._transport, self.machine
+        if self._gone or transport.is_closing():
             return
-        if self._listener.ending or (self._listener.closing and self._answered):
+        if self._listener.closing and (self._listener.ending or machine.answered):
             self._leave()
-        if self.machine.has_output:
-            self._transport.write(self.machine.take())
-            if self._unread and self._transport.get_write_buffer_size() > _UNSENT_BYTES:
-                self._transport.pause_reading()
-        if self.machine.left and not self.machine.open:
+        output = machine.take()
+        if output:
+            transport.write(output)
+            if self._unread and transport.get_write_buffer_size() > _UNSENT_BYTES:
+                transport.pause_reading()
+        if machine.left and not machine.open:
             self._close()
 
     # -- keepalive and shutdown ----------------------------------------------------------------------------------
@@ -316,45 +273,26 @@ class Http2Connection(asyncio.BufferedProtocol):
         if self._ending is None and not self._gone:
             self._ending = self._loop.call_later(_GOODBYE_S, self._transport.abort)
 
-    # -- callbacks of the state machine --------------------------------------------------------------------------------
+    def read(self, fields: Fields) -> Opener:
+        """Return how a request is opened.
 
-    def opened(self, stream: int, fields: Fields, ended: bool) -> None:
-        self._stirred = True
-        link = StreamConnection(self, stream)
-        found: Stream | None = None
+        A content type of gRPC makes it a call.
+        """
         kind = next((value for name, value in fields if name == b"content-type"), b"")
         if kind.startswith(CONTENT_TYPE):
-            found = self._listener.open_call(link, fields)
-        elif self._listener.open_request is not None:
-            found = self._listener.open_request(link, fields)
-        else:
-            link.headers(pack(((b":status", b"415"),)), end=True)
-        if found is None or not self.machine.is_open(stream):
-            return
-        self._streams[stream] = found
-        if ended:
-            self.received(stream, b"", ended=True)
-
-    def received(self, stream: int, data: bytes, ended: bool) -> None:
-        found = self._streams.get(stream)
-        if found is not None:
-            found.received(data, ended)
-
-    def lost(self, stream: int) -> None:
-        found = self._streams.pop(stream, None)
-        if found is not None:
-            found.lost()
-
-    def done(self, stream: int) -> None:
-        self._answered = True
-        self._streams.pop(stream, None)
-
-    def sent(self, stream: int, size: int) -> None:
-        found = self._streams.get(stream)
-        if found is not None:
-            found.sent(size)
+            return self._listener.open_call(fields)
+        if self._listener.open_request is not None:
+            return self._listener.open_request(fields)
+        return _refuse_type
 
     # -- shutdown ----------------------------------------------------------------------------------------------------
+
+    @property
+    def peer(self) -> str:
+        """Address of the client."""
+        if self._peer is None:
+            self._peer = peer_of(self._transport)
+        return self._peer
 
     @property
     def backlog(self) -> int:
@@ -377,8 +315,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         if now - self._half_since > limit_s:
             self.abort()
             return
-        if self._stirred or not self.is_idle:
-            self._stirred = False
+        if self.machine.has_opened() or not self.is_idle:
             self.idle_since = now
         elif now - self.idle_since > idle_s:
             self._leave()
@@ -387,11 +324,10 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def drop_stalled(self, now: float, limit_s: float) -> None:
         """Reset requests that have been incomplete for longer than ``limit_s``."""
-        coming = {number: self._coming.get(number, now) for number, each in self._streams.items() if each.stalls()}
-        for number in [number for number, since in coming.items() if now - since > limit_s]:
-            stalled = self._streams[number]
-            self.machine.reset(number, CANCEL)
-            stalled.lost()
+        coming = {each: self._coming.get(each, now) for each in self.machine.streams if each.receiver.stalls()}
+        for stream in [stream for stream, since in coming.items() if now - since > limit_s]:
+            stream.reset(CANCEL)
+            stream.receiver.lost()
         self._coming = coming
         self.flush()
 
@@ -405,3 +341,8 @@ class Http2Connection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         """Close at once and drop unsent data."""
         self._transport.abort()
+
+
+def _refuse_type(stream: Stream) -> None:
+    """Refuse an HTTP request on a port that serves gRPC only, as gRPC prescribes."""
+    stream.headers(pack(((b":status", b"415"),)), end=True)

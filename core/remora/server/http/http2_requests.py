@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 
 from remora.messages import Buffer
 from remora.protocols.http1 import BadRequest, Head, too_large
 from remora.protocols.http2.frames import CANCEL, INTERNAL_ERROR, PROTOCOL_ERROR, Fields, pack
+from remora.protocols.http2.stream import Opener, Stream
+from remora.protocols.http2.validation import declared_length
 from remora.protocols.rest.answer import INTERNAL, Headers, HttpAnswer, failure, refusal_of
-from remora.server.http.exchange import STREAM_BACKLOG, Cancellable
-from remora.server.http.http1 import Service
-from remora.server.http.http2 import Stream, StreamConnection
+from remora.server.http.exchange import STREAM_BACKLOG, Answerer, Cancellable, Service, bind
 
 _log = logging.getLogger("remora.http")
 
 _ENDS_IN_HTTP_2 = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"proxy-connection"))
+"""Fields of answers that HTTP/2 does not have."""
 
 
 class Requests:
@@ -23,25 +26,34 @@ class Requests:
 
     def __init__(self, service: Service, max_body_bytes: int) -> None:
         self._service = service
-        self._limit = max_body_bytes
+        self.max_body_bytes = max_body_bytes
+        self.answers: defaultdict[int, int] = defaultdict(int)
+        """Answers by status."""
 
-    def open(self, link: StreamConnection, fields: Fields) -> Stream:
-        """Open a request."""
-        return _Request(link, fields, self._service, self._limit)
+    def open(self, fields: Fields) -> Opener:
+        """Return how a request with these fields is opened.
+
+        Requests with the same fields share their head.
+        """
+        head = _head_of(fields)
+        answer = None if head is None else bind(self._service, head)
+        return partial(_Request, head, answer, self, declared_length(fields))
 
 
 class _Request:
     """Stream that is an HTTP exchange."""
 
     __slots__ = (
+        "_answer",
+        "_answers",
         "_begun",
         "_body",
         "_head",
+        "_length",
         "_limit",
         "_link",
         "_open",
         "_resume",
-        "_service",
         "_size",
         "_ticket",
         "_unsent",
@@ -50,10 +62,14 @@ class _Request:
 
     receiving_since = 0.0  # not observed here
 
-    def __init__(self, link: StreamConnection, fields: Fields, service: Service, limit: int) -> None:
+    def __init__(
+        self, head: Head | None, answer: Answerer | None, requests: Requests, length: int, link: Stream
+    ) -> None:
         self._link = link
-        self._service = service
-        self._limit = limit
+        self._answer = answer
+        self._limit = requests.max_body_bytes
+        self._answers = requests.answers
+        self._length = length  # as declared, -1 if it is not
         self._body: list[bytes] = []
         self._size = 0
         self._ticket: Cancellable | None = None
@@ -62,18 +78,19 @@ class _Request:
         self._unsent = 0
         self._resume: Callable[[], None] | None = None  # called when the client has read what was sent
         self._whole = False  # the request is complete and passed to the service
-        self._head = _head_of(fields)
+        self._head = head
 
     def received(self, data: bytes, ended: bool) -> None:
         if not self._open:
             return
         self._size += len(data)
-        if self._head is None:
+        contradicts = self._length >= 0 and (self._size > self._length or (ended and self._size < self._length))
+        if self._head is None or self._answer is None or contradicts:
             self._open = False
             self._link.reset(PROTOCOL_ERROR)
             return
         if data:
-            self._link.took(len(data))
+            self._link.consumed(len(data))
         if self._size > self._limit:  # many clients read the answer only after the whole body is sent
             self._body = []
             if ended or self._size > 2 * self._limit:
@@ -86,7 +103,7 @@ class _Request:
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body, self._whole = [], True
         try:
-            ticket = self._service.handle(self._head, body, self)
+            ticket = self._answer(body, self)
         except Exception:
             _log.exception("%s %s", self._head.method, self._head.path)
             if self._begun:
@@ -111,6 +128,11 @@ class _Request:
         self._unsent -= size
         if not self.unsent:
             self._notify()
+
+    @property
+    def peer(self) -> str:
+        """See `exchange.Exchange`."""
+        return self._link.peer
 
     @property
     def flow(self) -> _Request:
@@ -145,6 +167,7 @@ class _Request:
             return
         self._open = False
         self._ticket = None
+        self._answers[answer.status] += 1
         data = b"".join(answer.body)
         block = _block(answer.status, answer.headers, (b"content-length", b"%d" % len(data)))
         if not data or (self._head is not None and self._head.method == "HEAD"):
@@ -155,6 +178,7 @@ class _Request:
     def begin(self, status: int, headers: Headers) -> None:
         if self._open:
             self._begun = True
+            self._answers[status] += 1
             self._link.headers(_block(status, headers))
 
     def send(self, piece: Buffer) -> None:
@@ -180,7 +204,7 @@ def _head_of(fields: Fields) -> Head | None:
         method, target = pseudo[b":method"].decode("ascii"), pseudo[b":path"].decode("ascii")
     except (KeyError, UnicodeDecodeError):
         return None
-    if not target.startswith("/") or any(name in _ENDS_IN_HTTP_2 for name, _ in fields):
+    if not target.startswith("/"):
         return None
     kept = tuple(pair for pair in fields if pair[0][:1] != b":" and pair[0] != b"content-length")
     return Head(method, target, ((b"host", pseudo.get(b":authority", b"")), *kept))

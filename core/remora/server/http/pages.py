@@ -1,17 +1,21 @@
-"""HTML documentation, OpenAPI document and status page, rendered from the live engine.
+"""Application for browsers, HTML documentation, OpenAPI document and status page.
 
 The pages load no external resources, for servers without internet access, and escape all text that models provide.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
 import math
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
+from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -23,7 +27,9 @@ from remora.messages import DTYPES
 from remora.models.served_model import ServedModel
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer, failure
-from remora.protocols.rest.routes import METRICS_PATH
+from remora.protocols.rest.routes import HOME, METRICS_PATH
+from remora.protocols.rest.typed import Field
+from remora.server.http.predict import interface_of
 
 Json = dict[str, Any]
 
@@ -54,11 +60,16 @@ _JSON_KIND = {
 def render(
     engine: Engine, head: Head, scheme: str = "http", root_path: str = "", *, metrics: bool = True
 ) -> HttpAnswer:
-    """Return the page at ``head.path``, one of `PAGES`, rendered from the engine's current state.
+    """Return the page at ``head.path``, one of `PAGES`.
 
-    Rendering is slow for repositories with many models. ``root_path`` is the mount path of an ASGI app; ``metrics`` is
-    True if `METRICS_PATH` is served.
+    It is rendered from the engine's current state. Rendering is slow for repositories with many models. ``root_path``
+    is the mount path of an ASGI app; ``metrics`` is True if `METRICS_PATH` is served.
     """
+    if head.path == HOME:
+        accepts = prefers_html((head.get(b"accept") or b"").decode("latin-1"))
+        if head.method not in ("GET", "HEAD") or not accepts:
+            return failure(404, "Not Found", plain=True)  # Triton's answer, for clients that are not browsers
+        return home_page()
     if head.method not in ("GET", "HEAD"):
         return failure(405, "Method Not Allowed", plain=True, headers=((b"Allow", b"GET, HEAD"),))
     if head.path == "/v2/docs":
@@ -69,6 +80,17 @@ def render(
     if prefers_html((head.get(b"accept") or b"").decode("latin-1")):
         return _page_answer(status_page(found), _HTML, _VARY)
     return _page_answer(json.dumps(found), _JSON, _VARY)
+
+
+@cache
+def home_page() -> HttpAnswer:
+    """Return the application for browsers, whose script may only run and connect as this file says."""
+    text = Path(__file__).with_name("home.html").read_text(encoding="utf-8")
+    begin = text.index("<script>") + len("<script>")
+    digest = base64.b64encode(hashlib.sha256(text[begin : text.index("</script>")].encode()).digest())
+    policy = _POLICY + b"; script-src 'sha256-" + digest + b"'; connect-src 'self'; img-src data: blob:"
+    headers = tuple((name, policy if name == b"Content-Security-Policy" else value) for name, value in _HEADERS)
+    return HttpAnswer(200, (_HTML, _VARY, *headers), [text.encode()])
 
 
 def _page_answer(text: str, *headers: tuple[bytes, bytes]) -> HttpAnswer:
@@ -82,7 +104,10 @@ def _origin(head: Head, scheme: str) -> str:
 
 
 def prefers_html(accept: str) -> bool:
-    """Return True if an Accept header prefers HTML to JSON; ``*/*`` and "", which programs send, prefer JSON."""
+    """Return True if an Accept header prefers HTML to JSON.
+
+    ``*/*`` and "", which programs send, prefer JSON.
+    """
     weights = {"text/html": 0.0, "application/json": 0.0}
     for part in accept.lower().split(","):
         kind, *parameters = (piece.strip() for piece in part.split(";"))
@@ -99,7 +124,10 @@ def prefers_html(accept: str) -> bool:
 
 
 class Example(NamedTuple):
-    """Request that a model accepts: its JSON and the number of zero bytes after it (0 if all values are JSON)."""
+    """Request that a model accepts.
+
+    It holds the JSON and the number of zero bytes after it (0 if all values are JSON).
+    """
 
     header: Json
     zero_bytes: int
@@ -107,7 +135,10 @@ class Example(NamedTuple):
 
 
 def example_of(model: ServedModel) -> Example:
-    """Return a request that fits the model, with variable dimensions of 1 and without optional inputs."""
+    """Return a request that fits the model.
+
+    Variable dimensions are 1, and optional inputs are left out.
+    """
     needed = {row.name for row in model.config.input if not row.optional}
     rows = [row for row in model.signature.inputs if row.name in needed] or list(model.signature.inputs)
     shapes = [[max(dim, 1) if dim < 0 else dim for dim in row.shape] for row in rows]
@@ -137,7 +168,10 @@ def example_of(model: ServedModel) -> Example:
 
 
 def curl_line(example: Example, url: str) -> str:
-    """Return a shell command that sends the example. All text from models is quoted for the shell."""
+    """Return a shell command that sends the example.
+
+    All text from models is quoted for the shell.
+    """
     text = json.dumps(example.header, separators=(",", ":"))
     answer = " --output answer.bin" if example.binary_answer else ""
     if not example.zero_bytes:
@@ -150,7 +184,10 @@ def curl_line(example: Example, url: str) -> str:
 
 
 def paths_of(engine: Engine) -> list[tuple[ServedModel, str]]:
-    """Return the model versions that HTTP can reach with their paths; the newest one's path has no version."""
+    """Return the model versions that HTTP can reach, with their paths.
+
+    The newest version's path has no version.
+    """
     served = [model for model in engine.models() if _PATH_NAME.fullmatch(model.name)]
     newest = {model.name: model for model in served}  # versions ascend, so the last is the newest
     found = []
@@ -190,7 +227,10 @@ _MODEL_READS = (
 
 
 def openapi(engine: Engine, root_path: str = "", *, metrics: bool = True) -> Json:
-    """Return an OpenAPI 3.1 document of the ready models; ``root_path`` is the mount path of an ASGI app."""
+    """Return an OpenAPI 3.1 document of the ready models.
+
+    ``root_path`` is the mount path of an ASGI app.
+    """
     info = engine.perform(ServerMetadata())
     paths: Json = {path: {"get": _read(summary, "server")} for path, summary in _SERVER_READS}
     if metrics:
@@ -211,6 +251,7 @@ def openapi(engine: Engine, root_path: str = "", *, metrics: bool = True) -> Jso
         paths[f"{path}/explain"]["get"]["responses"]["200"]["content"] = _EXPLANATION
         if not model.decoupled:  # this route cannot send any number of responses [H09]
             paths[f"{path}/infer"] = {"post": _infer(model)}
+            paths[path.removeprefix("/v2")] = {"post": _typed(model)}
     return {
         "openapi": "3.1.0",
         "info": {"title": info.name, "version": info.version, "summary": f"Models served by remora {__version__}"},
@@ -226,7 +267,10 @@ def _read(summary: str, tag: str, media_type: str = "application/json") -> Json:
 
 
 def _infer(model: ServedModel) -> Json:
-    """Return the infer operation, with the example if that is all JSON, because a document holds no binary data."""
+    """Return the infer operation.
+
+    It has the example if that is all JSON, because a document holds no binary data.
+    """
     example = example_of(model)
     body: Json = {"schema": _message(model, sent=True)}
     if not example.zero_bytes:
@@ -241,6 +285,44 @@ def _infer(model: ServedModel) -> Json:
         "requestBody": {"required": True, "content": {"application/json": body, **octets}},
         "responses": {"200": ok, **_FAILURES},
     }
+
+
+def _typed(model: ServedModel) -> Json:
+    """Return the operation that takes and returns plain JSON."""
+    interface = interface_of(model)
+    body: Json = {"schema": _plain(interface.inputs)}
+    answer: Json = {"schema": _plain(interface.outputs)}
+    return {
+        "summary": f"Run {model.name}, version {model.version_text}, with plain JSON",
+        "tags": [model.name],
+        "requestBody": {"required": True, "content": {"application/json": body}},
+        "responses": {
+            "200": {"description": "In the form of the request.", "content": {"application/json": answer}},
+            **_FAILURES,
+        },
+    }
+
+
+def _plain(fields: Mapping[str, Field]) -> Json:
+    """Return the schema of one row, of lists of rows for each name, and of a list of rows."""
+    values = {name: _value(field) for name, field in fields.items()}
+    wanted = [name for name, field in fields.items() if not field.optional]
+    one: Json = {"type": "object", "required": wanted, "properties": values, "additionalProperties": False}
+    columns = {name: {"type": "array", "items": value} for name, value in values.items()}
+    return {"anyOf": [one, one | {"properties": columns}, {"type": "array", "items": one}]}
+
+
+def _value(field: Field) -> Json:
+    """Return the schema of one row of a tensor."""
+    if field.is_document:
+        return {"description": "any JSON"}
+    datatype = field.tensor.datatype
+    schema: Json = {"type": "number" if datatype == "BF16" else _JSON_KIND[DTYPES[datatype].kind][0]}
+    for size in () if field.is_scalar else reversed(field.dims):
+        schema = {"type": "array", "items": schema}
+        if size >= 0:
+            schema |= {"minItems": size, "maxItems": size}
+    return schema
 
 
 def _message(model: ServedModel, *, sent: bool) -> Json:
@@ -282,7 +364,10 @@ def _tensor(row: TensorInfo) -> Json:
 
 
 def status(engine: Engine) -> Json:
-    """Return the state of every model of the repositories. Each key of a time ends with its unit."""
+    """Return the state of every model of the repositories.
+
+    Each key of a time ends with its unit.
+    """
     served = {(model.name, model.version_text): model for model in engine.models()}
     info = engine.perform(ServerMetadata())
     entries = engine.perform(RepositoryIndex())
@@ -332,7 +417,10 @@ _COLUMNS = {
 
 
 def docs_page(engine: Engine, origin: str) -> str:
-    """Return a page with each model's inputs, outputs and example command; ``origin`` is this server's URL."""
+    """Return a page with each model's inputs, outputs and example command.
+
+    ``origin`` is this server's URL.
+    """
     parts = []
     for model, path in paths_of(engine):
         rows = [("input", *row) for row in model.signature.inputs]
@@ -383,9 +471,10 @@ _KINDS = {str: "string", int: "integer", float: "number", bool: "boolean", NoneT
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
-    """Return the JSON schema of a plain type, a dataclass, a union, ``tuple[T, ...]`` or ``dict[str, T]``.
+    """Return the JSON schema of a type.
 
-    Raises TypeError for any other type.
+    It may be a plain type, a dataclass, a union, ``tuple[T, ...]`` or ``dict[str, T]``. Raises TypeError for any other
+    type.
     """
     if kind in _KINDS:
         return {"type": _KINDS[kind]}

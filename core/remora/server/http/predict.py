@@ -8,66 +8,157 @@ Invariant: one answer, with all of a body's instances or none.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
-from remora.engine import FrontEnd
-from remora.errors import RemoraError, RetiredError
+from remora.engine import Engine, FrontEnd
+from remora.errors import NotFoundError, RemoraError, RetiredError
 from remora.messages import Buffer, Mailbox, Outcome, Response, Ticket
+from remora.model_files import JSON_TENSORS
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.protocols.http1 import Head
-from remora.protocols.rest.answer import JSON, HttpAnswer, encode_json_error
+from remora.protocols.rest.answer import JSON, HttpAnswer, Refusal, encode_json_error, failure
 from remora.protocols.rest.predict import Part, Rows, decode_predict, encode_predict
-from remora.server.host import ServerContext
+from remora.protocols.rest.routes import typed_route
+from remora.protocols.rest.typed import Interface, decode_typed, encode_typed, nearest
 from remora.server.http.exchange import Cancellable, Exchange, arrival_of
+
+if TYPE_CHECKING:
+    from remora.server.http.rest import RestService
 
 _DECOUPLED = "the model is decoupled and may give any number of answers: call it by generate or gRPC"
 
 
+class Decoded(NamedTuple):
+    """Requests for a body, and the function that encodes their responses."""
+
+    parts: list[Part]
+    encode: Callable[[Sequence[Response]], bytes]
+
+
+Decode = Callable[[ServedModel, Buffer, int], Decoded]
+"""Decodes a body of limited size for a model. Raises RemoraError."""
+
+
+def predict(model: ServedModel, body: Buffer, limit: int) -> Decoded:
+    """Decode a body of the predict protocol. Raises InvalidArgumentError."""
+    rows = Rows.of(model.signature.inputs, model.signature.max_batch_size)
+    parts = decode_predict(body, model.signature.inputs, optional_of(model), rows, limit)
+    counts = [part.instances for part in parts]
+    return Decoded(parts, lambda responses: encode_predict(responses, counts, rows))
+
+
+def typed(model: ServedModel, body: Buffer, limit: int) -> Decoded:
+    """Decode a body of plain JSON. Raises InvalidArgumentError."""
+    interface = interface_of(model)
+    question = decode_typed(body, interface, limit)
+    return Decoded(question.parts, lambda responses: encode_typed(question, responses, interface))
+
+
+def interface_of(model: ServedModel) -> Interface:
+    """Return the model's inputs and outputs as plain JSON has them."""
+    signature = model.signature
+    parameters = model.config.parameters
+    named = parameters[JSON_TENSORS].string_value if JSON_TENSORS in parameters else ""  # a map adds what is read
+    documents = frozenset(named.split(","))
+    return Interface.of(signature.inputs, signature.outputs, signature.max_batch_size, optional_of(model), documents)
+
+
+def optional_of(model: ServedModel) -> frozenset[str]:
+    """Return the names of the inputs that a request may omit."""
+    return frozenset(row.name for row in model.config.input if row.optional)
+
+
 class Predictor:
-    """Handler of predict requests on a host's custom routes; errors are JSON."""
+    """Handler of requests whose bodies become one or more inferences; errors are JSON.
 
-    def __init__(self, inside: ServerContext) -> None:
-        self._submit_to = inside.engine.submit_to
+    Args:
+        rest: the service of the port.
+        engine: runs the requests.
+        mailbox: receives the responses.
+        limit: largest body, in bytes.
+        decode: the bodies' protocol.
+        names: returns the models' names, for the error of an unknown model; None for Triton's text alone.
+    """
+
+    def __init__(
+        self,
+        rest: RestService,
+        engine: Engine,
+        mailbox: Mailbox | None,
+        limit: int,
+        decode: Decode = predict,
+        names: Callable[[], list[str]] | None = None,
+    ) -> None:
+        self._submit_to = engine.submit_to
         self._front_end = FrontEnd(self._submit, arrival_of, _DECOUPLED)
-        self._when_loaded = inside.rest.when_loaded
-        self._mailbox = inside.mailbox
-        self._limit = inside.options.http_max_input_size
+        self._when_loaded = rest.when_loaded
+        self._mailbox = mailbox
+        self._limit = limit
+        self._decode = decode
+        self._names = names
 
-    def handle(self, name: str, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """Answer the body through ``exchange``. Cancelling the returned ticket, if any, cancels all parts."""
-        return self._when_loaded(partial(self._handle, name), head, body, exchange)
+    def handle(self, name: str, head: Head, body: Buffer, exchange: Exchange, version: int = -1) -> Cancellable | None:
+        """Answer the body through ``exchange``.
 
-    def _handle(self, name: str, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+        Cancelling the returned ticket, if any, cancels all parts.
+        """
+        return self._when_loaded(partial(self._handle, name, version), head, body, exchange)
+
+    def _handle(self, name: str, version: int, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
         """Submit the body. Raises LoadingError if the request may wait for its model."""
         try:
-            return self._submit_to(self._front_end, name, -1, head, exchange, body)
+            return self._submit_to(self._front_end, name, version, head, exchange, body)
         except LoadingError:
             raise
+        except NotFoundError as error:
+            hint = nearest(name, self._names()) if self._names is not None else ""
+            exchange.respond(encode_json_error(NotFoundError(error.message + hint)))
         except RemoraError as error:
             exchange.respond(encode_json_error(error))
         return None
 
     def _submit(self, model: ServedModel, _head: Head, exchange: Exchange, body: Buffer) -> Ticket | None:
-        """Decode the instances for ``model`` and submit all of them. Raises RemoraError."""
-        rows = Rows.of(model.signature.inputs, model.signature.max_batch_size)
-        optional = frozenset(row.name for row in model.config.input if row.optional)
-        parts = decode_predict(body, model.signature.inputs, optional, rows, self._limit)
-        return _FanIn(exchange, parts, rows).start(model, parts, self._mailbox)
+        """Decode the body for ``model`` and submit all of its parts. Raises RemoraError."""
+        decoded = self._decode(model, body, self._limit)
+        return _FanIn(exchange, decoded).start(model, decoded.parts, self._mailbox)
+
+
+class TypedRoutes:
+    """Handler of the routes of plain JSON (see `Predictor`)."""
+
+    def __init__(self, rest: RestService, engine: Engine, mailbox: Mailbox | None, limit: int) -> None:
+        self._predictor = Predictor(
+            rest, engine, mailbox, limit, typed, lambda: [model.name for model in engine.models()]
+        )
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Answer one request, whose permission has been checked."""
+        try:
+            where = typed_route(head.path)
+        except Refusal as refusal:
+            exchange.respond(refusal.answer)
+            return None
+        if where is None or head.method != "POST":
+            text = f"send POST to /models/{where.model} with a JSON object of its inputs" if where else "Not Found"
+            exchange.respond(failure(405 if where else 404, text, plain=False))
+            return None
+        return self._predictor.handle(where.model, head, body, exchange, where.version)
 
 
 class _FanIn:
     """Fan-in of the responses to the parts of one body."""
 
-    __slots__ = ("_exchange", "_left", "_open", "_parts", "_responses", "_rows", "_tickets")
+    __slots__ = ("_encode", "_exchange", "_left", "_open", "_responses", "_tickets")
 
-    def __init__(self, exchange: Exchange, parts: list[Part], rows: Rows) -> None:
+    def __init__(self, exchange: Exchange, decoded: Decoded) -> None:
         self._exchange = exchange
-        self._parts = parts
-        self._rows = rows
-        self._responses: list[Response | None] = [None] * len(parts)
+        self._encode = decoded.encode
+        self._responses: list[Response | None] = [None] * len(decoded.parts)
         self._tickets: list[Ticket] = []
-        self._left = len(parts)
+        self._left = len(decoded.parts)
         self._open = True
 
     def start(self, model: ServedModel, parts: list[Part], mailbox: Mailbox | None) -> Ticket | None:
@@ -123,7 +214,7 @@ class _FanIn:
     def _finish(self) -> None:
         try:
             responses = [response for response in self._responses if response is not None]
-            body = encode_predict(responses, [part.instances for part in self._parts], self._rows)
+            body = self._encode(responses)
         except RemoraError as error:
             self.give_up(error)
             return

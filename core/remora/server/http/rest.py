@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from remora.calls import Metrics, ModelExplain, ModelLoad, ModelUnload, RepositoryIndex
@@ -16,8 +17,8 @@ from remora.errors import MalformedError, RemoraError, RetiredError
 from remora.messages import Buffer, Mailbox, Outcome, Response, Ticket
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
-from remora.protocols.cross_site import is_loopback, is_own_host, refuse_host, refuse_page
-from remora.protocols.http1 import Head
+from remora.protocols.cross_site import refuse_page
+from remora.protocols.http1 import Head, HeadNote
 from remora.protocols.rest.answer import HttpAnswer, Refusal, encode_error, failure
 from remora.protocols.rest.content_encoding import choose_encoding, compress, inflate
 from remora.protocols.rest.infer import InferCodec
@@ -27,14 +28,16 @@ from remora.protocols.rest.routes import METRICS_PATH, PAGES, Route, route
 from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions
 from remora.protocols.shared_memory import answer_region
 from remora.server.http import deadlines
-from remora.server.http.exchange import Cancellable, Exchange, arrival_of
+from remora.server.http.exchange import Answerer, Cancellable, Exchange, arrival_of
 from remora.server.http.generate import GenerateRoutes
 from remora.server.http.probes import PATHS as PROBES
 from remora.server.http.probes import probe
 from remora.server.http.waiting import LoadWaiters
+from remora.server.loop import PerTurn
 
 if TYPE_CHECKING:
-    from remora.server.http.http1 import Service
+    from remora.server.http.openai import OpenAiRoutes
+    from remora.server.http.predict import TypedRoutes
 
 _DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 _PLAIN = ((b"Content-Type", b"text/plain"),)
@@ -53,7 +56,10 @@ class Later(Protocol):
     """Function that runs slow work in another thread and responds with its answer."""
 
     def __call__(self, work: Callable[[], HttpAnswer], exchange: Exchange, *, lasts: bool = False) -> None:
-        """Run ``work``; with ``lasts``, it runs a model's code and must not delay work that does not."""
+        """Run ``work``.
+
+        With ``lasts``, it runs a model's code and must not delay work that does not.
+        """
 
 
 Refuse = Callable[[str, Head], HttpAnswer | None]
@@ -115,20 +121,28 @@ class _Plan:
 
 
 class _Forward(NamedTuple):
-    """Head rewritten for a V2 route, kept with the original head."""
+    """Answerer of a head rewritten for a V2 route, kept with the original head."""
 
     model: str
-    head: Head
+    answer: Answerer
 
 
 _OPEN = Restrictions()
+_OPENAI_PATHS = ("/v1/", "/openai/v1/", "/tokenize", "/detokenize", "/rerank", "/score")
+"""Beginnings of OpenAI's paths, and of those that vLLM has beside them."""
+
+
+_TYPED_PATHS = "/models/"
+"""Beginning of the paths of plain JSON."""
 
 
 def _page_action(path: str) -> str:
     """Return the action of a path outside V2, or "" for an unknown path, which needs no secret."""
     if path == METRICS_PATH:
         return "metrics"
-    return "pages" if path in PROBES or path in PAGES else ""
+    if path in PROBES:
+        return "live"
+    return "pages" if path in PAGES else ""
 
 
 def want_of(key: str) -> HttpAnswer:
@@ -149,6 +163,9 @@ class RestService:
         malformed: HTTP status of malformed requests; 0 for Triton's 500 [H13].
         restrictions: groups of calls that need a secret header.
         allowed_hosts: hosts whose web pages may change the server's state.
+        openai: OpenAI's routes are served without a language model, too.
+        ignore_unknown: OpenAI's routes ignore unknown fields.
+        deny: returns the refusal of a request for an action by the roles of its API key, None if they permit it.
     """
 
     def __init__(
@@ -163,21 +180,33 @@ class RestService:
         malformed: int = 0,
         restrictions: Restrictions = _OPEN,
         allowed_hosts: Container[str] = (),
+        openai: bool = False,
+        ignore_unknown: bool = False,
+        deny: Callable[[Head, str], HttpAnswer | None] | None = None,
     ) -> None:
         self._engine = engine
+        self._deny = deny
+        self._openai_always = openai
+        self._ignore_unknown = ignore_unknown
+        self._openai: OpenAiRoutes | None = None
+        self._typed: TypedRoutes | None = None
         self._restrictions = restrictions
         self._allowed_hosts = allowed_hosts
         self._submit_to = engine.submit_to
         self._front_end = FrontEnd(self._submit, arrival_of, _DECOUPLED)
         self._codec = codec
+        self._encode = codec.encode
         self._generate = GenerateRoutes(engine, mailbox, codec.limits, malformed)
         self._mailbox = mailbox
         self._later = later
         self._limit = max_input_bytes
         self._waiting = LoadWaiters(engine.options.max_waiting_requests, engine.options.waiting_secs)
         self._serves_metrics = serves_metrics
+        self._metrics_text = PerTurn(lambda: engine.perform(Metrics()).encode(), mailbox)
         self._known_as = ""
         self._malformed = malformed
+        self._answerers = HeadNote[Answerer]()
+        self._forwards = HeadNote[_Forward]()
 
     def over(
         self,
@@ -201,30 +230,106 @@ class RestService:
         other._submit_to = engine.submit_to
         other._front_end = FrontEnd(other._submit, arrival_of, _DECOUPLED)
         other._codec = self._codec.twin(binary_headers)
+        other._encode = other._codec.encode
         other._malformed = malformed or self._malformed
         other._generate = GenerateRoutes(engine, self._mailbox, self._codec.limits, other._malformed)
+        other._openai = None
+        other._typed = None
         other._known_as = known_as
+        other._metrics_text = PerTurn(lambda: engine.perform(Metrics()).encode(), self._mailbox)
+        other._answerers = HeadNote()
+        other._forwards = HeadNote()
         return other
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """Answer one request through ``exchange``, now or later; return a cancellable if it is still pending."""
-        plan = head.note
-        if not isinstance(plan, _Plan):
-            plan = head.note = _Plan(head, self.locked)
+        """Answer one request through ``exchange``, now or later.
+
+        Returns a cancellable if the request is still pending.
+        """
+        answer = self._answerers.get(head) or self._answerers.put(head, self.bind(head))
+        return answer(body, exchange)
+
+    def bind(self, head: Head) -> Answerer:
+        """Return what `handle` does with this head."""
+        if head.path.startswith(_OPENAI_PATHS):
+            return partial(self._ask_openai, head)
+        if head.path.startswith(_TYPED_PATHS):
+            return partial(self._ask_typed, head)
+        return self._bind(head)
+
+    def _bind(self, head: Head) -> Answerer:
+        plan = _Plan(head, self.locked)
+        return partial(self._infer_bound if plan.infers else self._handle_bound, plan, head)
+
+    @property
+    def openai(self) -> OpenAiRoutes:
+        """OpenAI's routes, imported by their first use."""
+        if self._openai is None:
+            from remora.server.http.openai import OpenAiRoutes  # imported here, because most servers lack such models
+
+            self._openai = OpenAiRoutes(
+                self._engine, self.when_loaded, self._mailbox, self._limit, ignore_unknown=self._ignore_unknown
+            )
+        return self._openai
+
+    def _ask_openai(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Answer a request for OpenAI's routes, if they are served, else as any unknown path."""
+        from remora.protocols.openai.routes import find_route, refused, unknown_path
+
+        generates = self._openai_always or any(model.generation is not None for model in self._engine.models())
+        if not generates:
+            return self._bind(head)(body, exchange)
+        where = find_route(head.path)
+        if where is None:
+            exchange.respond(unknown_path(head.path))
+            return None
+        locked = self.locked(where.v2_action, head)
+        if locked is not None:
+            exchange.respond(refused(locked))
+            return None
+        return self.openai.handle(where, head, body, exchange)
+
+    def _ask_typed(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Answer a request in plain JSON."""
+        locked = self.locked("infer", head)
+        if locked is not None:
+            exchange.respond(locked)
+            return None
+        if self._typed is None:
+            from remora.server.http.predict import TypedRoutes  # imported here, because startup does not need it
+
+            self._typed = TypedRoutes(self, self._engine, self._mailbox, self._limit)
+        return self._typed.handle(head, body, exchange)
+
+    def infer(self, model: str, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Answer an inference of ``model`` that arrived on a custom route of a host."""
+        known = self._forwards.get(head)
+        if known is None or known.model != model:
+            v2 = head.to(f"/v2/models/{model}/infer", method="POST")
+            known = self._forwards.put(head, _Forward(model, self.bind(v2)))
+        return known.answer(body, exchange)
+
+    def _handle_bound(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         try:
             return self._handle(plan, head, body, exchange, plan.timeout_ns)
         except LoadingError as loading:
             return self._wait(loading, plan, head, body, exchange)
 
-    def infer(self, model: str, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """Answer an inference of ``model`` that arrived on a custom route of a host."""
-        known = head.note
-        if not isinstance(known, _Forward) or known.model != model:
-            known = head.note = _Forward(model, head.to(f"/v2/models/{model}/infer", method="POST"))
-        return self.handle(known.head, body, exchange)
+    def _infer_bound(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Answer an inference without a deadline, the usual case."""
+        try:
+            return self._submit_to(self._front_end, plan.model, plan.version, head, exchange, plan, body, 0)
+        except LoadingError as loading:
+            return self._wait(loading, plan, head, body, exchange)
+        except RemoraError as error:
+            exchange.respond(encode_error(error, plain=True))
+            return None
 
     def when_loaded(self, work: HostsWork, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """Run a host's inference ``work``; after LoadingError, run it again when the model is loaded."""
+        """Run a host's inference ``work``.
+
+        After LoadingError, runs it again when the model is loaded.
+        """
         try:
             return work(head, body, exchange)
         except LoadingError as loading:
@@ -269,6 +374,9 @@ class RestService:
         """
         if not action:
             return None
+        denied = self.denied(action, head)
+        if denied is not None:
+            return denied
         group = GROUP_OF_ACTION[action]
         if self._restrictions:
             key = self._restrictions.missing(group, lambda name: head.get(name.lower().encode()))
@@ -279,8 +387,15 @@ class RestService:
         reason = "" if group == "inference" else refuse_page(head.method, head.get, self._allowed_hosts)
         return failure(403, reason, plain=True) if reason else None
 
+    def denied(self, action: str, head: Head) -> HttpAnswer | None:
+        """Return the refusal of a request for ``action`` by the roles of its API key, or None."""
+        return None if self._deny is None else self._deny(head, action)
+
     def _beyond_v2(self, refusal: HttpAnswer, head: Head, body: Buffer, exchange: Exchange) -> None:
-        """Answer a request that V2 refuses: with metrics, a probe or a page if the path names one, else the refusal."""
+        """Answer a request that V2 refuses.
+
+        The answer is metrics, a probe or a page if the path names one, else the refusal.
+        """
         if head.path == METRICS_PATH and self._serves_metrics and head.method in ("GET", "HEAD"):
             exchange.respond(self.metrics())
         elif head.path in PROBES and head.method in ("GET", "HEAD"):
@@ -367,7 +482,7 @@ class RestService:
             return  # unreachable: decoupled models are refused before submission
         try:
             name = self._known_as or model.name
-            answer = self._codec.encode(name, model.version_text, ticket.request.form, outcome, reply_format)
+            answer = self._encode(name, model.version_text, ticket.request.form, outcome, reply_format)
         except RemoraError as error:
             exchange.respond(encode_error(error, plain=True))
             return
@@ -410,8 +525,8 @@ class RestService:
             exchange.respond(answer())
 
     def metrics(self) -> HttpAnswer:
-        """Return the answer with the Prometheus metrics."""
-        return HttpAnswer(200, METRICS_HEADERS, [self._engine.perform(Metrics()).encode()])
+        """Return the answer with the Prometheus metrics; all requests of a turn of the loop get the same text."""
+        return HttpAnswer(200, METRICS_HEADERS, [self._metrics_text.get()])
 
 
 class MetricsService:
@@ -425,37 +540,9 @@ class MetricsService:
             refused = b'{"error":"Method Not Allowed"}'
             exchange.respond(HttpAnswer(405, _PLAIN, [refused]))
         elif head.path in ("/metrics", "/metrics/"):
-            exchange.respond(self._rest.metrics())
+            exchange.respond(self._rest.denied("metrics", head) or self._rest.metrics())
         else:
             exchange.respond(HttpAnswer(200, METRICS_HEADERS, []))
-
-
-_KNOWN_HOSTS = 64
-
-
-class _LoopbackService:
-    """Service of a loopback port that refuses requests whose Host header names another host (DNS rebinding)."""
-
-    def __init__(self, service: Service, allowed_hosts: Container[str]) -> None:
-        self._service = service
-        self._allowed = allowed_hosts
-        self._known: set[bytes] = set()
-
-    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        host = head.host
-        if host not in self._known:
-            reason = refuse_host(head.get, self._allowed)
-            if reason:
-                exchange.respond(failure(403, reason, plain=True))
-                return None
-            if len(self._known) < _KNOWN_HOSTS and is_own_host(host, self._allowed):
-                self._known.add(host)
-        return self._service.handle(head, body, exchange)
-
-
-def at(address: str, service: Service, allowed_hosts: Container[str]) -> Service:
-    """Return the service for a port at ``address``: on loopback, one that checks the Host header first."""
-    return _LoopbackService(service, allowed_hosts) if is_loopback(address) else service
 
 
 _SCRAPED_PATH = "/metrics"
@@ -469,7 +556,13 @@ class OnePortService:
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request, now or later; see `RestService.handle`."""
+        return self.bind(head)(body, exchange)
+
+    def bind(self, head: Head) -> Answerer:
+        """See `BindingService.bind`."""
         if head.path == _SCRAPED_PATH and head.method in ("GET", "HEAD"):
-            exchange.respond(self._rest.locked("metrics", head) or self._rest.metrics())
-            return None
-        return self._rest.handle(head, body, exchange)
+            return partial(self._scrape, head)
+        return self._rest.bind(head)
+
+    def _scrape(self, head: Head, _body: Buffer, exchange: Exchange) -> None:
+        exchange.respond(self._rest.locked("metrics", head) or self._rest.metrics())

@@ -38,10 +38,11 @@ class LoadWaiters:
         return sum(map(len, self._waiting.values()))
 
     def take(self, loading: LoadingError, exchange: Exchange, timeout_ns: int, go_on: GoOn) -> Cancellable | None:
-        """Call ``go_on`` with the wait in nanoseconds once the load has ended; it may raise LoadingError to wait again.
+        """Call ``go_on`` with the wait in nanoseconds once the load has ended.
 
-        The exchange is answered with 503 if too many requests wait, if the load fails, or if it takes longer than
-        ``timeout_ns`` (0 for none) or ``timeout_s``. The result can be cancelled during the wait and after it.
+        It may raise LoadingError to wait again. The exchange is answered with 503 if too many requests wait, if the
+        load fails, or if it takes longer than ``timeout_ns`` (0 for none) or ``timeout_s``. The result can be cancelled
+        during the wait and after it.
         """
         if self.taken >= self._max_waiting:
             error = UnavailableError(f"{loading.message}, and {self.taken} wait for it")
@@ -108,7 +109,10 @@ class _Waiting:
             self._refuse(UnavailableError(f"{self._loading.message}: the request waited for {self._limit_s:g} s"))
 
     def arrived(self, fault: BaseException | None) -> None:
-        """Continue or refuse the request, because the load has ended and it is no longer in the table."""
+        """Continue or refuse the request after the load has ended.
+
+        The load is no longer in the table.
+        """
         if fault is not None:
             self._timer.cancel()
             self._refuse(fault if isinstance(fault, RemoraError) else UnavailableError(self._loading.message))

@@ -11,7 +11,7 @@ terraform {
 }
 
 variable "image_uri" {
-  description = "The image built from containers/gpu with CUDA 12, by digest."
+  description = "The image cuda12 of `remora image build`, by digest."
   type        = string
 }
 

@@ -48,10 +48,10 @@ def model(tmp_path: Path, text: str = "", datatype: str = "FP32", op: str = "Ide
     return opened.instance(config, Placement("m_0"))
 
 
-def answer(instance: Instance, *arrays: Any, stays: bool = False) -> list[Any]:
+def answer(instance: Instance, *arrays: Any, keep_on_device: bool = False) -> list[Any]:
     requests = [request_of({"x": np.empty(array.shape)}, ("y",)) for array in arrays]
     for request, array in zip(requests, arrays, strict=True):
-        request.inputs["x"], request.stays = array, stays
+        request.inputs["x"], request.keep_on_device = array, keep_on_device
     found = []
     for outcome in instance.execute(Execution(requests)):
         assert isinstance(outcome, Response), outcome
@@ -75,7 +75,7 @@ def test_a_tensor_on_the_device_is_bound_at_its_address(tmp_path: Path, monkeypa
     monkeypatch.setattr(
         Binding, "_bind", lambda self, into, *given: (bound.append(given[-1]), bind(self, into, *given))
     )
-    (found,) = answer(model(tmp_path, op="Add"), lying(X), stays=True)
+    (found,) = answer(model(tmp_path, op="Add"), lying(X), keep_on_device=True)
     assert bound == [X.ctypes.data]
     assert isinstance(found, DeviceArray)
     np.testing.assert_array_equal(found.host(), X * 2)
@@ -86,7 +86,7 @@ def test_every_datatype_goes_through_and_stays_or_comes_back(tmp_path: Path, dat
     instance = model(tmp_path, datatype=datatype)
     values = np.array([[0, 1], [1, 0]]).astype(DTYPES[datatype])
     for given in (values, lying(values, datatype), np.empty((0, 2), values.dtype), np.asfortranarray(values)):
-        (kept,), (came,) = answer(instance, given, stays=True), answer(instance, given)
+        (kept,), (came,) = answer(instance, given, keep_on_device=True), answer(instance, given)
         expected = given.host() if isinstance(given, DeviceArray) else given
         np.testing.assert_array_equal(kept.host(), expected)
         np.testing.assert_array_equal(came, expected)
@@ -97,17 +97,17 @@ def test_every_datatype_goes_through_and_stays_or_comes_back(tmp_path: Path, dat
 def test_a_batch_joins_on_the_device_and_gives_everyone_their_rows(tmp_path: Path) -> None:
     instance = model(tmp_path, op="Add")
     for arrays in ((lying(X), lying(X[:1])), (lying(X), X[:1]), (X, lying(X[:1]))):
-        for stays in (True, False):
-            one, other = answer(instance, *arrays, stays=stays)
-            assert isinstance(one, DeviceArray) == stays
-            np.testing.assert_array_equal(one.host() if stays else one, X * 2)
-            np.testing.assert_array_equal(other.host() if stays else other, X[:1] * 2)
+        for keep_on_device in (True, False):
+            one, other = answer(instance, *arrays, keep_on_device=keep_on_device)
+            assert isinstance(one, DeviceArray) == keep_on_device
+            np.testing.assert_array_equal(one.host() if keep_on_device else one, X * 2)
+            np.testing.assert_array_equal(other.host() if keep_on_device else other, X[:1] * 2)
 
 
 def test_outputs_outlive_the_next_run_and_the_instance(tmp_path: Path) -> None:
     instance = model(tmp_path, op="Add")
-    (first,) = answer(instance, X, stays=True)
-    answer(instance, X + 1, stays=True)
+    (first,) = answer(instance, X, keep_on_device=True)
+    answer(instance, X + 1, keep_on_device=True)
     instance.close()
     del instance
     gc.collect()
@@ -151,18 +151,18 @@ def test_with_graphs_the_memory_of_equal_shapes_is_the_same(tmp_path: Path, monk
     monkeypatch.setattr(Binding, "_prepare", noting)
     instance = model(tmp_path, GRAPHS % "", op="Add")
     for array in (X, X[:1], X + 1, X[:1] + 2, lying(X)):
-        for stays in (True, False):
-            (found,) = answer(instance, array, stays=stays)
+        for keep_on_device in (True, False):
+            (found,) = answer(instance, array, keep_on_device=keep_on_device)
             values = array.host() if isinstance(array, DeviceArray) else array
-            np.testing.assert_array_equal(found.host() if stays else found, values * 2)
+            np.testing.assert_array_equal(found.host() if keep_on_device else found, values * 2)
     assert len(made) == 2, "one for each set of shapes"
     assert [fixed.options.get_run_config_entry("gpu_graph_id") for fixed in made] == ["1", "2"]
 
 
 def test_what_stays_of_a_graphs_run_is_not_written_over_by_the_next(tmp_path: Path) -> None:
     instance = model(tmp_path, GRAPHS % "", op="Add")
-    (first,) = answer(instance, X, stays=True)
-    answer(instance, X + 1, stays=True)
+    (first,) = answer(instance, X, keep_on_device=True)
+    answer(instance, X + 1, keep_on_device=True)
     np.testing.assert_array_equal(first.host(), X * 2)
 
 
@@ -175,7 +175,7 @@ def test_only_specified_shapes_get_a_graph(tmp_path: Path, monkeypatch: pytest.M
     assert made == [1]
 
 
-def test_instances_with_graphs_have_sessions_of_their_own(tmp_path: Path) -> None:
+def test_instances_with_graphs_have_their_own_sessions(tmp_path: Path) -> None:
     version = tmp_path / "m"
     model(version)
     config = config_of('name: "m" backend: "onnxruntime" ' + GRAPHS % "")
@@ -249,10 +249,10 @@ def test_a_session_runs_on_memory_of_the_cuda_runtime(
     before = stand_in.held(DEVICE)
     binding = Binding(runtime, inner, Standing(), transfer, {"x": "FP32", "y": "FP32"}, {})
     for array in (X[:1], X, X[:2]):
-        (out,) = binding.run({"x": array}, ("y",), stays=False)
+        (out,) = binding.run({"x": array}, ("y",), keep_on_device=False)
         np.testing.assert_array_equal(out.data, array * 2)
-    (out,) = binding.run({"x": X}, ("y",), stays=True)
-    (last,) = binding.run({"x": out.data}, ("y",), stays=False)
+    (out,) = binding.run({"x": X}, ("y",), keep_on_device=True)
+    (last,) = binding.run({"x": out.data}, ("y",), keep_on_device=False)
     np.testing.assert_array_equal(last.data, X * 4)
     block = binding._memory.take(X.nbytes)
     binding._memory.copy(block.address, X.ctypes.data, X.nbytes)
@@ -260,7 +260,7 @@ def test_a_session_runs_on_memory_of_the_cuda_runtime(
     bound: list[int] = []
     bind = binding._bind
     monkeypatch.setattr(binding, "_bind", lambda *given: (bound.append(given[-1]), bind(*given)))
-    (last,) = binding.run({"x": rows.as_array()}, ("y",), stays=False)
+    (last,) = binding.run({"x": rows.as_array()}, ("y",), keep_on_device=False)
     np.testing.assert_array_equal(last.data, X[1:] * 2)
     assert [address % 256 for address in bound] == [0], "rows begin where a tensor may not"
     del block, rows
@@ -278,7 +278,7 @@ def test_memory_that_is_not_there_fails_the_run_and_nothing_else(
                       {"x": "FP32"}, {})  # fmt: skip
     monkeypatch.setenv("STAND_IN_BYTES", "8")
     with pytest.raises(InternalError, match="cudaMalloc failed: out of memory"):
-        binding.run({"x": X}, (), stays=False)
+        binding.run({"x": X}, (), keep_on_device=False)
 
 
 # -- a session that reads its inputs when they are bound ------------------------------------------------------------
@@ -358,7 +358,7 @@ def test_an_input_is_bound_once_its_bytes_are_there(
     binding = reading(stand_in, transfer, places, graphs=graphs)
     session = binding._inner
     for values in (X, X + 1, X[:1] + 7):
-        (found,) = binding.run({"x": values}, ("y",), stays=False)
+        (found,) = binding.run({"x": values}, ("y",), keep_on_device=False)
         if not session.graphs or session.graphs[-1] in ("-1", ""):  # a replay reads its fixed memory itself
             np.testing.assert_array_equal(found.data, values * 2)
     device = "cuda" if places in (("Cuda",), None) else "cpu"
@@ -369,7 +369,7 @@ def test_an_input_is_bound_once_its_bytes_are_there(
 
 def test_what_a_graph_captures_is_in_its_memory_before_it_is_bound(stand_in: StandIn, transfer: CudaTransfer) -> None:
     binding = reading(stand_in, transfer, ("Cuda",), graphs=True)
-    (found,) = binding.run({"x": X}, ("y",), stays=False)
+    (found,) = binding.run({"x": X}, ("y",), keep_on_device=False)
     np.testing.assert_array_equal(found.data, X * 2)
     assert binding._inner.graphs == ["-1", "1"]
     binding.close()
@@ -388,7 +388,7 @@ def test_a_capture_that_fails_is_answered_without_a_graph(
 
     monkeypatch.setattr(ReadingSession, "run_with_iobinding", failing)
     for values in (X, X + 1):
-        (found,) = binding.run({"x": values}, ("y",), stays=False)
+        (found,) = binding.run({"x": values}, ("y",), keep_on_device=False)
         np.testing.assert_array_equal(found.data, values * 2)
     assert session.graphs == ["-1", "1", "-1"]
     assert not binding.replays
@@ -404,7 +404,7 @@ def test_a_session_that_reads_an_input_on_the_host_gets_no_graphs(
     binding = reading(stand_in, transfer, places, graphs=True)
     assert not binding.replays
     for values in (X, X + 1):
-        (found,) = binding.run({"x": values}, ("y",), stays=False)
+        (found,) = binding.run({"x": values}, ("y",), keep_on_device=False)
         np.testing.assert_array_equal(found.data, values * 2)
     assert binding._inner.graphs == ["-1", "-1"]
     binding.close()
@@ -417,7 +417,7 @@ def test_a_tensor_on_the_device_that_is_read_on_the_host_comes_to_the_host(
     block = binding._memory.take(X.nbytes)
     binding._memory.copy(block.address, X.ctypes.data, X.nbytes)
     given = DeviceArray("FP32", X.shape, binding._memory, block.address, block.owner)
-    (found,) = binding.run({"x": given.as_array()}, ("y",), stays=False)
+    (found,) = binding.run({"x": given.as_array()}, ("y",), keep_on_device=False)
     np.testing.assert_array_equal(found.data, X * 2)
     binding.close()
 

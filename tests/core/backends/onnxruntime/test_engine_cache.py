@@ -51,7 +51,7 @@ def folder_for(
     return engine_cache(tmp_path / "kept", model, runtime, machine, {"device_id": "0", **more})["trt_engine_cache_path"]
 
 
-def test_whatever_an_engine_depends_on_gives_it_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_whatever_an_engine_depends_on_gives_it_its_own_folder(tmp_path: Path) -> None:
     plain = folder_for(tmp_path)
     assert Path(plain).is_dir()
     assert folder_for(tmp_path, device_id="3") == plain, "GPUs of a kind share their engines"

@@ -196,7 +196,7 @@ def test_cudas_options_come_from_the_parameters_and_the_accelerator() -> None:
     assert options == {"gpu_mem_limit": "5", "cudnn_conv_algo_search": "HEURISTIC", "device_id": "0"}
 
 
-def test_openvino_serves_a_cpu_that_asks_for_it_and_is_missed_where_it_is_not() -> None:
+def test_openvino_serves_a_cpu_on_request_and_its_absence_is_reported() -> None:
     made = accelerated("cpu", "openvino", "num_of_threads", "2")
     plan = plan_providers(made, Device(), ALL)
     assert plan.chain[0] == (OPENVINO_PROVIDER, {"device_type": "CPU", "num_of_threads": "2"})
@@ -249,7 +249,7 @@ def test_specifications_that_cannot_be_kept_are_refused(spec: str, reason: str) 
 ACCELERATED = 'execution_accelerators { gpu_execution_accelerator { name: "tensorrt" %s } }'
 
 
-def test_the_cuda_provider_captures_graphs_and_tensorrts_does_not() -> None:
+def test_only_the_cuda_provider_captures_graphs() -> None:
     graphs = "optimization { cuda { graphs: true } %s }"
     plan = plan_providers(config(graphs % ""), Device("GPU"), ALL)
     assert plan.chain[0] == (CUDA_PROVIDER, {"enable_cuda_graph": "1", "device_id": "0"})

@@ -20,6 +20,7 @@ from remora.backends.python.environment import (
     Plan,
     Virtual,
     check_in_thread,
+    install_commands,
     interpreter_for,
     is_met,
     plan_environment,
@@ -149,14 +150,25 @@ def printed(python: Path, code: str) -> str:
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-def test_requirements_get_an_environment_that_has_them_and_the_servers_packages(tmp_path: Path, package: Path) -> None:
+def test_requirements_get_an_environment_that_has_them_and_the_servers_packages(
+    tmp_path: Path, package: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     source = source_of(tmp_path)
     (source.model_dir / "requirements.txt").write_text(f"--no-index\n--find-links {package.parent}\nremora-probe>=1\n")
-    python = interpreter_for(source, config_of())
+    with caplog.at_level("INFO", logger="remora.models"):
+        python = interpreter_for(source, config_of())
+    assert "model 'm': installing remora" in caplog.text
     assert printed(python, "import numpy, remora, remora_probe; print(remora_probe.ANSWER)") == "42\n"
     before = python.stat().st_mtime_ns
     assert interpreter_for(source, config_of()) == python
     assert python.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("pip", [(), (21, 9), (22, 2)])
+def test_an_environment_has_a_pip_where_the_servers_is_too_old(pip: tuple[int, ...]) -> None:
+    make, install = install_commands(Path("/env"), Path("r.txt"), pip)
+    assert "--without-pip" not in make
+    assert install[:3] == ["/env/bin/python", "-m", "pip"]
 
 
 def test_requirements_that_the_server_meets_need_neither_an_environment_nor_an_index(
@@ -208,7 +220,7 @@ def test_in_a_thread_requirements_that_are_met_are_fine(tmp_path: Path) -> None:
     check_in_thread(source, config_of())
 
 
-def test_in_a_thread_an_environment_of_its_own_is_refused(tmp_path: Path) -> None:
+def test_in_a_thread_a_separate_environment_is_refused(tmp_path: Path) -> None:
     source = source_of(tmp_path)
     environment_at(source.model_dir / "env")
     with pytest.raises(ConfigError, match="runs in a thread of the server"):
@@ -312,7 +324,7 @@ def test_a_cache_that_cannot_be_written_says_which_setting_moves_it(tmp_path: Pa
         EnvironmentCache(tmp_path / "file" / "cache", 10).folder_for("key", filled())
 
 
-def test_a_limit_that_is_no_number_is_refused(tmp_path: Path) -> None:
+def test_a_limit_that_is_not_a_number_is_refused(tmp_path: Path) -> None:
     source = source_of(tmp_path, **{"environment-cache-byte-size": "much"})
     (source.model_dir / "env.tar").touch()
     with pytest.raises(ConfigError, match="environment-cache-byte-size=much: expected a number"):

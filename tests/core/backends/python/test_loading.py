@@ -168,7 +168,7 @@ def test_a_missing_module_comes_with_the_line_that_installs_it(
 
 
 @pytest.mark.parametrize("place", ["requirements.txt", "1/requirements.txt"])
-def test_a_model_with_requirements_of_its_own_gets_missing_modules_there(
+def test_a_model_with_its_own_requirements_gets_missing_modules_there(
     tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "skimage", None)

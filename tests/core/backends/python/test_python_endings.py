@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -13,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eventually import eventually
 from remora import Engine
 from remora.errors import RemoraError
 from remora.messages import InferForm, InputSpec, Outcome, Response, Streamed, Ticket
 
 PATIENCE_S = 30.0
 HEAD = """
-import asyncio, gc, os, pathlib, threading
+import asyncio, gc, os, pathlib, threading, time, weakref
 import numpy as np
 import triton_python_backend_utils as pb_utils
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -34,6 +34,11 @@ def answer(value):
 async def file(name):
     while not (HERE / name).exists():
         await asyncio.sleep(0.002)
+
+def collect(garbage):
+    while garbage() is not None:
+        gc.collect()
+        time.sleep(0.002)
 
 class TritonPythonModel:
     kept = []
@@ -85,12 +90,7 @@ class Served:
         (self.root / model / "1" / name).touch()
 
     def await_file(self, name: str, model: str = "m") -> None:
-        turn = threading.Event()
-        for _ in range(int(PATIENCE_S / 0.005)):
-            if (self.root / model / "1" / name).exists():
-                return
-            turn.wait(0.005)
-        raise AssertionError(f"the model did not come to '{name}'")
+        eventually((self.root / model / "1" / name).exists)
 
     def pids(self) -> list[int]:
         assert self.engine is not None
@@ -231,9 +231,9 @@ ENDINGS = {
     ),
     "the sender becomes garbage in a cycle": (
         "    def execute(self, requests):\n"
-        "        cycle = [requests[0].get_response_sender()]\n"
+        "        cycle = [requests[0].get_response_sender(), type(self)()]\n"
         "        cycle.append(cycle)\n"
-        "        threading.Timer(0.01, gc.collect).start()\n",
+        "        threading.Thread(target=collect, args=(weakref.ref(cycle[1]),)).start()\n",
         "let go of|gave no response",
     ),
     "a thread dies with the sender": (

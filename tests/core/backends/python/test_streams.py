@@ -130,7 +130,7 @@ def test_a_response_may_be_the_final_one_and_carry_parameters(start: Start) -> N
     assert streamed.outcome.parameters == {"k": 1}
 
 
-def test_outputs_nobody_asked_for_or_declared_are_left_out(start: Start) -> None:
+def test_undeclared_and_unrequested_outputs_are_left_out(start: Start) -> None:
     instance = start("""
     def execute(self, requests):
         tensors = [pb_utils.Tensor(name, np.array([1], np.int32)) for name in ("OUT", "MORE", "NONE")]
@@ -210,7 +210,7 @@ def test_another_thread_may_go_on_after_execute_has_returned(start: Start) -> No
 
 
 @pytest.mark.parametrize("body", ["pass", "requests[0].get_response_sender().send(answer(1))"])
-def test_a_sender_that_is_let_go_ends_the_stream_with_an_error(start: Start, body: str) -> None:
+def test_a_sender_that_is_dropped_ends_the_stream_with_an_error(start: Start, body: str) -> None:
     values = run(start(f"    def execute(self, requests):\n        {body}\n")).values()
     assert isinstance(values[-1], InternalError)
     assert "let go of a request's response sender without a final response" in values[-1].message
@@ -243,7 +243,7 @@ def test_a_request_that_is_kept_can_give_its_sender_later(start: Start) -> None:
     assert sent.values() == [None]
 
 
-def test_a_sender_let_go_by_a_cancelled_request_says_so(start: Start) -> None:
+def test_a_sender_released_by_a_cancelled_request_reports_the_cancellation(start: Start) -> None:
     cancelled = request()
     cancelled.cancelled = True
     (error,) = run(start("    def execute(self, requests):\n        pass\n"), cancelled).values()
@@ -287,7 +287,7 @@ def failure(instance: PythonInstance, sent: Sent) -> str:
     return caught.value.message
 
 
-def test_an_exception_fails_the_execution_and_nothing_else_is_said(start: Start, tmp_path: Path) -> None:
+def test_an_exception_fails_the_execution_and_nothing_else_is_sent(start: Start, tmp_path: Path) -> None:
     instance = start("""
     def execute(self, requests):
         requests[0].get_response_sender().send(answer(1))

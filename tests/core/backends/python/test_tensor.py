@@ -182,7 +182,7 @@ def test_a_tensor_on_a_gpu_stays_there_and_says_so(stand_in: StandIn, monkeypatc
     assert tensor.triton_dtype() == 11  # TYPE_FP32
     with pytest.raises(pb_utils.TritonModelException, match="stored in GPU and cannot be converted to NumPy"):
         tensor.as_numpy()
-    again = pb_utils.Tensor.from_dlpack("y", tensor.to_dlpack()).message(stays=True).data
+    again = pb_utils.Tensor.from_dlpack("y", tensor.to_dlpack()).message(keep_on_device=True).data
     assert isinstance(again, DeviceArray)
     assert again.address == 4096
 
@@ -191,7 +191,7 @@ def test_an_input_on_a_device_goes_back_as_it_is_only_where_it_may_stay() -> Non
     values = np.arange(4, dtype="f4")
     given = DeviceArray("FP32", values.shape, HostMemory(), values.ctypes.data, values)
     tensor = pb_utils.Tensor.received("x", "FP32", given.as_array())
-    assert tensor.message([tensor], stays=True).data is given
+    assert tensor.message([tensor], keep_on_device=True).data is given
     back = tensor.message([tensor]).data
     assert type(back) is np.ndarray
     assert back.tolist() == values.tolist()
@@ -314,7 +314,7 @@ def test_what_they_do_not_take_is_refused(make: Any) -> None:
         make()
 
 
-def test_outside_of_a_model_there_is_no_model_to_ask_about() -> None:
+def test_a_call_outside_a_model_is_refused() -> None:
     for ask in (pb_utils.get_model_dir, lambda: pb_utils.load_model("x"), lambda: pb_utils.is_model_ready("x")):
         with pytest.raises(pb_utils.TritonModelException):
             ask()

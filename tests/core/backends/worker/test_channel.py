@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from remora.backends.worker.polling import Look
 from remora.backends.worker.wire import MessageKind
 
 channels = pytest.importorskip("remora.backends.worker.channel", reason="needs mmap and select.poll")
@@ -81,7 +82,7 @@ def test_a_wake_up_is_kept_for_later_only_if_the_reader_still_looks(
     assert seen == [MessageKind.LOG]
 
 
-def test_an_execution_disturbs_nobody_and_is_found_by_who_reads_next(
+def test_an_execution_disturbs_no_reader_and_is_found_by_the_next_one(
     sides: tuple[channels.MemoryChannel, channels.MemoryChannel],
 ) -> None:
     server, worker = sides
@@ -134,3 +135,143 @@ def test_an_execution_wakes_who_waits_for_one(
         assert turns.acquire(timeout=PATIENCE_S / 2), f"message {number} was left lying"
     reader.join()
     assert numbers == list(range(300))
+
+
+class Always:
+    """Budget that allows a poll of a second."""
+
+    def __init__(self) -> None:
+        self.found = self.lost = 0
+        self.waits: list[int] = []
+
+    def allowance(self, now_ns: int) -> int:
+        return 1_000_000_000
+
+    def record_found(self) -> None:
+        self.found += 1
+
+    def record_loss(self, now_ns: int) -> None:
+        self.lost += 1
+
+    def record_wait(self, waited_ns: int) -> None:
+        self.waits.append(waited_ns)
+
+
+def readable(fd: int) -> bool:
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(0))
+
+
+def test_a_front_that_polls_gets_the_next_message(
+    sides: tuple[channels.MemoryChannel, channels.MemoryChannel],
+) -> None:
+    server, worker = sides
+    worker._polls, worker.budget = True, Always()
+    messages = []
+
+    def read() -> None:
+        with worker.front():
+            messages.append(worker.poll_next(PATIENCE_S))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    server.send(MessageKind.LOG, 7)
+    reader.join(PATIENCE_S)
+    assert [message.number for message in messages] == [7]
+
+
+def test_a_front_sleeps_after_its_poll_and_is_woken(
+    sides: tuple[channels.MemoryChannel, channels.MemoryChannel],
+) -> None:
+    server, worker = sides
+    worker._polls = True  # with a budget of zero
+    messages = []
+
+    def read() -> None:
+        with worker.front():
+            messages.append(worker.poll_next(PATIENCE_S))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    server.send(MessageKind.LOG, 7)
+    reader.join(PATIENCE_S)
+    assert [message.number for message in messages] == [7]
+
+
+def test_a_loop_that_polls_is_not_woken_until_its_poll_ends(
+    sides: tuple[channels.MemoryChannel, channels.MemoryChannel],
+) -> None:
+    server, worker = sides
+    seen: list[int] = []
+
+    class Watcher:
+        def watch(self, fd: int, work: object) -> object:
+            self.fd = fd
+            return lambda: None
+
+    watcher = Watcher()
+    server.watch(watcher, lambda _: None)
+
+    def look(*, last: bool) -> Look:
+        found: Look = server.poll_in_loop(lambda message: seen.append(message.number), last=last)
+        return found
+
+    assert look(last=False) is Look.NOTHING
+    worker.send(MessageKind.LOG, 1)
+    assert not readable(watcher.fd)
+    assert look(last=False) is Look.FOUND
+    assert seen == [1]
+    worker.send(MessageKind.LOG, 2)
+    assert readable(watcher.fd)
+    assert look(last=False) is Look.FOUND
+    assert look(last=False) is Look.NOTHING
+    assert look(last=True) is Look.ENDED
+    os.eventfd_read(watcher.fd)
+    worker.send(MessageKind.LOG, 3)
+    assert readable(watcher.fd)
+    assert seen == [1, 2]
+
+
+def test_a_poll_of_the_loop_ends_where_a_thread_reads(
+    sides: tuple[channels.MemoryChannel, channels.MemoryChannel],
+) -> None:
+    server, worker = sides
+    worker.send(MessageKind.LOG, 1)
+    with server.front():
+        assert server.poll_in_loop(lambda message: None, last=False) is Look.ENDED
+        message = server.next(PATIENCE_S)
+    assert message is not None
+    assert message.number == 1
+
+
+def test_a_poll_whose_handler_fails_gives_the_loop_back_to_wake_ups(
+    sides: tuple[channels.MemoryChannel, channels.MemoryChannel],
+) -> None:
+    server, worker = sides
+
+    class Watcher:
+        def watch(self, fd: int, work: object) -> object:
+            self.fd = fd
+            return lambda: None
+
+    watcher = Watcher()
+    server.watch(watcher, lambda _: None)
+    worker.send(MessageKind.LOG, 1)
+    os.eventfd_read(watcher.fd)
+
+    def fail(message: object) -> None:
+        raise channels.WireError("invalid")
+
+    with pytest.raises(channels.WireError):
+        server.poll_in_loop(fail, last=False)
+    worker.send(MessageKind.LOG, 2)
+    assert readable(watcher.fd)
+
+
+def test_a_closed_channel_ends_a_poll_of_the_loop(
+    sides: tuple[channels.MemoryChannel, channels.MemoryChannel],
+) -> None:
+    server, _ = sides
+    server.close()
+    assert server.poll_in_loop(lambda message: None, last=False) is Look.ENDED

@@ -17,7 +17,7 @@ from remora.backends.worker.encoding import (
     RequestWriter,
     TraceMark,
     outcomes_from,
-    turns_again,
+    rescheduled_in,
 )
 from remora.backends.worker.wire import INLINE_BYTES, Drafts, Heads, Item, MessageKind, Stack, Stacked, WireError
 from remora.errors import NotFoundError, RemoraError
@@ -194,7 +194,7 @@ def test_requests_with_ids_and_requests_without_inputs_are_not_stacked() -> None
         assert not isinstance(RequestWriter().drafts([request, request]), Stack)
 
 
-def test_a_stack_that_claims_to_be_traced_is_none() -> None:
+def test_a_stack_that_claims_to_be_traced_is_ignored() -> None:
     head = (
         wire.decode(bytearray(wire.encode(MessageKind.EXECUTE, 1, [RequestWriter().draft(traced())])), Heads())
         .items[0]
@@ -227,7 +227,7 @@ outcomes = st.sampled_from(
 def test_the_outcomes_of_a_batch_come_as_they_were_sent(batch: list[Outcome | None], data: st.DataObject) -> None:
     again = frozenset(at for at, outcome in enumerate(batch) if outcome is None and data.draw(st.booleans()))
     items = travelled(OutcomeWriter().drafts(batch, again))
-    assert turns_again(items) == again
+    assert rescheduled_in(items) == again
     found = outcomes_from(items)
     assert len(found) == len(batch)
     for got, sent in zip(found, batch, strict=True):

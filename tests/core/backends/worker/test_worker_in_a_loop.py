@@ -19,8 +19,10 @@ from fakes import FakeClock
 from held import Held
 from remora.backends import Execution, NotBegunError, Placement, Source
 from remora.backends.python import PythonBackend
+from remora.backends.worker import channel as channel_module
 from remora.backends.worker import connection as connections
 from remora.backends.worker.model import LOOP_BYTES, WorkerInstance
+from remora.backends.worker.polling import PollBudget
 from remora.backends.worker.wire import MessageKind
 from remora.errors import CancelledError, InternalError
 from remora.messages import InferForm, Outcome, Request, Response
@@ -88,7 +90,8 @@ class Loop:
     def __init__(self, folder: Path, **settings: str) -> None:
         config = text_format.Parse(CONFIG, ModelConfig())
         chosen = {"isolation": "process", **{key.replace("_", "-"): value for key, value in settings.items()}}
-        self.model = PythonBackend().open(Source("m", 1, folder.parent, folder, folder.parents[1], chosen), config)
+        source = Source("m", 1, folder.parent, folder, folder.parents[1], chosen, cpus=2)
+        self.model = PythonBackend().open(source, config)
         instance = self.model.instance(config, Placement("m_0_0"))
         assert isinstance(instance, WorkerInstance)
         self.instance = instance
@@ -117,11 +120,54 @@ class Loop:
         self.model.close()
 
 
-@pytest.fixture
-def loop(folder: Path) -> Iterator[Loop]:
-    made = Loop(folder)
+class EagerBudget(PollBudget):
+    """Budget that always allows a poll of two milliseconds, and counts the messages found."""
+
+    found = 0
+
+    def allowance(self, now_ns: int) -> int:
+        return 2_000_000
+
+    def record_found(self) -> None:
+        type(self).found += 1
+
+
+@pytest.fixture(params=["wakes", "polls"])
+def loop(folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
+    if request.param == "polls":
+        monkeypatch.setattr(channel_module, "PollBudget", EagerBudget)
+    made = Loop(folder, poll_us="0" if request.param == "wakes" else "500")
     yield made
     made.close()
+
+
+def test_a_poll_finds_answers_that_arrive_within_its_time(loop: Loop) -> None:
+    found = EagerBudget.found
+
+    async def main() -> None:
+        for _ in range(50):
+            (outcome,) = await loop.run(request())
+            assert values(outcome) == [0, 2, 4]
+
+    go(main())
+    channel = loop.instance.supervisor.wait_for_connection().channel
+    assert isinstance(channel, channel_module.MemoryChannel)
+    assert (EagerBudget.found > found) is isinstance(channel.budget, EagerBudget)
+
+
+def test_an_answer_after_the_end_of_a_poll_wakes_the_loop(loop: Loop, folder: Path) -> None:
+    async def main() -> None:
+        future = loop.begin(request("until told"))
+        assert future is not None
+        poll = loop.instance.supervisor.wait_for_connection()._poll
+        assert poll is not None
+        while poll.active:
+            await asyncio.sleep(0)  # lets the loop take the next turn
+        (folder / "go").touch()
+        (outcome,) = await asyncio.wait_for(future, PATIENCE_S)
+        assert values(outcome) == [0, 2, 4]
+
+    go(main())
 
 
 def request(id: str = "", count: int = 3) -> Request:
@@ -219,7 +265,7 @@ async def until_it_runs(caplog: pytest.LogCaptureFixture) -> None:
         await asyncio.sleep(0)
 
 
-def test_a_cancelled_request_is_told_to_the_worker(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cancelled_request_is_reported_to_the_worker(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
 
     async def main() -> None:
@@ -234,7 +280,7 @@ def test_a_cancelled_request_is_told_to_the_worker(loop: Loop, caplog: pytest.Lo
     go(main())
 
 
-def test_a_cancel_is_not_told_before_the_request_and_lost(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancellation_is_not_sent_before_its_request_and_lost(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         link, waits = loop.instance.supervisor.wait_for_connection(), request("until cancelled")
         send = link.channel.send
@@ -313,7 +359,7 @@ def test_when_a_worker_dies_the_batch_behind_has_not_begun(loop: Loop) -> None:
     go(main())
 
 
-def test_a_batch_that_had_its_turn_is_not_told_that_it_never_began(loop: Loop) -> None:
+def test_a_batch_that_had_its_turn_is_not_reported_as_never_begun(loop: Loop) -> None:
     async def main() -> None:
         (answer,), died = await both(loop.begin(request()), loop.begin(request("die")))
         assert values(answer) == [0, 2, 4]
@@ -380,7 +426,7 @@ def test_what_is_cancelled_before_its_turn_does_not_run(loop: Loop) -> None:
     go(main())
 
 
-def test_a_cancel_is_told_at_once_for_the_worker_may_get_to_the_request_at_any_moment(
+def test_a_cancellation_is_sent_at_once_because_the_worker_may_start_the_request_at_any_moment(
     loop: Loop, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

@@ -1,159 +1,32 @@
-"""Python models in real worker processes: what a model can do to its process, and what its server makes of it."""
+"""Python models in real worker processes: tensors, streams, logs, and no leftovers."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import os
-import select
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from google.protobuf import text_format
 
 from held import Held
+from process_models import ANSWER, CONFIG, Models, ends, gone, once, request, run, values, write_model
 from remora import custom_metrics
-from remora.backends import Execution, Placement, Source
-from remora.backends.python import PythonBackend
-from remora.backends.worker import supervisor as supervisors
-from remora.backends.worker.logs import LINES_PER_SECOND
-from remora.backends.worker.model import WorkerInstance, WorkerModel
-from remora.errors import ConfigError, InternalError, InvalidArgumentError, NotFoundError
-from remora.messages import InferForm, Outcome, Request, Response, Streamed
+from remora.backends import Execution
+from remora.errors import InternalError
+from remora.messages import InferForm, Request, Response, Streamed
 from remora.proto.model_config_pb2 import ModelConfig
-from remora.testing import backend
 
-CONFIG = """
-name: "m" backend: "python"
-input [{ name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }]
-output [{ name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }]
-"""
-HEAD = """
-import logging, os, sys, threading, time
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-def answer(value=7):
-    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value], np.int32))])
-
-class TritonPythonModel:
-"""
-ANSWER = "    def execute(self, requests):\n        return [answer() for _ in requests]\n"
-SHARED = hasattr(os, "memfd_create")
-
-
-def once(fault: str) -> str:
-    """A model with a fault that only a request called "now" brings out."""
-    lines = "".join(f"            {line}\n" for line in fault.splitlines())
-    return (
-        "    def execute(self, requests):\n        if requests[0].request_id() == 'now':\n"
-        + lines
-        + "        return [answer() for _ in requests]\n"
-    )
-
-
-def write_model(root: Path, code: str) -> Path:
-    path = root / "m" / "1" / "model.py"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(HEAD + code, encoding="utf-8")
-    return path
+LIVES = 50 if os.environ.get("REMORA_SOAK") else 15
 
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-class Models:
-    """Opens models in worker processes."""
-
-    def __init__(self, root: Path, transport: str) -> None:
-        self.root = root
-        self.settings = {"isolation": "process", "transport": transport}
-        self.opened: list[WorkerModel | WorkerInstance] = []
-
-    def open(self, code: str, config: str = CONFIG, **settings: str) -> WorkerModel:
-        path = write_model(self.root, code)
-        chosen = {**self.settings, **{key.replace("_", "-"): value for key, value in settings.items()}}
-        source = Source("m", 1, path.parents[1], path.parent, self.root, chosen)
-        model = PythonBackend().open(source, text_format.Parse(config, ModelConfig()))
-        assert isinstance(model, WorkerModel)
-        self.opened.append(model)
-        return model
-
-    def start(self, code: str, config: str = CONFIG, **settings: str) -> WorkerInstance:
-        model = self.open(code, config, **settings)
-        instance = model.instance(text_format.Parse(config, ModelConfig()), Placement("m_0_0"))
-        assert isinstance(instance, WorkerInstance)
-        self.opened.append(instance)
-        return instance
-
-
-@pytest.fixture(params=["memory", "pipe"] if SHARED else ["pipe"])
-def models(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Models]:
-    opened = Models(tmp_path, request.param)
-    yield opened
-    for each in reversed(opened.opened):
-        each.close()
-
-
-@pytest.fixture
-def fast(tmp_path: Path) -> Iterator[Models]:
-    """As ``models``, over the transport that the system prefers."""
-    opened = Models(tmp_path, "auto")
-    yield opened
-    for each in reversed(opened.opened):
-        each.close()
-
-
-def request(id: str = "", array: Any = None) -> Request:
-    values = np.arange(3, dtype=np.int32) if array is None else array
-    return Request(InferForm((), id=id), {"IN": values}, ("OUT",), 1, None)
-
-
-def run(instance: WorkerInstance, *requests: Request) -> list[Outcome | None]:
-    return backend.run(instance, *(requests or (request(),)))
-
-
-def values(outcome: Outcome | None) -> list[Any]:
-    assert isinstance(outcome, Response), outcome
-    return list(outcome.outputs[0].data.tolist())
-
-
-def failure(instance: WorkerInstance, *requests: Request) -> str:
-    with pytest.raises(InternalError) as caught:
-        run(instance, *requests)
-    assert caught.value.from_model
-    return str(caught.value)
-
-
-def gone(pid: int) -> bool:
-    """Has the process ended, also for its parent?"""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-def ends(pid: int) -> bool:
-    """Does a process that is nobody's child here end, by now or soon?"""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    poller = select.poll()
-    poller.register(handle, select.POLLIN)
-    try:
-        return bool(poller.poll(10_000))
-    finally:
-        os.close(handle)
 
 
 # -- what models do every day -----------------------------------------------------------------------------------------
@@ -352,279 +225,6 @@ def test_what_a_model_prints_and_logs_reaches_the_log_with_the_requests_id(
     assert any(text.startswith("complained") and level == "WARNING" for text, level in said.items())
 
 
-# -- what models do wrong ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("code", "kind", "text"),
-    [
-        ("    def execute(self, requests:\n", InternalError, "SyntaxError"),
-        (ANSWER + "    def initialize(self, args):\n        raise ValueError('no')\n", InternalError, "ValueError: no"),
-        (ANSWER + "    def initialize(self, args):\n        os._exit(4)\n", InternalError, "exit code 4"),
-        ("    pass\n", InternalError, "does not implement `execute`"),
-    ],
-)
-def test_a_model_that_does_not_start_says_why(models: Models, code: str, kind: type[Exception], text: str) -> None:
-    with pytest.raises(kind, match=text) as caught:
-        models.start(code)
-    assert "starts it again" not in str(caught.value)
-
-
-def test_a_load_waits_longer_for_its_process_than_a_request_for_a_new_one(
-    fast: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, start, link = threading.Event(), supervisors.WorkerProcess, supervisors.Supervisor.wait_for_connection
-
-    def started_late(*arguments: Any) -> Any:
-        assert asked.wait(30)
-        return start(*arguments)
-
-    def ask(self: supervisors.Supervisor) -> Any:
-        asked.set()
-        return link(self)
-
-    monkeypatch.setattr(supervisors, "WorkerProcess", started_late)
-    monkeypatch.setattr(supervisors.Supervisor, "wait_for_connection", ask)
-    monkeypatch.setattr(supervisors, "RESTART_WAIT_S", 0.0)
-    assert values(run(fast.start(ANSWER))[0]) == [7]
-
-
-def test_a_file_that_is_not_there_is_named(fast: Models) -> None:
-    with pytest.raises(NotFoundError, match=r"other\.py"):
-        fast.open(ANSWER, CONFIG + 'default_model_filename: "other.py"')
-
-
-def test_a_configuration_that_contradicts_the_model_is_refused_in_tritons_words(fast: Models) -> None:
-    model = fast.open(
-        "    @staticmethod\n    def auto_complete_config(config):\n"
-        "        config.add_input({'name': 'IN', 'data_type': 'TYPE_FP32', 'dims': [1]})\n"
-        "        return config\n" + ANSWER
-    )
-    with pytest.raises(InternalError, match="configuration expects datatype TYPE_INT32 for input 'IN'"):
-        model.complete(text_format.Parse(CONFIG, ModelConfig()))
-
-
-@pytest.mark.parametrize(
-    ("fault", "text"),
-    [
-        ("raise ValueError('raised')", r"message: ValueError: raised\n\nAt:\n  .*model\.py\(\d+\): execute"),
-        ("return []", r"InferenceRequest\(s\) size is:1, and InferenceResponse\(s\) size is:0"),
-        ("return [answer()] * 2", r"and InferenceResponse\(s\) size is:2"),
-        ("return 'text'", "Expected a list"),
-        ("sys.exit(1)", "SystemExit: 1"),
-    ],
-)
-def test_a_fault_fails_its_own_requests(models: Models, fault: str, text: str) -> None:
-    instance = models.start(once(fault))
-    with pytest.raises(InternalError, match=text) as caught:
-        run(instance, request("now"))
-    assert "m_0_0" in str(caught.value)
-    pid = instance.supervisor.pid
-    assert values(run(instance)[0]) == [7]
-    assert instance.supervisor.pid == pid
-
-
-def test_none_is_an_error_of_that_request(models: Models) -> None:
-    instance = models.start("    def execute(self, requests):\n        return [None, answer()]\n")
-    first, second = run(instance, request(), request())
-    assert isinstance(first, InternalError)
-    assert "gave no response" in str(first)
-    assert values(second) == [7]
-
-
-def test_another_datatype_than_declared_is_answered_as_it_is(models: Models) -> None:
-    instance = models.start(
-        "    def execute(self, requests):\n"
-        "        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array([1.5]))])]\n"
-    )
-    (outcome,) = run(instance)
-    assert isinstance(outcome, Response)
-    assert (outcome.outputs[0].datatype, values(outcome)) == ("FP64", [1.5])
-
-
-@pytest.mark.parametrize(
-    ("fault", "text"),
-    [
-        ("os._exit(3)", "exit code 3"),
-        ("import ctypes\nctypes.string_at(0)", "SIGSEGV"),
-        ("os.abort()", "SIGABRT"),
-        ("os.kill(os.getpid(), 9)", "SIGKILL"),
-    ],
-)
-def test_a_dead_worker_is_told_of_and_started_again(models: Models, fault: str, text: str) -> None:
-    instance = models.start(once(fault))
-    pid = instance.supervisor.pid
-    said = failure(instance, request("now"), request("neighbour"))
-    assert said.startswith("Stub process 'm_0_0' is not healthy: ")
-    assert text in said
-    assert values(run(instance)[0]) == [7]
-    assert instance.supervisor.pid != pid
-    assert gone(pid)
-    assert instance.capabilities.trouble == ""
-
-
-def test_a_worker_that_dies_again_and_again_is_refused_at_once_and_says_when_it_is_back(fast: Models) -> None:
-    instance = fast.start(once("os._exit(3)"))
-    failure(instance, request("now"))
-    run(instance)
-    failure(instance, request("now"))
-    said = failure(instance)
-    assert "exit code 3" in said
-    assert "starts it again in 0." in said
-    assert "exit code 3" in instance.capabilities.trouble
-    instance.close()
-
-
-def test_a_worker_that_does_not_come_back_is_refused_with_the_reason(fast: Models) -> None:
-    marker = fast.root / "started"
-    instance = fast.start(
-        f"    def initialize(self, args):\n        assert not os.path.exists({str(marker)!r}), 'once is enough'\n"
-        f"        open({str(marker)!r}, 'w').close()\n" + once("os._exit(3)")
-    )
-    failure(instance, request("now"))
-    assert "once is enough" in failure(instance)
-    assert "once is enough" in instance.capabilities.trouble
-
-
-def test_a_stream_of_a_dead_worker_ends_with_an_error(models: Models) -> None:
-    instance = models.start(
-        "    def execute(self, requests):\n"
-        "        self.sender = requests[0].get_response_sender()\n"
-        "        self.sender.send(answer())\n"
-        "        threading.Thread(target=die, args=(self.sender,)).start()\n"
-        "def die(sender):\n"
-        "    while not sender.is_cancelled():\n"
-        "        time.sleep(0.002)\n"
-        "    os._exit(3)\n",
-        CONFIG + "model_transaction_policy { decoupled: true }",
-    )
-    answers: list[Streamed] = []
-    ended = threading.Event()
-
-    def send(_: int, streamed: Streamed) -> None:
-        answers.append(streamed)
-        if streamed.final:
-            ended.set()
-
-    asked = request()
-    instance.execute(Execution([asked], send))
-    asked.cancel()
-    assert ended.wait(20)
-    assert values(answers[0].outcome) == [7]
-    assert "exit code 3" in str(answers[-1].outcome)
-
-
-def test_a_model_that_never_returns_is_ended_when_its_time_is_over(models: Models) -> None:
-    instance = models.start(once("while True: pass"), execute_timeout="0.3")
-    assert "did not answer within 0.3 s" in failure(instance, request("now"))
-    assert values(run(instance)[0]) == [7]
-
-
-def test_closing_does_not_wait_for_a_finalize_that_never_returns(fast: Models) -> None:
-    instance = fast.start(
-        ANSWER + "    def finalize(self):\n        while True: time.sleep(1)\n", finalize_timeout="0.2"
-    )
-    pid = instance.supervisor.pid
-    instance.close()
-    assert gone(pid)
-
-
-def test_what_a_model_has_started_ends_with_it(models: Models) -> None:
-    instance = models.start(
-        "    def initialize(self, args):\n"
-        "        import subprocess\n"
-        "        self.child = subprocess.Popen(['sleep', '1000'])\n"
-        "        self.forked = os.fork()\n"
-        "        if self.forked == 0:\n"
-        "            time.sleep(1000)\n"
-        "    def execute(self, requests):\n"
-        "        pids = np.array([self.child.pid, self.forked])\n"
-        "        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', pids)])]\n"
-        "    def finalize(self):\n        os._exit(0)\n"
-    )
-    pids = values(run(instance)[0])
-    instance.close()
-    for pid in pids:
-        assert ends(pid)
-
-
-def test_a_fork_that_comes_back_from_the_model_answers_nothing(models: Models) -> None:
-    instance = models.start(once("os.fork()"))
-    assert values(run(instance, request("now"))[0]) == [7]
-    assert values(run(instance)[0]) == [7]
-
-
-def most_lines(seconds: float) -> float:
-    """What may be logged in that time, which may touch two seconds more than it has; and what is said of the rest."""
-    return LINES_PER_SECOND * (seconds + 2) * 1.1
-
-
-def test_a_flood_on_stdout_neither_blocks_nor_fills_the_log(models: Models, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    instance = models.start(once("for _ in range(300):\n    print('x' * 100_000)\n    print('y\\n' * 1000)"))
-    begin = time.monotonic()
-    assert values(run(instance, request("now"))[0]) == [7]
-    assert values(run(instance)[0]) == [7]
-    instance.close()
-    assert len(caplog.records) < most_lines(time.monotonic() - begin)
-
-
-def test_a_flood_of_log_lines_neither_blocks_nor_fills_the_log(
-    models: Models, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    instance = models.start(once("for i in range(20_000): logging.warning('line %d', i)"))
-    begin = time.monotonic()
-    assert values(run(instance, request("now"))[0]) == [7]
-    assert len(caplog.records) < most_lines(time.monotonic() - begin)
-
-
-def test_memory_ends_at_the_limit(models: Models) -> None:
-    instance = models.start(once("self.big = np.ones(3 << 30, np.uint8)"), memory_limit=str(2 << 30))
-    assert "MemoryError" in failure(instance, request("now"))
-    assert values(run(instance)[0]) == [7]
-
-
-def test_inputs_larger_than_what_may_be_on_its_way_are_refused(fast: Models) -> None:
-    instance = fast.start(ANSWER, transfer_limit_byte_size=str(1 << 16))
-    said = r"more than the 65536.*transfer-limit-byte-size"
-    with pytest.raises(InternalError, match=said):
-        run(instance, request("", np.zeros(1 << 16, np.int32)))
-    assert values(run(instance)[0]) == [7]
-
-
-def test_outputs_larger_than_what_may_be_on_its_way_are_refused(fast: Models) -> None:
-    big = "return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.zeros(1 << 16, np.int32))])]"
-    instance = fast.start(once(big), transfer_limit_byte_size=str(1 << 16))
-    assert "transfer-limit-byte-size" in failure(instance, request("now"))
-    assert values(run(instance)[0]) == [7]
-
-
-def test_a_model_waits_while_its_answers_are_not_taken_away(fast: Models) -> None:
-    instance = fast.start(
-        "    def execute(self, requests):\n"
-        "        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.zeros(6000, np.int32))])]\n",
-        transfer_limit_byte_size=str(1 << 16),
-    )
-    kept = [run(instance), run(instance)]
-    threading.Timer(0.1, kept.clear).start()
-    assert len(values(run(instance)[0])) == 6000
-
-
-@pytest.mark.parametrize("value", ["fast", "-1"])
-def test_a_setting_that_is_none_is_refused_by_name(fast: Models, value: str) -> None:
-    with pytest.raises(ConfigError, match=f"execute-timeout={value}"):
-        fast.open(ANSWER, execute_timeout=value)
-
-
-def test_a_model_chooses_its_isolation_itself(fast: Models) -> None:
-    config = CONFIG + 'parameters { key: "ISOLATION" value { string_value: "process" } }'
-    fast.settings["isolation"] = "thread"
-    assert isinstance(fast.open(ANSWER, config), WorkerModel)
-    with pytest.raises(InvalidArgumentError, match="ISOLATION of model 'm': 'cloud' must be one of process, thread"):
-        fast.open(ANSWER, CONFIG + 'parameters { key: "ISOLATION" value { string_value: "cloud" } }')
-
-
 # -- what is left behind ----------------------------------------------------------------------------------------------
 
 
@@ -637,7 +237,7 @@ def test_no_memory_that_is_shared_with_a_worker_has_a_name_in_dev_shm(fast: Mode
         assert "/dev/shm/" not in mapped
 
 
-def test_fifty_lives_leave_neither_descriptors_nor_processes_nor_threads(tmp_path: Path) -> None:
+def test_worker_lives_leave_neither_descriptors_nor_processes_nor_threads(tmp_path: Path) -> None:
     def cycle() -> int:
         models = Models(tmp_path, "auto")
         instance = models.start(ANSWER)
@@ -647,16 +247,16 @@ def test_fifty_lives_leave_neither_descriptors_nor_processes_nor_threads(tmp_pat
             each.close()
         return pid
 
-    for _ in range(5):
+    for _ in range(4):
         cycle()
     gc.collect()
     before = Held.now()
     resident = resident_bytes()
-    pids = [cycle() for _ in range(50)]
+    pids = [cycle() for _ in range(LIVES)]
     gc.collect()
     assert before.grown() == ([], 0)
     assert all(gone(pid) for pid in pids)
-    assert resident_bytes() - resident < 5 << 20
+    assert resident_bytes() - resident < LIVES * (100 << 10)
 
 
 SERVER = """

@@ -77,7 +77,7 @@ def test_a_refusal_carries_the_id_alone() -> None:
     assert read(encode_refusal(NotFoundError("no"), "r")) == {"error_message": "no", "infer_response": {"id": "r"}}
 
 
-def test_texts_that_are_no_utf_8_leave_with_a_question_mark_for_each_odd_byte() -> None:
+def test_texts_that_are_not_utf8_leave_with_a_question_mark_for_each_odd_byte() -> None:
     odd = InternalError(b"bad \xff\xfe".decode("utf-8", "surrogateescape"))
     assert read(encode_refusal(odd, "r"))["error_message"] == "bad ??"
     assert read(encode_answer("m", "3", FORM, Streamed(odd, True), empty_final=False))["error_message"] == "bad ??"
@@ -175,5 +175,5 @@ def test_what_comes_after_the_final_answer_is_dropped() -> None:
     order, entry = AnswerOrder(), Entry(in_line=False)
     order.add(entry)
     assert len(order.answer(entry, StreamAnswer(b"a", True))) == 1
-    assert order.answer(entry, StreamAnswer(b"b", True)) == []
+    assert order.answer(entry, StreamAnswer(b"b", True)) == ()
     assert order.open == 0

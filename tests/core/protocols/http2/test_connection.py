@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from remora.protocols.http2.connection import Http2, Http2Limits
 from remora.protocols.http2.frames import (
+    CANCEL,
     COMPRESSION_ERROR,
     ENHANCE_YOUR_CALM,
     FLOW_CONTROL_ERROR,
@@ -24,6 +25,7 @@ from remora.protocols.http2.frames import (
     frame,
     pack,
 )
+from remora.protocols.http2.stream import Opener, Stream
 
 h2_config = pytest.importorskip("h2.config", reason="h2 is not installed: pip install '.[dev]'")
 h2_connection = pytest.importorskip("h2.connection")
@@ -37,37 +39,54 @@ HEADERS, DATA, RST, SETTINGS, PING, GOAWAY, WINDOW, CONTINUATION = 1, 0, 3, 4, 6
 ENDS, ALL_HEADERS = 1, 4
 
 
+class Body:
+    """Receiver of one stream, which keeps what it gets in `Streams`."""
+
+    def __init__(self, streams: Streams, number: int) -> None:
+        self.streams = streams
+        self.number = number
+
+    def received(self, data: bytes, ended: bool) -> None:
+        self.streams.bodies[self.number] += data
+        if ended:
+            self.streams.ended.append(self.number)
+
+    def lost(self) -> None:
+        self.streams.gone.append(self.number)
+
+    def sent(self, size: int) -> None:
+        self.streams.late[self.number] = self.streams.late.get(self.number, 0) + size
+
+    def stalls(self) -> bool:
+        return False
+
+
 class Streams:
-    """What is told of streams."""
+    """Owner of a connection that keeps what happens on its streams."""
+
+    backlog = 0
 
     def __init__(self) -> None:
+        self.of: dict[int, Stream] = {}
         self.fields: dict[int, Fields] = {}
         self.bodies: dict[int, bytes] = {}
         self.ended: list[int] = []
         self.gone: list[int] = []
-        self.finished: list[int] = []
         self.late: dict[int, int] = {}
         self.pings = 0
+        self.woken = 0
 
-    def opened(self, stream: int, fields: Fields, ended: bool) -> None:
-        self.fields[stream] = fields
-        self.bodies[stream] = b""
-        if ended:
-            self.ended.append(stream)
+    def read(self, fields: Fields) -> Opener:
+        def opened(stream: Stream) -> Body:
+            self.of[stream.number] = stream
+            self.fields[stream.number] = fields
+            self.bodies[stream.number] = b""
+            return Body(self, stream.number)
 
-    def received(self, stream: int, data: bytes, ended: bool) -> None:
-        self.bodies[stream] += data
-        if ended:
-            self.ended.append(stream)
+        return opened
 
-    def lost(self, stream: int) -> None:
-        self.gone.append(stream)
-
-    def sent(self, stream: int, size: int) -> None:
-        self.late[stream] = self.late.get(stream, 0) + size
-
-    def done(self, stream: int) -> None:
-        self.finished.append(stream)
+    def output_ready(self) -> None:
+        self.woken += 1
 
     def pinged(self) -> None:
         self.pings += 1
@@ -124,13 +143,13 @@ def test_bodies_of_any_size_come_and_go_whole_however_the_bytes_are_cut(
             pair.client.send_data(number, body[at : at + room])
             at += room
             pair.turn(chance)
-            pair.server.consumed(number, room)
+            pair.streams.of[number].consumed(room)
         pair.client.end_stream(number)
         pair.turn(chance)
     sent = bytes(chance.randrange(256) for _ in range(min(answer, 1000))) * (answer // 1000 + 1)
     for number in numbers:
         assert len(pair.streams.bodies[number]) == sizes[numbers.index(number)]
-        pair.server.respond(number, HEAD, sent, TRAILERS)
+        pair.streams.of[number].respond(HEAD, sent, TRAILERS)
     while pair.server.open:
         pair.turn(chance)
         for number in numbers:
@@ -143,7 +162,7 @@ def test_bodies_of_any_size_come_and_go_whole_however_the_bytes_are_cut(
         assert pair.body_of(number) == sent
         trailers = [e for e in pair.events if isinstance(e, h2_events.TrailersReceived) and e.stream_id == number]
         assert [(bytes(n), bytes(v)) for n, v in trailers[0].headers] == [(b"grpc-status", b"0")]
-    assert sorted(pair.streams.finished) == sorted(numbers)
+    assert not any(pair.streams.of[number].is_open for number in numbers)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b-bin", "grpc-timeout"]), st.text("abc123", max_size=40)), max_size=8))
@@ -160,13 +179,13 @@ def test_header_blocks_mean_the_same_whenever_they_come_again(fields: list[tuple
     assert pair.streams.ended == list(wanted)
 
 
-def test_the_handler_learns_when_paused_data_is_sent() -> None:
+def test_the_receiver_learns_when_paused_data_is_sent() -> None:
     pair = Pair()
     pair.client.send_headers(1, ASKED, end_stream=True)
     pair.turn()
-    pair.server.send_headers(1, HEAD)
-    assert pair.server.send_data(1, bytes(70_000)) == 70_000 - 65_535
-    assert pair.server.send_data(1, bytes(10)) == 10
+    pair.streams.of[1].headers(HEAD)
+    assert pair.streams.of[1].data(bytes(70_000)) == 70_000 - 65_535
+    assert pair.streams.of[1].data(bytes(10)) == 10
     pair.turn()
     assert pair.streams.late == {}
     pair.client.increment_flow_control_window(100_000)
@@ -184,7 +203,7 @@ def test_streams_beyond_the_limit_are_refused_and_may_come_again() -> None:
     pair.server.receive(raw)
     assert sorted(pair.streams.fields) == [1, 3]
     assert frame(RST, 0, 5, (7).to_bytes(4, "big")) in pair.server.take()
-    pair.server.respond(1, HEAD, b"", TRAILERS)
+    pair.streams.of[1].respond(HEAD, b"", TRAILERS)
     pair.server.receive(frame(HEADERS, ALL_HEADERS | ENDS, 7, BLOCK))
     assert 7 in pair.streams.fields
 
@@ -196,15 +215,15 @@ def test_a_reset_stream_is_reported_and_sent_nothing_more() -> None:
     pair.client.reset_stream(1, 8)
     pair.turn()
     assert pair.streams.gone == [1]
-    pair.server.respond(1, HEAD, b"late", TRAILERS)
-    assert not pair.server.has_output
+    pair.streams.of[1].respond(HEAD, b"late", TRAILERS)
+    assert not pair.server.sender.out
 
 
 def test_an_answer_before_the_end_of_its_request_ends_both() -> None:
     pair = Pair()
     pair.client.send_headers(1, ASKED)
     pair.turn()
-    pair.server.send_headers(1, TRAILERS, end=True)
+    pair.streams.of[1].headers(TRAILERS, end=True)
     pair.server.receive(frame(DATA, 0, 1, b"on its way"))
     assert frame(RST, 0, 1, bytes(4)) in pair.server.take()
     assert pair.streams.bodies[1] == b""
@@ -224,7 +243,7 @@ def test_a_server_that_leaves_ends_what_it_has_begun_and_takes_no_more() -> None
     assert pair.server.left
     pair.server.leave()
     pair.server.stop_accepting()
-    pair.server.respond(1, HEAD, b"x", TRAILERS)
+    pair.streams.of[1].respond(HEAD, b"x", TRAILERS)
     said = pair.server.take()
     assert said.count(frame(GOAWAY, 0, 0, (3).to_bytes(4, "big") + bytes(4))) == 1
     assert frame(RST, 0, 5, (7).to_bytes(4, "big")) in said
@@ -251,10 +270,102 @@ def test_pings_are_answered_and_reported_with_the_data_sent_meanwhile() -> None:
     server.receive(OPEN)
     server.ping()
     assert not server.sent_data()
-    server.send_headers(1, HEAD)
+    streams.of[1].headers(HEAD)
     assert (server.sent_data(), server.sent_data()) == (True, False)
-    server.send_data(1, b"x")
+    streams.of[1].data(b"x")
     assert (server.sent_data(), server.sent_data()) == (True, False)
+
+
+def test_the_owner_is_woken_once_for_all_output_outside_of_receive() -> None:
+    server, streams = greeted()
+    server.receive(OPEN + frame(HEADERS, ALL_HEADERS | ENDS, 3, BLOCK))
+    streams.of[1].headers(HEAD)
+    assert streams.woken == 0  # the caller of `receive` takes the output
+    server.take()
+    streams.of[1].data(b"x")
+    streams.of[3].respond(HEAD, b"x", TRAILERS)
+    assert streams.woken == 1
+    server.take()
+    streams.of[1].reset(CANCEL)
+    assert streams.woken == 2
+
+
+def test_an_abandoned_stream_is_sent_nothing() -> None:
+    server, streams = greeted()
+    server.receive(OPEN)
+    server.take()
+    assert [type(each) for each in server.abandon()] == [Body]
+    streams.of[1].respond(HEAD, b"x", TRAILERS)
+    streams.of[1].consumed(1 << 30)
+    assert (server.open, server.take(), streams.woken) == (0, b"", 0)
+
+
+class Small(Http2Limits):
+    """Limits that short sequences of frames reach."""
+
+    streams = 3
+    stream_window = 65_535
+    connection_window = 1 << 17
+    abuse_budget = 4
+
+
+def answer(stream: Stream, *, whole: bool) -> None:
+    if whole:
+        stream.respond(HEAD, b"x", TRAILERS)
+    else:
+        stream.reset(CANCEL)
+
+
+def padded(kind: int, flags: int, number: int, payload: bytes) -> bytes:
+    """Return a frame with padding of length 0, which takes the branch of unusual frames."""
+    return frame(kind, flags | 8, number, b"\0" + payload)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just(HEADERS), st.sampled_from((4, 5)), st.integers(0, 9), st.sampled_from((0, 1))),
+            st.tuples(st.just(DATA), st.sampled_from((0, 1)), st.integers(0, 9), st.sampled_from((0, 1, 16_000))),
+            st.tuples(st.just(RST), st.just(0), st.integers(0, 9), st.just(0)),
+            st.tuples(st.just(-1), st.just(0), st.integers(0, 9), st.integers(0, 3)),
+        ),
+        max_size=24,
+    ),
+    st.booleans(),
+)
+def test_the_branch_of_usual_frames_does_what_that_of_unusual_ones_does(
+    sequence: list[tuple[int, int, int, int]], together: bool
+) -> None:
+    """The same frames with padding, one to one, and without; ``-1`` is an answer or a reset by the server."""
+    blocks = (BLOCK, pack(((b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/x"))))
+    results = []
+    for unusual in (True, False):
+        server, seen = greeted(Small)
+        make = padded if unusual else frame
+        error, pending = None, b""
+        try:
+            for kind, flags, number, what in sequence:
+                if kind == HEADERS:
+                    pending += make(HEADERS, flags, number, blocks[what])
+                elif kind == DATA:
+                    pending += make(DATA, flags, number, bytes(what))
+                elif kind == RST:
+                    pending += frame(RST, 0, number, bytes(4))
+                else:
+                    server.receive(pending)
+                    pending = b""
+                    if number in seen.of:
+                        answer(seen.of[number], whole=what > 0)
+                if not together:
+                    server.receive(pending)
+                    pending = b""
+            server.receive(pending)
+        except Http2Error as caught:
+            error = (caught.code, str(caught))
+        streams = {number: (stream.is_open, stream.ended) for number, stream in seen.of.items()}
+        results.append((error, seen.fields, seen.bodies, seen.ended, seen.gone, streams, server.open))
+    assert results[0] == results[1]
 
 
 # -- clients that mean no good -----------------------------------------------------------------------------------------
@@ -294,12 +405,20 @@ CLOSED = frame(HEADERS, ALL_HEADERS | ENDS, 1, BLOCK)
         (frame(RST, 0, 1, bytes(4)), PROTOCOL_ERROR),
         (OPEN + frame(RST, 0, 1, bytes(3)), FRAME_SIZE_ERROR),
         (frame(5, 0, 1, bytes(4)), PROTOCOL_ERROR),
-        (frame(SETTINGS, 0, 1, b""), FRAME_SIZE_ERROR),
+        (frame(SETTINGS, 0, 1, b""), PROTOCOL_ERROR),
+        (frame(SETTINGS, 0, 0, struct.pack(">HL", 2, 2)), PROTOCOL_ERROR),
+        (frame(PING, 0, 1, bytes(8)), PROTOCOL_ERROR),
+        (frame(GOAWAY, 0, 1, bytes(8)), PROTOCOL_ERROR),
+        (frame(GOAWAY, 0, 0, bytes(4)), FRAME_SIZE_ERROR),
+        (frame(2, 0, 0, bytes(5)), PROTOCOL_ERROR),
+        (frame(2, 0, 1, b"\0\0\0\1\0"), PROTOCOL_ERROR),
+        (frame(HEADERS, ALL_HEADERS | 32, 1, b"\0\0\0\1\0" + BLOCK), PROTOCOL_ERROR),
+        (CLOSED + frame(HEADERS, ALL_HEADERS | ENDS, 1, BLOCK), STREAM_CLOSED),
         (frame(SETTINGS, 0, 0, b"x"), FRAME_SIZE_ERROR),
         (frame(SETTINGS, 0, 0, struct.pack(">HL", 4, 1 << 31)), FLOW_CONTROL_ERROR),
         (frame(SETTINGS, 0, 0, struct.pack(">HL", 5, 1)), PROTOCOL_ERROR),
         (frame(PING, 0, 0, bytes(7)), FRAME_SIZE_ERROR),
-        (frame(WINDOW, 0, 0, bytes(4)), FLOW_CONTROL_ERROR),
+        (frame(WINDOW, 0, 0, bytes(4)), PROTOCOL_ERROR),
         (frame(WINDOW, 0, 0, b"\x7f\xff\xff\xff"), FLOW_CONTROL_ERROR),
         (frame(WINDOW, 0, 9, b"\0\0\0\1"), PROTOCOL_ERROR),
     ],
@@ -311,6 +430,20 @@ def test_what_the_protocol_forbids_ends_the_connection_with_its_code(raw: bytes,
     assert caught.value.code == code
     said = server.final_goaway(caught.value)
     assert said[-len(str(caught.value)) - 4 : -len(str(caught.value))] == code.to_bytes(4, "big")
+
+
+def test_a_connection_whose_first_frame_is_not_settings_is_refused() -> None:
+    for first in (frame(PING, 0, 0, bytes(8)), frame(SETTINGS, 1, 0, b""), frame(HEADERS, 5, 1, BLOCK)):
+        with pytest.raises(Http2Error) as caught:
+            Http2(Streams()).receive(PREFACE + first)
+        assert caught.value.code == PROTOCOL_ERROR
+
+
+def receive_all(server: Http2, data: bytes) -> None:
+    """Receive bytes over as many turns of the loop as they take."""
+    server.receive(data)
+    while server.paused:
+        server.receive(b"")
 
 
 def test_a_connection_without_the_preface_is_refused_at_its_first_bytes() -> None:
@@ -334,7 +467,7 @@ def test_a_client_that_only_makes_work_is_sent_away(raw: Any) -> None:
     server, _ = greeted()
     server.receive(OPEN)
     with pytest.raises(Http2Error) as caught:
-        server.receive(b"".join(raw(number) for number in range(Http2Limits.abuse_budget + 1)))
+        receive_all(server, b"".join(raw(number) for number in range(Http2Limits.abuse_budget + 1)))
     assert caught.value.code == ENHANCE_YOUR_CALM
 
 
@@ -346,7 +479,7 @@ def test_a_client_that_makes_the_server_reset_its_streams_is_sent_away(size: int
         for number in range(1, 4 * Http2Limits.abuse_budget, 2)
     )
     with pytest.raises(Http2Error) as caught:
-        server.receive(sent)
+        receive_all(server, sent)
     assert caught.value.code == ENHANCE_YOUR_CALM
     assert Http2Limits.abuse_budget - 2 <= len(seen.gone) <= Http2Limits.abuse_budget
 
@@ -355,8 +488,8 @@ def test_requests_that_the_server_resets_count_as_those_that_the_client_resets()
     server, seen = greeted()
     for number in range(1, 2 * Http2Limits.abuse_budget, 2):
         server.receive(frame(HEADERS, ALL_HEADERS | ENDS, number, BLOCK))
-        server.reset(number, PROTOCOL_ERROR)
-    assert len(seen.finished) == Http2Limits.abuse_budget
+        seen.of[number].reset(PROTOCOL_ERROR)
+    assert len(seen.of) == Http2Limits.abuse_budget
     number = 2 * Http2Limits.abuse_budget + 1
     with pytest.raises(Http2Error) as caught:
         server.receive(frame(HEADERS, ALL_HEADERS | ENDS, number, BLOCK))
@@ -369,7 +502,7 @@ def test_a_client_that_pings_for_years_is_kept() -> None:
         for _ in range(Http2Limits.abuse_budget // 3):
             server.receive(frame(PING, 0, 0, bytes(8)))
         server.decay_abuse()
-    assert server.has_output
+    assert server.sender.out
 
 
 def test_empty_data_and_endless_headers_come_to_an_end() -> None:
@@ -406,11 +539,11 @@ def test_a_header_block_that_unpacks_to_more_than_the_limit_is_refused() -> None
 
 
 def test_more_data_than_the_windows_hold_is_refused() -> None:
-    class Small(Http2Limits):
+    class Narrow(Http2Limits):
         stream_window = 65_535
         connection_window = 1 << 20
 
-    server, _ = greeted(Small)
+    server, _ = greeted(Narrow)
     server.receive(OPEN)
     with pytest.raises(Http2Error) as caught:
         server.receive(frame(DATA, 0, 1, bytes(16_384)) * 5)

@@ -24,7 +24,7 @@ def test_silence_is_followed_by_a_ping_and_a_ping_without_an_answer_by_the_end()
     assert upkeep.due(116.0, 1) == KeepaliveAction(inf, close_reason="a keepalive ping was not answered")
 
 
-def test_whatever_comes_answers_a_ping() -> None:
+def test_every_ping_is_answered() -> None:
     upkeep = Keepalive(TERMS, 0.0)
     assert upkeep.due(10.0, 1).ping
     upkeep.last_received = 10.0

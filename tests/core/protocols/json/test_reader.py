@@ -160,7 +160,7 @@ def test_members_are_counted_whatever_strings_hold(value: object, ascii_only: bo
     assert has_more_members(text, count - 1)
 
 
-def test_nesting_beyond_the_limit_is_an_error_of_its_own_and_takes_no_stack() -> None:
+def test_nesting_beyond_the_limit_is_a_separate_error_and_takes_no_stack() -> None:
     assert Reader(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH).document() is not None
     with pytest.raises(JsonDepthError):
         parse(b"[" * 100_000)

@@ -20,9 +20,9 @@ def test_a_timeout_answers_with_retry_after() -> None:
     assert b"".join(answer.body) == b'{"error":"Request timeout expired"}'
 
 
-def test_a_longer_queue_is_to_be_left_alone_for_longer() -> None:
+def test_a_longer_queue_answers_with_a_longer_retry_after() -> None:
     assert (b"Retry-After", b"7") in encode_error(QueueFullError("full", retry_after_s=7), plain=True).headers
 
 
-def test_nobody_else_is() -> None:
+def test_an_unavailable_error_without_a_wait_answers_without_retry_after() -> None:
     assert b"Retry-After" not in dict(encode_error(UnavailableError("stopping"), plain=True).headers)

@@ -38,7 +38,11 @@ def test_an_unknown_encoding_is_refused_with_those_that_are_known() -> None:
     assert answer.body == [b'{"error":"Unsupported compression type"}']
 
 
-@pytest.mark.parametrize("body", [b"not packed at all", gzip.compress(b"x" * 100)[:-9], gzip.compress(b"x") + b"tail"])
+@pytest.mark.parametrize(
+    "body",
+    [b"not packed at all", gzip.compress(b"x" * 100)[:-9], gzip.compress(b"x") + b"tail"],
+    ids=["not packed", "truncated", "continued"],
+)
 def test_a_body_that_is_not_in_its_encoding_is_the_clients_error(body: bytes) -> None:
     with pytest.raises(InvalidArgumentError, match="gzip"):
         inflate(body, b"gzip", LIMIT)

@@ -178,7 +178,7 @@ def test_header_names_that_triton_reserves_are_not_forwarded(name: bytes) -> Non
     assert InferCodec(forward_pattern=re.compile("x-")).forwarded([(b"x-a", b"1"), (name, b"1")]) == {"x-a": "1"}
 
 
-def test_another_spelling_of_a_reserved_name_is_a_parameter_of_its_own() -> None:
+def test_another_spelling_of_a_reserved_name_is_a_separate_parameter() -> None:
     assert InferCodec(forward_pattern=re.compile("")).forwarded([(b"Priority", b"u=1")]) == {"Priority": "u=1"}
 
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from remora.errors import error_of
 from remora.messages import DTYPES, InferForm, Response, Tensor
-from remora.protocols.rest.answer import HttpAnswer, Wire, encode_error
+from remora.protocols.rest.answer import HttpAnswer, Wire, encode_error, fixed_part
 from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.response import ReplyFormat, ReplyPrinter
-from remora.server.http.http1 import fixed_part
 
 ADD = Tensor("OUT", "FP32", np.array([[5, -0.5]], "<f4"))
 JSON_REPLY = ReplyFormat.of(False, {})

@@ -28,6 +28,8 @@ from remora.protocols.rest.routes import Route, route
         ("GET", "/v2/models/stats/stats", Route("model_stats", "stats")),
         ("GET", "/v2/models/m/sequences", Route("model_sequences", "m")),
         ("GET", "/v2/models/m/versions/3/sequences", Route("model_sequences", "m", 3)),
+        ("GET", "/v2/models/m/explain", Route("model_explain", "m")),
+        ("GET", "/v2/models/m/versions/3/explain/a/b", Route("model_explain", "m", 3, request="a/b")),
         ("POST", "/v2/models/m/infer", Route("infer", "m", plain_errors=True)),
         ("POST", "/v2/models/m/versions/9223372036854775807/infer", Route("infer", "m", 2**63 - 1, plain_errors=True)),
         ("POST", "/v2/models/m/generate", Route("generate", "m")),

@@ -36,7 +36,7 @@ class Model:
         self.read.append(error.input)
         return error
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         self.lent -= 1
 
 
@@ -44,7 +44,7 @@ class Models:
     def __init__(self, **models: Model) -> None:
         self.models = models
 
-    def borrow(self, name: str, version: int = -1) -> Any:
+    def acquire(self, name: str, version: int = -1) -> Any:
         if name not in self.models:
             raise NotFoundError("it has gone")
         self.models[name].lent += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,10 @@ from remora.backends import Execution
 from remora.calls import LiveSequence
 from remora.config import sequence_policy
 from remora.errors import CancelledError, InvalidArgumentError, UnavailableError
-from remora.messages import InferForm, Response, Tensor, Ticket
+from remora.messages import InferForm, Outcome, Response, Tensor, Ticket
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.scheduling.batching import DELAY, FULL, IDLE
-from remora.scheduling.sequences.scheduler import SequenceScheduler
+from remora.scheduling.sequences.scheduler import SequenceOptions, SequenceScheduler
 from remora.signature import Signature
 
 MODEL = """
@@ -32,6 +33,9 @@ sequence_batching { max_sequence_idle_microseconds: 100 %s
 """
 
 
+PATIENCE_S = 30
+
+
 class Bench:
     """A scheduler turned by hand over fake instances."""
 
@@ -42,6 +46,7 @@ class Bench:
         *,
         instances: int = 1,
         quick: bool = False,
+        threads: bool = False,
     ) -> None:
         config: ModelConfig = config_of(MODEL % (strategy, data_type))
         policy = sequence_policy(config)
@@ -51,13 +56,19 @@ class Bench:
         self.replies = Replies()
         self.instances = [FakeInstance(f"fake_{index}", quick=quick) for index in range(instances)]
         self.scheduler = SequenceScheduler(
-            policy, self.instances, Signature(config, "m"), self.recorder, self.clock, threads=False
+            policy, self.instances, Signature(config, "m"), self.recorder, self.clock, SequenceOptions(threads=threads)
         )
 
     def ask(
-        self, sequence_id: int | str, *, start: bool = False, end: bool = False, mailbox: FakeMailbox | None = None
+        self,
+        sequence_id: int | str,
+        *,
+        start: bool = False,
+        end: bool = False,
+        mailbox: FakeMailbox | None = None,
+        reply: Callable[[Ticket, Outcome], None] | None = None,
     ) -> Ticket:
-        ticket = ticket_of(reply=self.replies, mailbox=mailbox)
+        ticket = ticket_of(reply=reply or self.replies, mailbox=mailbox)
         ticket.request.form = InferForm((), sequence_id=sequence_id, sequence_start=start, sequence_end=end)
         self.scheduler.submit(ticket)
         return ticket
@@ -214,7 +225,7 @@ class Countdown(FakeInstance):
         super().execute(execution)
         self.turns -= 1
         if self.turns >= 0:
-            execution.again = frozenset({0})
+            execution.rescheduled = frozenset({0})
             return [None]
         return [Response([Tensor("OUT", "INT32", np.zeros((1, 1), np.int32))])]
 
@@ -226,7 +237,9 @@ def test_an_iterative_request_is_answered_once_after_all_its_turns() -> None:
     instance = Countdown()
     bench.instances = [instance]
     signature = Signature(config_of(MODEL % ("iterative_sequence: true", "TYPE_UINT64")), "m")
-    bench.scheduler = SequenceScheduler(policy, [instance], signature, bench.recorder, bench.clock, threads=False)
+    bench.scheduler = SequenceScheduler(
+        policy, [instance], signature, bench.recorder, bench.clock, SequenceOptions(threads=False)
+    )
     ticket = bench.ask(0)
     for _ in range(3):
         assert ticket not in bench.replies.outcomes
@@ -262,6 +275,34 @@ def test_a_stopped_scheduler_takes_nothing_new_and_finishes_with_threads_too() -
     assert all(isinstance(bench.replies.only(ticket), Response) for ticket in tickets)
     with pytest.raises(UnavailableError, match="stopping"):
         bench.ask(1, start=True)
+
+
+def test_a_stop_returns_false_while_the_timeout_thread_still_delivers_an_answer() -> None:
+    bench = Bench(threads=True)
+    executing, finish, delivering, proceed = (threading.Event() for _ in range(4))
+    bench.instances[0].during = lambda: (executing.set(), finish.wait(PATIENCE_S), None)[-1]
+    answered = threading.Event()
+
+    def note_first(ticket: Ticket, outcome: Outcome) -> None:
+        bench.replies(ticket, outcome)
+        answered.set()
+
+    def block(ticket: Ticket, outcome: Outcome) -> None:
+        delivering.set()
+        proceed.wait(PATIENCE_S)
+        bench.replies(ticket, outcome)
+
+    bench.ask(1, start=True, reply=note_first)
+    assert executing.wait(PATIENCE_S)
+    cancelled = bench.ask(1, end=True, reply=block)
+    cancelled.cancel()
+    assert delivering.wait(PATIENCE_S)
+    finish.set()
+    assert answered.wait(PATIENCE_S)
+    assert bench.scheduler.stop(0.05) is False
+    proceed.set()
+    assert bench.scheduler.stop(PATIENCE_S) is True
+    assert isinstance(bench.replies.only(cancelled), CancelledError)
 
 
 def test_the_report_tells_of_the_living_the_ended_and_the_refused() -> None:
@@ -326,9 +367,7 @@ def held(strategy: str, hold: int, backlog_hold: int = 0) -> Bench:
         Signature(config, "m"),
         bench.recorder,
         bench.clock,
-        hold=hold,
-        backlog_hold=backlog_hold,
-        threads=False,
+        SequenceOptions(hold=hold, backlog_hold=backlog_hold, threads=False),
     )
     return bench
 
@@ -345,7 +384,7 @@ def test_a_direct_batcher_that_is_held_back_counts_all_requests_with_a_slot() ->
     assert len(bench.scheduler.step().tickets) == 1  # and it never holds back again
 
 
-def test_it_waits_for_a_backlog_too_when_both_are_asked_for() -> None:
+def test_it_waits_for_a_backlog_too_when_both_are_requested() -> None:
     bench = held("direct { }", 3, 2)
     for number in (1, 2, 3, 4):
         bench.ask(number, start=True)
@@ -388,7 +427,12 @@ def test_a_stop_holds_nothing_back(strategy: str) -> None:
     policy = sequence_policy(config)
     assert policy is not None
     bench.scheduler = SequenceScheduler(
-        policy, bench.instances, Signature(config, "m"), bench.recorder, bench.clock, hold=50, backlog_hold=50
+        policy,
+        bench.instances,
+        Signature(config, "m"),
+        bench.recorder,
+        bench.clock,
+        SequenceOptions(hold=50, backlog_hold=50),
     )
     ticket = bench.ask(1, start=True)
     stopping = threading.Thread(target=bench.scheduler.stop, args=(10,))

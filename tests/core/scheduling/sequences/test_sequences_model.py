@@ -34,7 +34,7 @@ from remora.scheduling.sequences import direct as direct_batching
 from remora.scheduling.sequences import scheduler as sequence_scheduler
 from remora.scheduling.sequences import states as sequence_states
 from remora.scheduling.sequences import table as sequences
-from remora.scheduling.sequences.scheduler import SequenceScheduler
+from remora.scheduling.sequences.scheduler import SequenceOptions, SequenceScheduler
 from remora.signature import Signature
 
 STEPS = int(os.environ.get("SEQUENCE_STEPS", "2000"))
@@ -203,8 +203,7 @@ class Stories(RuleBasedStateMachine):
             Signature(config, "m"),
             FakeRecorder(),
             self.clock,
-            initial_states={"SUM": np.zeros((1, 1), np.int32)},
-            threads=False,
+            SequenceOptions({"SUM": np.zeros((1, 1), np.int32)}, threads=False),
         )
 
     @staticmethod

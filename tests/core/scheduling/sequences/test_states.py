@@ -14,7 +14,7 @@ from remora.backends import Execution
 from remora.config import sequence_policy
 from remora.errors import InternalError, RemoraError
 from remora.messages import InferForm, OutputSpec, Request, Response, Streamed, Tensor, Ticket
-from remora.scheduling.sequences.scheduler import SequenceScheduler
+from remora.scheduling.sequences.scheduler import SequenceOptions, SequenceScheduler
 from remora.signature import Signature
 
 MODEL = """
@@ -59,9 +59,7 @@ class Bench:
             self.signature,
             FakeRecorder(),
             self.clock,
-            initial_states=initial,
-            decoupled=decoupled,
-            threads=False,
+            SequenceOptions(initial, decoupled, threads=False),
         )
 
     def ask(
@@ -105,7 +103,7 @@ def test_each_request_gets_the_state_as_the_one_before_it_left_it(strategy: str)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_sequences_in_one_batch_have_states_of_their_own(strategy: str) -> None:
+def test_sequences_in_one_batch_have_their_own_states(strategy: str) -> None:
     bench = Bench(strategy)
     first, second = bench.ask(1, 1, start=True), bench.ask(2, 10, start=True)
     bench.turn()
@@ -135,7 +133,7 @@ def test_a_sequence_that_was_silent_for_too_long_has_lost_its_state() -> None:
     assert bench.told(late)["OUT"] == [102]
 
 
-def test_a_state_is_shown_where_it_is_declared_and_asked_for() -> None:
+def test_a_state_is_shown_if_it_is_declared_and_requested() -> None:
     bench = Bench(shown='output { name: "SUM_OUT" data_type: TYPE_INT32 dims: 1 }')
     all_of_it = bench.ask(7, 1, start=True)
     one = bench.ask(7, 2, outputs=("OUT",))
@@ -206,7 +204,7 @@ def test_an_output_that_does_not_fit_fails_its_request_and_no_state_changes(wron
     assert bench.seen(2)[0]["LOG"] == [0, 1]
 
 
-def test_padding_has_states_of_zeros_and_changes_nobody_elses() -> None:
+def test_padding_has_states_of_zeros_and_changes_no_other_state() -> None:
     bench = Bench()
     bench.ask(1, 1, start=True)
     bench.ask(2, 10, start=True)
@@ -289,9 +287,7 @@ def test_streamed_answers_renew_the_state_and_do_not_show_it() -> None:
         bench.signature,
         FakeRecorder(),
         bench.clock,
-        initial_states=initial,
-        decoupled=True,
-        threads=False,
+        SequenceOptions(initial, decoupled=True, threads=False),
     )
     tickets = [bench.ask(7, 1, start=True), bench.ask(7, 2)]
     bench.turn()

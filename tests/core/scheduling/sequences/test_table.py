@@ -215,7 +215,7 @@ def test_an_iterative_request_goes_again_before_those_that_came_after_it() -> No
     first, second = ask(1), ask(1)
     table.admit(first, NOW)
     table.admit(second, NOW)
-    assert gone(table.released(first, NOW, again=True)) == [first]
+    assert gone(table.released(first, NOW, rescheduled=True)) == [first]
     assert gone(table.released(first, NOW)) == [second]
 
 
@@ -248,7 +248,7 @@ def test_the_first_of_what_time_will_end_is_what_it_wakes_up_for() -> None:
     assert table.wake_ns == NOW + IDLE_NS
 
 
-def test_an_id_that_is_given_out_is_nobody_elses() -> None:
+def test_an_id_is_given_out_once() -> None:
     table = table_of(iterative=True)
     table.admit(ask(1), NOW)
     assert table.unused_id() == 2
@@ -259,7 +259,7 @@ def test_an_iterative_request_goes_again_until_it_is_released_for_good() -> None
     table = table_of(1, iterative=True)
     ticket = ask(table.unused_id())
     (first,) = table.admit(ticket, NOW).steps
-    (second,) = table.released(ticket, NOW, again=True).steps
+    (second,) = table.released(ticket, NOW, rescheduled=True).steps
     assert (first.start, second.start) == (True, False)
     assert first.place == second.place
     assert table.released(ticket, NOW).steps == []
@@ -271,7 +271,7 @@ def test_a_cancelled_iterative_request_is_answered_when_it_asks_for_another_turn
     ticket = ask(1)
     table.admit(ticket, NOW)
     ticket.cancel()
-    orders = table.released(ticket, NOW, again=True)
+    orders = table.released(ticket, NOW, rescheduled=True)
     assert orders.steps == []
     assert [ticket for ticket, _ in orders.dropped] == [ticket]
     assert not table.busy

@@ -239,7 +239,7 @@ def test_over_tls_long_messages_and_streams_pass_and_peers_of_other_kinds_are_cl
 
 @NEEDS_OPENSSL
 @pytest.mark.parametrize("missing", ["grpc_server_key", "grpc_server_cert", "grpc_root_cert"])
-def test_files_of_tls_that_cannot_be_read_are_told_by_their_flags(
+def test_files_of_tls_that_cannot_be_read_are_reported_by_their_flags(
     repository: Path, ours: Certificate, missing: str
 ) -> None:
     flag = missing.replace("_", "-")
@@ -251,7 +251,7 @@ def test_files_of_tls_that_cannot_be_read_are_told_by_their_flags(
 
 
 @NEEDS_OPENSSL
-def test_files_that_are_no_certificates_are_told_by_their_flags(
+def test_files_that_are_not_certificates_are_reported_by_their_flags(
     repository: Path, ours: Certificate, tmp_path: Path
 ) -> None:
     junk, locked = tmp_path / "junk", tmp_path / "locked"
@@ -284,9 +284,7 @@ def test_on_all_interfaces_clients_of_both_families_are_answered(repository: Pat
 
 
 @pytest.mark.parametrize(("transport", "address"), [("own", "127.0.0.1"), ("own", "0.0.0.0"), ("grpcio", "127.0.0.1")])
-def test_a_port_that_is_taken_says_so_and_is_shared_where_that_is_asked(
-    repository: Path, transport: str, address: str
-) -> None:
+def test_a_port_in_use_is_reported_and_can_be_shared(repository: Path, transport: str, address: str) -> None:
     with serving(repository, transport, grpc_address=address) as server:
         taken = f"gRPC cannot listen on {address}:{server.port}: .*; is another server there. Choose another --grpc-po"
         with (
@@ -302,7 +300,7 @@ def test_a_port_that_is_taken_says_so_and_is_shared_where_that_is_asked(
         assert other.port == server.port
 
 
-def test_an_address_that_is_none_of_this_machine_says_so(repository: Path) -> None:
+def test_a_foreign_address_is_refused_with_the_reason(repository: Path) -> None:
     with (
         pytest.raises(UnavailableError, match=r"gRPC cannot listen on \[2001:db8::1\]:0: "),
         serving(repository, grpc_address="2001:db8::1"),
@@ -313,7 +311,7 @@ def test_an_address_that_is_none_of_this_machine_says_so(repository: Path) -> No
 # -- How long connections live --------------------------------------------------------------------------------------
 
 
-def test_a_client_that_does_not_answer_pings_is_closed_and_one_that_does_is_not(repository: Path) -> None:
+def test_only_a_client_that_does_not_answer_pings_is_closed(repository: Path) -> None:
     often = {
         "grpc_keepalive_time": 100,
         "grpc_keepalive_timeout": 4000,  # in which the client that answers must have its turn

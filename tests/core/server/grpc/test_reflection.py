@@ -24,7 +24,7 @@ Extension = messages.ExtensionRequest
 
 def answers_to(*requests: Any) -> list[Any]:
     sent = iter([each.SerializeToString() for each in requests])
-    return [messages.ServerReflectionResponse.FromString(each) for each in Reflection(SERVICES).answer(sent)]
+    return [messages.ServerReflectionResponse.FromString(each) for each in map(Reflection(SERVICES).answer, sent)]
 
 
 def file_names(response: Any) -> list[str]:
@@ -83,7 +83,7 @@ def test_each_request_of_a_stream_is_answered_and_one_that_asks_nothing_is_an_er
 
 def test_damaged_bytes_are_malformed() -> None:
     with pytest.raises(MalformedError, match="ServerReflectionRequest"):
-        list(Reflection(SERVICES).answer(iter([b"\xff\xff"])))
+        Reflection(SERVICES).answer(b"\xff\xff")
 
 
 def test_other_paths_are_not_reflections() -> None:
@@ -102,7 +102,7 @@ def test_neither_grpcio_nor_its_packages_are_imported() -> None:
         "import sys\n"
         "from remora.server.grpc.reflection import Reflection\n"
         "import remora.server.grpc.listener\n"
-        "assert list(Reflection(('a.B',)).answer(iter([b':\\x00'])))\n"  # list_services
+        "assert Reflection(('a.B',)).answer(b':\\x00')\n"  # list_services
         "print([name for name in sys.modules if name.startswith('grpc')])\n"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

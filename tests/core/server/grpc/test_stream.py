@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -14,96 +14,23 @@ import grpc
 import numpy as np
 import pytest
 
-from fakes import UNTRACED
+from engine_by_hand import PATIENCE_S, ByHand, response
 from remora.engine import Engine
-from remora.errors import InternalError, InvalidArgumentError, NotFoundError, RetiredError
-from remora.messages import Data, InferForm, Outcome, Request, Response, Streamed, Tensor, Ticket
+from remora.errors import (
+    InternalError,
+    NotFoundError,
+)
+from remora.messages import Response, Streamed
 from remora.options import ServerOptions
 from remora.proto import inference_pb2 as pb
+from remora.protocols.restriction import Restrictions
+from remora.server.grpc.front import GrpcFront
 from remora.server.grpc.grpcio_transport import GrpcServer
-from remora.server.grpc.rpcs import MAX_STREAMS
-from remora.server.grpc.stream import InferStream, StreamLimits
-from remora.tracing.tracer import Traces
+from remora.server.grpc.rpcs import MAX_STREAMS, Rpcs
+from remora.server.http.http2 import Http2Listener
+from remora.server.loop import LoopMailbox
 
-PATIENCE_S = 30.0
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
-
-
-@dataclass
-class Served:
-    name: str
-    version: int = 3
-    decoupled: bool = False
-    submit: Any = None
-    version_text: str = "3"
-
-
-class Asked:
-    """A request in a test's hands."""
-
-    def __init__(self, form: InferForm, reply: Callable[[Ticket, Outcome], None]) -> None:
-        self.form = form
-        self.ticket = Ticket(Request(form, {}, ("Y",), 1, None), reply)
-
-    def answer(self, outcome: Outcome) -> None:
-        self.ticket.reply(self.ticket, outcome)
-
-
-@dataclass
-class ByHand:
-    """An engine of two models, ``plain`` and ``many``, whose answers are the test's."""
-
-    traces: Traces = UNTRACED
-    asked: SimpleQueue[Asked] = field(default_factory=SimpleQueue)
-    cancelled: SimpleQueue[str] = field(default_factory=SimpleQueue)
-    swaps: int = 0
-    """How many more requests come just when their model is replaced."""
-
-    def perform(self, call: Any, /) -> Any:
-        return True
-
-    def wait_for(self, model: str, version: int, timeout_s: float | None = None, /) -> Any:
-        if model not in ("plain", "many"):
-            raise NotFoundError(f"Request for unknown model: '{model}' is not found")
-        return Served(model, decoupled=model == "many", submit=self.submit)
-
-    submit_to = Engine.submit_to
-
-    def submit(
-        self,
-        form: InferForm,
-        data: list[Data],
-        reply: Callable[[Ticket, Outcome], None],
-        /,
-        *,
-        timeout_ns: int = 0,
-    ) -> Ticket:
-        if form.id == "bad":
-            raise InvalidArgumentError("it does not fit")
-        if self.swaps:
-            self.swaps -= 1
-            raise RetiredError("replaced")
-        asked = Asked(form, reply)
-        asked.ticket = Watched(self.cancelled, asked.ticket)
-        self.asked.put(asked)
-        return asked.ticket
-
-    def next(self) -> Asked:
-        return self.asked.get(timeout=PATIENCE_S)
-
-
-class Watched(Ticket):
-    """A ticket that tells a queue when it is cancelled."""
-
-    __slots__ = ("_told",)
-
-    def __init__(self, told: SimpleQueue[str], ticket: Ticket) -> None:
-        super().__init__(ticket.request, ticket.reply)
-        self._told = told
-
-    def cancel(self) -> None:
-        super().cancel()
-        self._told.put(self.request.form.id)
 
 
 class Client:
@@ -133,20 +60,68 @@ class Client:
 
 
 @contextmanager
-def serving(engine: Any, streams: int = MAX_STREAMS, **chosen: Any) -> Iterator[tuple[GrpcServer, Any]]:
+def on_grpcio(engine: Any, streams: int = MAX_STREAMS, **chosen: Any) -> Iterator[tuple[Callable[[], None], Any]]:
+    """A server on grpcio: how it drains, and a channel to it."""
     options = ServerOptions(http_address="127.0.0.1", grpc_port=0, grpc_transport="grpcio", **chosen)
     server = GrpcServer(engine, options, streams=streams)
     port = server.start()
     try:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             channel.port = port
-            yield server, channel
+            yield server.drain, channel
     finally:
         server.stop(0)
 
 
-def response(value: int = 1) -> Response:
-    return Response([Tensor("Y", "INT32", np.array([value], "<i4"))])
+@contextmanager
+def on_own_http2(
+    engine: Any, streams: int = MAX_STREAMS, grpc_infer_thread_count: int = 4, grpc_header_forward_pattern: str = ""
+) -> Iterator[tuple[Callable[[], None], Any]]:
+    """The same on the built-in HTTP/2, with its loop in a thread."""
+    loop = asyncio.new_event_loop()
+    calls = Rpcs(engine, Restrictions(), streams, grpc_header_forward_pattern)
+
+    async def start() -> tuple[GrpcFront, Http2Listener, asyncio.Server]:
+        front = GrpcFront(
+            engine, calls, LoopMailbox(loop), 1 << 20, workers=grpc_infer_thread_count, streams=2 * streams
+        )
+        listener = Http2Listener(front.open)
+        return front, listener, await loop.create_server(listener.connection, "127.0.0.1", 0)
+
+    async def stop() -> None:
+        for connection in list(listener.connections):
+            connection.abort()
+        server.close()
+        front.close()
+
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    front, listener, server = asyncio.run_coroutine_threadsafe(start(), loop).result(PATIENCE_S)
+    port = server.sockets[0].getsockname()[1]
+
+    def drain() -> None:
+        calls.drain()
+        front.drain()
+
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            channel.port = port
+            yield drain, channel
+    finally:
+        asyncio.run_coroutine_threadsafe(stop(), loop).result(PATIENCE_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(PATIENCE_S)
+        loop.close()
+
+
+Serving = Callable[..., AbstractContextManager[tuple[Callable[[], None], Any]]]
+
+
+@pytest.fixture(params=[on_own_http2, on_grpcio])
+def serving(request: pytest.FixtureRequest) -> Serving:
+    """Each transport, because both have the same streams."""
+    found: Serving = request.param
+    return found
 
 
 def is_final(message: pb.ModelStreamInferResponse) -> bool:
@@ -154,7 +129,7 @@ def is_final(message: pb.ModelStreamInferResponse) -> bool:
 
 
 @pytest.mark.parametrize("swaps", [1, 3])
-def test_a_request_whose_model_is_replaced_meanwhile_goes_to_what_serves_then(swaps: int) -> None:
+def test_a_request_whose_model_is_replaced_meanwhile_goes_to_what_serves_then(serving: Serving, swaps: int) -> None:
     engine = ByHand(swaps=swaps)
     with serving(engine) as (_, channel):
         client = Client(channel)
@@ -165,7 +140,7 @@ def test_a_request_whose_model_is_replaced_meanwhile_goes_to_what_serves_then(sw
         assert client.ids() == []
 
 
-def test_answers_of_plain_models_wait_for_those_before_them() -> None:
+def test_answers_of_plain_models_wait_for_those_before_them(serving: Serving) -> None:
     engine = ByHand()
     with serving(engine) as (_, channel):
         client = Client(channel)
@@ -183,7 +158,7 @@ def test_answers_of_plain_models_wait_for_those_before_them() -> None:
         assert client.call.code() is grpc.StatusCode.OK
 
 
-def test_answers_of_decoupled_models_leave_as_they_come() -> None:
+def test_answers_of_decoupled_models_leave_as_they_come(serving: Serving) -> None:
     engine = ByHand()
     with serving(engine) as (_, channel):
         client = Client(channel)
@@ -200,7 +175,7 @@ def test_answers_of_decoupled_models_leave_as_they_come() -> None:
         assert client.ids() == []
 
 
-def test_an_empty_final_answer_ends_the_request_with_or_without_a_message() -> None:
+def test_an_empty_final_answer_ends_the_request_with_or_without_a_message(serving: Serving) -> None:
     engine = ByHand()
     wish = {"triton_enable_empty_final_response": pb.InferParameter(bool_param=True)}
     with serving(engine) as (_, channel):
@@ -213,7 +188,7 @@ def test_an_empty_final_answer_ends_the_request_with_or_without_a_message() -> N
         assert client.ids() == ["loud"]
 
 
-def test_refusals_and_failures_are_messages_and_the_stream_goes_on() -> None:
+def test_refusals_and_failures_are_messages_and_the_stream_goes_on(serving: Serving) -> None:
     engine = ByHand()
     with serving(engine) as (_, channel):
         client = Client(channel)
@@ -233,7 +208,7 @@ def test_refusals_and_failures_are_messages_and_the_stream_goes_on() -> None:
         assert client.ids() == []
 
 
-def test_an_answer_that_no_message_can_carry_is_an_error_and_the_stream_goes_on() -> None:
+def test_an_answer_that_no_message_can_carry_is_an_error_and_the_stream_goes_on(serving: Serving) -> None:
     engine = ByHand()
     with serving(engine) as (_, channel):
         client = Client(channel)
@@ -247,7 +222,7 @@ def test_an_answer_that_no_message_can_carry_is_an_error_and_the_stream_goes_on(
         assert client.ids() == ["2"]
 
 
-def test_a_strict_client_gets_a_models_error_as_the_status_and_all_else_is_cancelled() -> None:
+def test_a_strict_client_gets_a_models_error_as_the_status_and_all_else_is_cancelled(serving: Serving) -> None:
     engine = ByHand()
     with serving(engine) as (_, channel):
         client = Client(channel, (("triton_grpc_error", "true"),))
@@ -261,7 +236,7 @@ def test_a_strict_client_gets_a_models_error_as_the_status_and_all_else_is_cance
         assert engine.cancelled.get(timeout=PATIENCE_S) == "waits"
 
 
-def test_half_closing_waits_for_all_answers() -> None:
+def test_half_closing_waits_for_all_answers(serving: Serving) -> None:
     engine = ByHand()
     with serving(engine) as (_, channel):
         client = Client(channel)
@@ -273,7 +248,7 @@ def test_half_closing_waits_for_all_answers() -> None:
         assert client.ids() == ["a", "a", "a"]
 
 
-def test_a_client_that_leaves_cancels_all_that_is_under_way() -> None:
+def test_a_client_that_leaves_cancels_all_that_is_under_way(serving: Serving) -> None:
     engine = ByHand()
     with serving(engine) as (_, channel):
         client = Client(channel)
@@ -286,7 +261,7 @@ def test_a_client_that_leaves_cancels_all_that_is_under_way() -> None:
             each.answer(Streamed(response(), False))  # nobody minds what comes now
 
 
-def test_bytes_that_are_no_request_end_the_stream() -> None:
+def test_bytes_that_are_not_a_request_end_the_stream(serving: Serving) -> None:
     with serving(ByHand()) as (_, channel):
         client = Client(channel)
         client.outgoing.put(b"\xff\xff")
@@ -295,20 +270,22 @@ def test_bytes_that_are_no_request_end_the_stream() -> None:
         assert text.startswith("Unable to parse request")
 
 
-def test_more_streams_than_are_allowed_are_refused() -> None:
+def test_more_streams_than_are_allowed_are_refused(serving: Serving) -> None:
     engine = ByHand()
     with serving(engine, streams=1) as (_, channel):
         first = Client(channel)
         first.send("plain", "a")
         asked = engine.next()
-        code, text = Client(channel).status()
+        second = Client(channel)
+        second.send("plain", "b")
+        code, text = second.status()
         assert code is grpc.StatusCode.UNAVAILABLE
         assert "streams are open" in text
         asked.answer(response())
         assert first.next().infer_response.id == "a"
 
 
-def test_idle_streams_hold_up_no_other_calls() -> None:
+def test_idle_streams_hold_up_no_other_calls(serving: Serving) -> None:
     engine = ByHand()
     with serving(engine, grpc_infer_thread_count=1, streams=8) as (_, channel):
         clients = [Client(channel) for _ in range(8)]
@@ -322,15 +299,15 @@ def test_idle_streams_hold_up_no_other_calls() -> None:
         assert pb.ModelInferResponse.FromString(call.result()).model_name == "plain"
 
 
-def test_a_server_that_drains_answers_what_it_has_taken_and_ends_its_streams() -> None:
+def test_a_server_that_drains_answers_what_it_has_taken_and_ends_its_streams(serving: Serving) -> None:
     engine = ByHand()
-    with serving(engine) as (server, channel):
+    with serving(engine) as (drain, channel):
         idle, busy = Client(channel), Client(channel)
         idle.send("nope", "x")
         idle.next()
         busy.send("many", "a")
         asked = engine.next()
-        server.drain()
+        drain()
         assert idle.status()[0] is grpc.StatusCode.UNAVAILABLE
         busy.send("many", "late")
         assert "shutting down" in busy.next().error_message
@@ -339,78 +316,12 @@ def test_a_server_that_drains_answers_what_it_has_taken_and_ends_its_streams() -
         assert busy.status()[0] is grpc.StatusCode.UNAVAILABLE
 
 
-def test_metadata_that_match_become_parameters_of_every_request() -> None:
+def test_metadata_that_match_become_parameters_of_every_request(serving: Serving) -> None:
     engine = ByHand()
     with serving(engine, grpc_header_forward_pattern="my-.*") as (_, channel):
         client = Client(channel, (("my-key", "v"), ("other", "x")))
         client.send("plain")
         assert engine.next().form.parameters == {"my-key": "v"}
-
-
-# -- Limits, without a socket ---------------------------------------------------------------------------------------
-
-
-def stream_of(engine: ByHand, limits: StreamLimits, hang_up: Callable[[], object] = lambda: None) -> InferStream:
-    return InferStream(engine, None, strict=False, hang_up=hang_up, limits=limits)
-
-
-def message(model: str, id: str) -> bytes:
-    return pb.ModelInferRequest(model_name=model, id=id).SerializeToString()
-
-
-def test_no_more_requests_are_read_than_may_wait() -> None:
-    engine = ByHand()
-    stream = stream_of(engine, StreamLimits(items=2))
-    left: list[bytes] = []
-    reader = threading.Thread(target=stream.read, args=(iter([message("plain", str(n)) for n in range(4)]),))
-    writer = threading.Thread(target=lambda: left.extend(stream.answers()))
-    reader.start()
-    writer.start()
-    waiting = [engine.next(), engine.next()]
-    for _ in range(2):
-        assert engine.asked.empty()
-        waiting.pop(0).answer(response())
-        waiting.append(engine.next())
-    for asked in waiting:
-        asked.answer(response())
-    reader.join(PATIENCE_S)
-    writer.join(PATIENCE_S)
-    assert len(left) == 4
-
-
-def test_a_model_ahead_of_its_client_is_held_up_until_answers_have_left() -> None:
-    engine = ByHand()
-    stream = stream_of(engine, StreamLimits(items=1))
-    stream.read(iter([message("many", "a")]))
-    asked = engine.next()
-    model = threading.Thread(target=lambda: [asked.answer(Streamed(response(n), n == 3)) for n in range(4)])
-    model.start()
-    assert len(list(stream.answers())) == 4
-    model.join(PATIENCE_S)
-
-
-def test_a_client_that_reads_nothing_is_let_go_and_its_requests_are_cancelled() -> None:
-    engine = ByHand()
-    hung_up: list[bool] = []
-    stream = stream_of(engine, StreamLimits(items=1, stall_s=0.01), lambda: hung_up.append(True))
-    stream.read(iter([message("many", "a")]))
-    asked = engine.next()
-    for number in range(3):
-        asked.answer(Streamed(response(number), False))
-    assert hung_up == [True]
-    assert engine.cancelled.get(timeout=PATIENCE_S) == "a"
-    asked.answer(Streamed(None, True))
-
-
-def test_a_final_answer_never_waits() -> None:
-    engine = ByHand()
-    stream = stream_of(engine, StreamLimits(items=2, stall_s=PATIENCE_S))
-    stream.read(iter([message("plain", "a"), message("many", "b")]))
-    first, second = engine.next(), engine.next()
-    second.answer(Streamed(response(), False))
-    first.answer(response())
-    second.answer(Streamed(response(), True))
-    assert len(list(stream.answers())) == 3
 
 
 # -- Triton's client and real models --------------------------------------------------------------------------------
@@ -446,7 +357,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
         yield running
 
 
-def test_tritons_client_streams_from_a_decoupled_model(engine: Engine) -> None:
+def test_tritons_client_streams_from_a_decoupled_model(serving: Serving, engine: Engine) -> None:
     client_library = pytest.importorskip("tritonclient.grpc")
     arrived: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
     counts = [3, 0, 500, 1]
@@ -473,7 +384,7 @@ def test_tritons_client_streams_from_a_decoupled_model(engine: Engine) -> None:
     }
 
 
-def test_a_client_that_stops_its_stream_frees_the_model(engine: Engine) -> None:
+def test_a_client_that_stops_its_stream_frees_the_model(serving: Serving, engine: Engine) -> None:
     with serving(engine) as (_, channel):
         client = Client(channel)
         tensor = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="INT32", shape=[1])

@@ -143,7 +143,7 @@ def test_a_body_that_does_not_say_its_length_is_refused_where_it_becomes_too_lon
 
 
 @pytest.mark.parametrize("length", [b"-1", b"ten", b"", b"9" * 5000])
-def test_a_content_length_that_is_no_number_is_refused(engine: Engine, length: bytes) -> None:
+def test_a_content_length_that_is_not_a_number_is_refused(engine: Engine, length: bytes) -> None:
     assert infer(V2App(engine, ServerOptions()), (b"content-length", length)).status == 400
 
 
@@ -301,6 +301,7 @@ class _Awaited:
     """An exchange whose answer, and the thread that brought it, can be waited for."""
 
     receiving_since = 0.0
+    peer = ""
     flow = None
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

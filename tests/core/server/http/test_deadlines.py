@@ -74,7 +74,7 @@ def test_an_answer_in_time_is_passed_on_and_ends_the_watch(bench: Bench) -> None
     assert not bench.ticket.request.cancelled
 
 
-def test_at_the_deadline_the_request_is_cancelled_and_the_client_told(bench: Bench) -> None:
+def test_at_the_deadline_the_request_is_cancelled_and_the_client_is_answered(bench: Bench) -> None:
     bench.watch()
     bench.timers[0].fire()
     assert bench.ticket.request.cancelled
@@ -154,7 +154,7 @@ def test_the_header_is_a_number_of_milliseconds(value: bytes | None, expected: i
 
 
 @pytest.mark.parametrize("value", [b"", b"0", b"-1", b"1.5", b"10s", b"9" * 11, "²".encode()])
-def test_a_header_that_is_no_such_number_is_refused(value: bytes) -> None:
+def test_a_header_that_is_not_such_a_number_is_refused(value: bytes) -> None:
     with pytest.raises(Refusal, match="X-Request-Timeout-Ms must be a whole number of milliseconds from 1") as caught:
         timeout_ns(value, plain=True)
     assert caught.value.status == 400

@@ -9,7 +9,8 @@ import pytest
 
 from fakes import FakeService, FakeTransport
 from remora.server.http.exchange import STREAM_BACKLOG, Exchange
-from remora.server.http.http1 import Connection, Listener
+from remora.server.http.http1 import Connection
+from remora.server.http.http1_listener import Listener
 
 HEADERS = ((b"Content-Type", b"text/event-stream"),)
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
@@ -131,7 +132,7 @@ def test_a_client_of_http_1_0_gets_a_stream_that_ends_with_the_connection(bench:
     assert bench.transport.closing
 
 
-def test_a_client_that_asks_for_it_is_let_go_after_the_stream(bench: Bench) -> None:
+def test_a_connection_is_closed_after_the_stream_if_the_client_wants_it(bench: Bench) -> None:
     bench.receive(post("/s", "Connection: close"))
     bench.begin()
     bench.finish()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -23,20 +23,23 @@ from remora.protocols.http2.frames import (
     PREFACE,
     PROTOCOL_ERROR,
     RST_STREAM,
+    SETTINGS,
     Fields,
     frame,
     pack,
 )
 from remora.protocols.http2.keepalive import KeepalivePolicy
+from remora.protocols.http2.stream import Opener, Stream
 from remora.protocols.rest.answer import HttpAnswer
 from remora.server.http import http2
 from remora.server.http.exchange import Exchange
-from remora.server.http.http2 import Http2Connection, Http2Listener, Stream, StreamConnection
+from remora.server.http.http2 import Http2Connection, Http2Listener, OpenRequest
 from remora.server.http.http2_requests import Requests
 
 PATIENCE_S = 60.0
 OPEN = pack(((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/v2/x")))
-CALL = pack(((b":method", b"POST"), (b":path", b"/s/m"), (b"content-type", b"application/grpc")))
+CALL = pack(((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/s/m"), (b"content-type", b"application/grpc")))
+GREETING = PREFACE + frame(SETTINGS, 0, 0, b"")
 ASKED_TO_LEAVE = frame(GOAWAY, 0, 0, b"\x7f\xff\xff\xff" + bytes(4))
 
 
@@ -85,20 +88,18 @@ class Call:
         return False
 
 
-def refuse(link: StreamConnection, fields: Fields) -> Stream | None:
+def refuse(fields: Fields) -> Opener:
     raise AssertionError("no call was to come")
 
 
 def connected(listener: Http2Listener, received: bytes = b"") -> tuple[Http2Connection, Client]:
     connection, client = listener.connection(), Client()
     connection.connection_made(client)
-    connection.take_in(PREFACE + received)
+    connection.take_in(GREETING + received)
     return connection, client
 
 
-def listening(
-    open_call: Callable[[StreamConnection, Fields], Stream | None] = refuse, **terms: Any
-) -> tuple[Http2Listener, Later]:
+def listening(open_call: OpenRequest = refuse, **terms: Any) -> tuple[Http2Listener, Later]:
     service = Later()
     return Http2Listener(open_call, Requests(service, 1000).open, KeepalivePolicy(**terms)), service
 
@@ -112,7 +113,7 @@ def opened(*streams: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "part", [b"", PREFACE[:9], PREFACE + frame(HEADERS, 4, 1, OPEN)[:-1], PREFACE + frame(HEADERS, 0, 1, OPEN)]
+    "part", [b"", PREFACE[:9], GREETING + frame(HEADERS, 4, 1, OPEN)[:-1], GREETING + frame(HEADERS, 0, 1, OPEN)]
 )
 def test_a_connection_that_sends_half_a_head_is_closed_in_time(part: bytes) -> None:
     async def play() -> None:
@@ -140,7 +141,7 @@ def test_a_connection_without_a_stream_is_asked_to_end_after_its_idle_time() -> 
     played(play())
 
 
-def test_a_request_that_does_not_come_is_given_up_and_one_that_is_answered_late_is_not() -> None:
+def test_a_stalled_request_is_given_up_and_a_slow_answer_is_awaited() -> None:
     async def play() -> None:
         listener, service = listening()
         whole, begun, silent = frame(DATA, 1, 1, b"x"), frame(DATA, 0, 3, b"x"), b""
@@ -159,11 +160,11 @@ def test_a_call_that_is_refused_while_it_is_opened_is_not_kept() -> None:
     async def play() -> None:
         call = Call()
 
-        def answer_at_once(link: StreamConnection, fields: Fields) -> Stream:
-            link.headers(OPEN, end=True)
+        def answer_at_once(stream: Stream) -> Call:
+            stream.headers(OPEN, end=True)
             return call
 
-        connection, _ = connected(listening(answer_at_once)[0], frame(HEADERS, 4, 1, CALL))
+        connection, _ = connected(listening(lambda _fields: answer_at_once)[0], frame(HEADERS, 4, 1, CALL))
         connection.connection_lost(None)
         assert call.gone == 0
 
@@ -175,7 +176,9 @@ def test_a_client_that_breaks_the_rules_and_does_not_read_is_cut_off(monkeypatch
 
     async def play() -> None:
         call = Call()
-        connection, client = connected(listening(lambda *_: call)[0], frame(HEADERS, 4, 1, CALL) + frame(5, 0, 1, b""))
+        connection, client = connected(
+            listening(lambda _fields: lambda _stream: call)[0], frame(HEADERS, 4, 1, CALL) + frame(5, 0, 1, b"")
+        )
         assert client.closing
         assert PROTOCOL_ERROR.to_bytes(4, "big") in client.written
         await client.cut.wait()
@@ -196,7 +199,7 @@ def test_a_client_that_answers_no_ping_is_sent_away() -> None:
     played(play())
 
 
-def test_a_client_that_pings_too_often_is_told_to_calm_down() -> None:
+def test_a_client_that_pings_too_often_gets_enhance_your_calm() -> None:
     async def play() -> None:
         connection, client = connected(listening(strikes=1)[0], opened(1))
         ping = frame(PING, 0, 0, b"12345678")
@@ -268,7 +271,7 @@ def test_a_server_that_ends_waits_for_what_is_being_sent_only_while_something_co
     played(play())
 
 
-def test_clients_that_come_while_a_server_wants_to_go_are_answered_and_told_to_leave_then() -> None:
+def test_clients_that_connect_during_shutdown_are_answered_and_then_disconnected() -> None:
     async def play() -> None:
         listener, service = listening()
         listener.closing = True
@@ -279,5 +282,18 @@ def test_clients_that_come_while_a_server_wants_to_go_are_answered_and_told_to_l
             await asyncio.sleep(0)
         connection.take_in(frame(PING, 1, 0, b"leaving "))
         assert client.closing
+
+    played(play())
+
+
+def test_an_attack_that_is_noticed_in_a_later_turn_ends_the_connection() -> None:
+    resets = b"".join(frame(HEADERS, 5, n, OPEN) + frame(RST_STREAM, 0, n, bytes(4)) for n in range(1, 2400, 2))
+
+    async def play() -> None:
+        listener, _ = listening()
+        _, client = connected(listener, resets)
+        assert not client.closing  # the first turn handles a part of the frames
+        await client.closed.wait()
+        assert b"too many resets" in client.written
 
     played(play())

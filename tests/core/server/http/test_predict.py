@@ -10,11 +10,12 @@ import pytest
 from fakes import FakeExchange
 from remora.errors import InternalError, RemoraError, RetiredError
 from remora.messages import InferForm, Outcome, Request, Ticket
-from remora.protocols.rest.predict import Part, Rows
-from remora.server.http.predict import _FanIn
+from remora.protocols.rest.predict import Part, Rows, encode_predict
+from remora.server.http.predict import Decoded, _FanIn
 
 Reply = Callable[[Ticket, Outcome], None]
 PARTS = [Part(InferForm(()), [], 1) for _ in range(3)]
+DECODED = Decoded(PARTS, lambda responses: encode_predict(responses, [1] * len(PARTS), Rows(1, stacked=False)))
 
 
 class Model:
@@ -36,7 +37,7 @@ class Model:
 
 def start(model: Model) -> FakeExchange:
     exchange = FakeExchange()
-    _FanIn(exchange, PARTS, Rows(1, stacked=False)).start(model, PARTS, None)  # type: ignore[arg-type]
+    _FanIn(exchange, DECODED).start(model, PARTS, None)  # type: ignore[arg-type]
     return exchange
 
 
@@ -47,10 +48,10 @@ def test_a_part_that_fails_at_once_is_the_answer_and_no_more_are_handed_in() -> 
     assert model.tickets[0].request.cancelled, "what still waits is not run"
 
 
-def test_a_model_that_is_replaced_amid_the_parts_answers_none_of_them() -> None:
+def test_a_model_that_is_replaced_between_the_parts_answers_no_part() -> None:
     model, exchange = Model(None, RetiredError("replaced")), FakeExchange()
     with pytest.raises(RetiredError):
-        _FanIn(exchange, PARTS, Rows(1, stacked=False)).start(model, PARTS, None)  # type: ignore[arg-type]
+        _FanIn(exchange, DECODED).start(model, PARTS, None)  # type: ignore[arg-type]
     (ticket,) = model.tickets
     assert ticket.request.cancelled
     ticket.reply(ticket, InternalError("too late"))

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from remora.engine import Engine
-from remora.models.lifecycle import Readiness
+from remora.models.readiness import Readiness
 from remora.protocols.http1 import Head
 from remora.server.http.probes import probe
 
@@ -46,7 +46,7 @@ def test_each_probe_has_its_status(readiness: Readiness, live: int, started: int
     assert [asked(path, readiness)[0] for path in ("/livez", "/startupz", "/readyz")] == [live, started, ready]
 
 
-def test_what_is_waited_for_is_told_when_asked() -> None:
+def test_the_awaited_loads_are_reported() -> None:
     assert asked("/readyz", BROKEN) == (503, "not yet\n")
     assert (
         asked("/readyz?verbose", BROKEN)[1] == "not yet\nwaits for: model 'x' version 1 is UNAVAILABLE: Internal: no\n"

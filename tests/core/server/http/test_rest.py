@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from fakes import write_model
+from fakes import FakeMailbox, write_model
 from hosting import PATIENCE_S, ask, running
 from remora.engine import Engine
 from remora.options import EngineOptions, ServerOptions
+from remora.protocols.rest.infer import InferCodec
 from remora.server.host import Host, find_adapter
+from remora.server.http.rest import RestService
 from remora.server.main import Ports
 
 PAGE = {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site", "Content-Type": "text/plain"}
@@ -86,3 +88,30 @@ def test_a_platforms_own_routes_refuse_what_v2_refuses(tmp_path: Path) -> None:
             assert "another site" in ask(ports.http, method, path, place, PAGE).body.decode()
             assert ask(ports.http, method, path, place).status != 403
         assert ask(ports.http, "GET", "/ping", headers={"Host": "evil.example"}).status == 403
+
+
+class Turns(FakeMailbox):
+    """Mailbox in a loop that is turned by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.next: list[Callable[[], None]] = []
+        self.watcher = self  # type: ignore[assignment]
+
+    def is_current(self) -> bool:
+        return True
+
+    def call_next(self, work: Callable[[], None]) -> None:
+        self.next.append(work)
+
+
+def test_all_scrapes_of_a_turn_get_one_text_and_those_of_the_next_turn_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mailbox, texts = Turns(), iter(("first", "second"))
+    with Engine(model_repository=(tmp_path,)) as engine:
+        rest = RestService(engine, InferCodec(), mailbox, lambda work, exchange, **_: exchange.respond(work()))
+        monkeypatch.setattr(engine, "perform", lambda _call: next(texts))
+        assert [rest.metrics().body, rest.metrics().body] == [[b"first"], [b"first"]]
+        mailbox.next.pop()()
+        assert rest.metrics().body == [b"second"]

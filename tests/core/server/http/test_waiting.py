@@ -52,7 +52,7 @@ def test_a_request_goes_on_when_its_model_is_there() -> None:
     assert went
 
 
-def test_a_load_that_fails_is_told_to_all_who_wait() -> None:
+def test_a_load_that_fails_is_reported_to_all_waiting_requests() -> None:
     answers = run(lambda _room, ready, _exchange, _went: ready.set_exception(InternalError("no memory"))).answers
     assert (answers[0].status, b"no memory" in b"".join(map(bytes, answers[0].body))) == (500, True)
 

@@ -1,0 +1,266 @@
+"""Deployment to plain Kubernetes by Helm: a release of remora's chart.
+
+Kubernetes replaces pods as new ones get ready. Helm retains the revisions of a release, which a rollback uses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from remora_adapters.deploy import kubernetes
+from remora_adapters.deploy.golden import Golden, golden_step
+from remora_adapters.deploy.images import parse_image, pinned
+from remora_adapters.deploy.kubernetes import Place, Pod
+from remora_adapters.deploy.plan import Call, Check, Read, RefusedError, State, Step, desired, find
+from remora_adapters.deploy.programs import Programs, body_of, command, http
+from remora_adapters.deploy.uploads import upload_steps
+
+_CHART = "infra/helm/remora"
+_PORT = 8000
+_RESOURCE = "deployments.apps"
+_PENDING = "pending-"
+_SERVING = ("deployed", "superseded")
+_HISTORY = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A release of the chart, as a `Platform`."""
+
+    name: str
+    place: Place
+    chart: str = _CHART
+    settings: tuple[str, ...] = ()
+    path: str = ""
+    gateway: str = ""
+    pod: Pod | None = None
+    title: str = "Helm"
+
+    def checks(self) -> Sequence[Check]:
+        """Return the checks before a deployment."""
+        chart = Check(
+            f"chart {self.chart}",
+            command("helm", ["show", "chart", self.chart], name=self.chart),
+            cure="pass --chart with the chart's folder, archive or oci:// location",
+        )
+        return [*kubernetes.cluster_checks(self.place, self._pod(), "", _RESOURCE, ""), chart]
+
+    def settled(self, found: State) -> Release:
+        """Return the deployment with the image's digest."""
+        pod = self._pod()
+        return replace(self, pod=replace(pod, image=pinned(pod.image, found)))
+
+    def reads(self) -> Sequence[Read]:
+        """Return the reads of the release, its values, revisions and pods."""
+        return [
+            Read("release", lambda _: self._helm("status", "--output=json")),
+            Read("values", lambda state: state["release"] and self._helm("get", "values", "--output=json")),
+            Read(
+                "history",
+                lambda state: state["release"] and self._helm("history", f"--max={_HISTORY}", "--output=json"),
+            ),
+            kubernetes.pods_read(self.place, self._label),
+        ]
+
+    def settle(self, state: State) -> Sequence[Step]:
+        """Return the step that ends an interrupted change, which Helm would refuse to continue."""
+        status = str(find(state, "release.info.status", ""))
+        if not status.startswith(_PENDING):
+            return ()
+        last = self._last_deployed(state)
+        if last:
+            return (Step("deploy", self._helm("rollback", last, "--wait", "--timeout=600s")),)
+        return (Step("deploy", self._helm("uninstall", "--wait")),)
+
+    def steps(self, state: State) -> Sequence[Step]:
+        """Return the steps to the desired state."""
+        pod = self._pod()
+        steps: list[Step] = list(upload_steps(pod.source))
+        if not self._is_deployed(state) or find(state, "values") != self._values(pod):
+            words = [
+                "upgrade",
+                self.name,
+                self.chart,
+                "--install",
+                "--values=-",
+                "--wait",
+                f"--timeout={pod.startup_s}s",
+            ]
+            words += [f"--history-max={_HISTORY}", *(f"--set={each}" for each in self.settings), *self._where()]
+            call = command("helm", words, json.dumps(self._values(pod)), self.name)
+            last = self._last_deployed(state)
+            back = (
+                self._helm("rollback", last, "--wait", "--timeout=600s") if last else self._helm("uninstall", "--wait")
+            )
+            steps.append(Step("deploy", call, undo=(Step("deploy", back),), retries=frozenset({"busy"})))
+        ask = self.ask(state, pod.golden.body if pod.golden else b"")
+        return [*steps, *golden_step(pod.golden, ask, body_of)]
+
+    def _values(self, pod: Pod) -> dict[str, Any]:
+        """Return the chart's values."""
+        image = parse_image(pod.image)
+        by_digest = image.reference.startswith("sha256:")
+        repository = pod.image.partition("@")[0]
+        head, slash, tail = repository.rpartition("/")
+        values: dict[str, Any] = {
+            "image": {
+                "repository": f"{head}{slash}{tail.partition(':')[0]}",
+                "tag": "" if by_digest else image.reference,
+                "digest": image.reference if by_digest else "",
+            },
+            "models": {"uri": pod.source.location, "claim": ""},
+            "environment": [{"name": name, "value": value} for name, value in pod.environ],
+            "replicas": max(pod.least, 1),
+            "gpu": {"count": pod.gpus, "resource": pod.gpu_resource},
+            "resources": {"cpu": pod.cpu, "memory": pod.memory},
+            "startupSeconds": pod.startup_s,
+        }
+        if pod.gpus:
+            values["arguments"] = ["--require-gpu"]
+        if pod.secret:
+            values["envFrom"] = [{"secretRef": {"name": pod.secret}}]
+        if pod.account:
+            values["serviceAccount"] = {"create": False, "name": pod.account}
+        return values
+
+    # -- the other commands ------------------------------------------------------------------------------------------
+
+    def differences(self, state: State) -> Sequence[str]:
+        """Return how the release differs from the desired state."""
+        found = []
+        if not self._is_deployed(state):
+            found.append(f"the release is {find(state, 'release.info.status', 'missing')}")
+        if find(state, "values") != self._values(self._pod()) and not self.settings:
+            found.append("its values are not the requested ones")
+        return found
+
+    def status(self, state: State) -> Sequence[str]:
+        """Return the release's state in lines."""
+        if state["release"] is None:
+            return []
+        pods = find(state, "pods.items", [])
+        ready = sum(
+            any(
+                each.get("type") == "Ready" and each.get("status") == "True"
+                for each in find(pod, "status.conditions", [])
+            )
+            for pod in pods
+        )
+        return [
+            f"{self.name}: {find(state, 'release.info.status')}, revision {find(state, 'release.version')}",
+            f"model: {find(state, 'values.models.uri', 'none')}",
+            f"pods: {ready} of {len(pods)} are ready",
+            f"rollback: {self._older(state) or 'no earlier revision'}",
+        ]
+
+    def reason(self, state: State) -> str:
+        """Return why a pod does not start."""
+        return kubernetes.pod_reason(state)
+
+    def logs(self, state: State, lines: int) -> Sequence[Call]:
+        """Return the read of the pods' logs."""
+        return kubernetes.log_calls(self.place, self._label, lines)
+
+    def log_text(self, answer: Any) -> str:
+        """Return the text of the logs."""
+        return str(answer)
+
+    def ask(self, state: State, body: bytes) -> Call:
+        """Return the request through the API server's proxy, or to the ingress."""
+        path = kubernetes.path_of(self.name, self.path)
+        if self.gateway:
+            return http("POST", f"{self.gateway.rstrip('/')}{path}", body)
+        proxy = f"/api/v1/namespaces/{self.place.namespace}/services/http:{self.name}:{_PORT}/proxy{path}"
+        return self.place.kubectl("create", f"--raw={proxy}", "--filename=-", text=body.decode("utf-8", "replace"))
+
+    def answer_of(self, answer: Any) -> bytes:
+        """Return the body of a response."""
+        return body_of(answer)
+
+    def rollback(self, state: State) -> Sequence[Step]:
+        """Return the step to the revision before."""
+        older = self._older(state)
+        if not older:
+            raise RefusedError(f"{self.name} has no earlier revision to return to")
+        return [Step("deploy", self._helm("rollback", older, "--wait", "--timeout=600s"))]
+
+    def undeploy(self, state: State) -> Sequence[Step]:
+        """Return the step that uninstalls the release."""
+        return [] if state["release"] is None else [Step("clean", self._helm("uninstall", "--wait"))]
+
+    def advice(self, state: State) -> Sequence[tuple[str, str]]:
+        """Return the commands that follow a deployment."""
+        return kubernetes.advice("helm", self.name, self.place, self._pod())
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _label(self) -> str:
+        return f"app.kubernetes.io/instance={self.name}"
+
+    def _pod(self) -> Pod:
+        return desired(self.pod, self.name)
+
+    def _where(self) -> list[str]:
+        where = [f"--namespace={self.place.namespace}"]
+        return [*where, f"--kube-context={self.place.context}"] if self.place.context else where
+
+    def _helm(self, *words: str) -> Call:
+        """Return a call of Helm on the release, whose name follows the sub-commands."""
+        plain = 2 if words[0] == "get" else 1
+        return command("helm", [*words[:plain], self.name, *words[plain:], *self._where()], name=self.name)
+
+    def _is_deployed(self, state: State) -> bool:
+        return bool(find(state, "release.info.status") == "deployed")
+
+    def _revisions(self, state: State) -> list[Any]:
+        """Return the revisions that have served, newest first."""
+        found = [each for each in state.get("history") or [] if each.get("status") in _SERVING]
+        return sorted(found, key=lambda each: -int(each["revision"]))
+
+    def _last_deployed(self, state: State) -> str:
+        found = self._revisions(state)
+        serving = [each for each in found if each["status"] == "deployed"]
+        return str((serving or found)[0]["revision"]) if found else ""
+
+    def _older(self, state: State) -> str:
+        serving = self._last_deployed(state)
+        older = [str(each["revision"]) for each in self._revisions(state) if int(each["revision"]) < int(serving or 0)]
+        return older[0] if older else ""
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that identify the cluster, and those of requests."""
+    kubernetes.add_place(parser)
+    kubernetes.add_request_flags(parser)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a deployment."""
+    kubernetes.add_pod_flags(parser, least=2)
+    parser.add_argument(
+        "--chart", default=_CHART, metavar="CHART", help="folder, archive or oci:// (default %(default)s)"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="further value; repeatable")
+
+
+def build(options: argparse.Namespace, golden: Golden | None) -> Release:
+    """Return the release of parsed options. Raises ValueError."""
+    pod = kubernetes.pod_of(options, golden)
+    if pod.traffic != 100:
+        raise ValueError("--traffic: a release replaces its pods; use Knative or KServe for shares of the traffic")
+    return replace(find_service(options), pod=pod, chart=options.chart, settings=tuple(options.set))
+
+
+def find_service(options: argparse.Namespace) -> Release:
+    """Return a release by its name, without a desired state. Raises ValueError."""
+    return Release(options.name, kubernetes.place_of(options), path=options.path, gateway=options.gateway)
+
+
+def connect(options: argparse.Namespace) -> Programs:
+    """Return the connection. Raises RefusedError without Helm or kubectl."""
+    return Programs("helm", "kubectl")

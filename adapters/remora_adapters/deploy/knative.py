@@ -1,0 +1,280 @@
+"""Deployment to Knative Serving: a Service with one revision for each version.
+
+A new revision gets no traffic until it is ready and has answered the golden request at its tag's URL.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from remora_adapters.deploy import kubernetes
+from remora_adapters.deploy.golden import Golden, golden_step
+from remora_adapters.deploy.images import pinned
+from remora_adapters.deploy.kubernetes import Place, Pod, condition
+from remora_adapters.deploy.plan import Call, Check, Progress, Read, RefusedError, State, Step, desired, digest_of, find
+from remora_adapters.deploy.programs import body_of
+from remora_adapters.deploy.shares import (
+    Shares,
+    before,
+    main_of,
+    others,
+    shares_of,
+    shown,
+    split,
+    tagged,
+    target_of_rollback,
+)
+from remora_adapters.deploy.uploads import upload_steps
+
+_TAG = "candidate"
+_KIND = "services.serving.knative.dev"
+_REVISION = "revisions.serving.knative.dev"
+_REVISION_KEY = "revisionName"
+_TIMEOUT_S = 300
+_DRAIN_S = 10
+_INSTALL = "install Knative Serving: infra/knative-gpu/install.sh"
+
+
+@dataclass(frozen=True, slots=True)
+class Knative:
+    """A Knative Service, as a `Platform`."""
+
+    name: str
+    place: Place
+    path: str = ""
+    gateway: str = ""
+    pod: Pod | None = None
+    title: str = "Knative"
+
+    def checks(self) -> Sequence[Check]:
+        """Return the checks before a deployment."""
+        return kubernetes.cluster_checks(self.place, self._pod(), _KIND, _KIND, _INSTALL)
+
+    def settled(self, found: State) -> Knative:
+        """Return the deployment with the image's digest."""
+        pod = self._pod()
+        return replace(self, pod=replace(pod, image=pinned(pod.image, found)))
+
+    def reads(self) -> Sequence[Read]:
+        """Return the reads of the Service, its revisions and pods."""
+        label = f"serving.knative.dev/service={self.name}"
+        return [
+            Read("service", lambda _: self.place.get(_KIND, self.name)),
+            Read("revisions", lambda _: self.place.list(_REVISION, label)),
+            kubernetes.pods_read(self.place, label),
+        ]
+
+    def settle(self, state: State) -> Sequence[Step]:
+        """Return no step: a Service may be changed at any time."""
+        return ()
+
+    def steps(self, state: State) -> Sequence[Step]:
+        """Return the steps to the desired state."""
+        pod = self._pod()
+        steps: list[Step] = list(upload_steps(pod.source))
+        service = self._document(pod)
+        revision = service["spec"]["template"]["metadata"]["name"]
+        shares = self._shares(state)
+        stable = others(shares, revision)
+        if pod.traffic != 100 and not stable:
+            raise RefusedError(f"--traffic needs a service that serves another version; {self.name} has none")
+        final = split(stable, revision, pod.traffic)
+        if shares == final and state["service"] is not None and self._is_ready(state):
+            return [*steps, *golden_step(pod.golden, self.ask(state, self._golden_body()), body_of)]
+        waiting = shares if stable else {revision: 100}
+        targets = find(state, "service.spec.traffic", [])
+        is_tagged = any(each.get(_REVISION_KEY) == revision and each.get("tag") == _TAG for each in targets)
+        if shares != waiting or revision not in self._revisions(state) or not is_tagged:
+            service["spec"]["traffic"] = _targets(waiting, revision)
+            steps.append(Step("deploy", self.place.apply(service), undo=self._undo(state, revision)))
+        steps.append(self._wait_revision(revision, pod.startup_s))
+        steps.append(kubernetes.route_step(self.place, _KIND, self.name, self._tag_url))
+        url, host = kubernetes.ROUTE
+        steps += golden_step(pod.golden, self._request(url, self._golden_body(), host), body_of)
+        if final != waiting:
+            change = {"spec": {"traffic": _targets(final, revision)}}
+            back = {"spec": {"traffic": _targets(waiting, revision)}}
+            patch = self.place.patch(_KIND, self.name, change)
+            steps.append(Step("traffic", patch, undo=(Step("traffic", self.place.patch(_KIND, self.name, back)),)))
+        steps.append(self._wait_service(final))
+        return steps
+
+    def _undo(self, state: State, revision: str) -> tuple[Step, ...]:
+        """Return the steps that restore the Service, or delete a new one."""
+        earlier = state["service"]
+        if earlier is None:
+            return (Step("deploy", self.place.delete(_KIND, self.name)),)
+        metadata = {key: find(earlier, f"metadata.{key}") for key in ("name", "namespace", "labels")}
+        old = {
+            "apiVersion": "serving.knative.dev/v1",
+            "kind": "Service",
+            "metadata": {key: value for key, value in metadata.items() if value},
+            "spec": earlier["spec"],
+        }
+        drop = Step("clean", self.place.delete(_REVISION, revision))
+        keep = revision in self._revisions(state)
+        return (Step("deploy", self.place.apply(old)), *(() if keep else (drop,)))
+
+    def _document(self, pod: Pod) -> dict[str, Any]:
+        """Return the Service, whose revision is named by a digest of its template."""
+        annotations = {
+            "autoscaling.knative.dev/min-scale": str(pod.least),
+            "autoscaling.knative.dev/max-scale": str(pod.most),
+            "serving.knative.dev/progress-deadline": f"{pod.startup_s}s",
+        }
+        container = pod.container("knative")
+        container["args"] = [f"--exit-timeout-secs={_TIMEOUT_S - _DRAIN_S}"]
+        spec = {"containerConcurrency": pod.concurrency, "timeoutSeconds": _TIMEOUT_S, **pod.pod(container)}
+        name = f"{self.name}-{digest_of([annotations, spec])}"
+        return {
+            "apiVersion": "serving.knative.dev/v1",
+            "kind": "Service",
+            "metadata": {"name": self.name, "namespace": self.place.namespace},
+            "spec": {"template": {"metadata": {"name": name, "annotations": annotations}, "spec": spec}},
+        }
+
+    def _wait_revision(self, revision: str, startup_s: int) -> Step:
+        """Return the step that waits until a revision is ready, or gives Knative's reason."""
+
+        def until(answer: Any) -> Progress:
+            if answer is None:
+                return Progress(False, "waiting for the revision")
+            status, reason = condition(answer)
+            if status == "False":
+                return Progress(failure=f"revision {revision} is not ready: {reason}")
+            return Progress(status == "True", "ready" if status == "True" else reason or "starting")
+
+        get = self.place.get(_REVISION, revision)
+        return Step("deploy", get, until, accepts=kubernetes.NEW, limit_s=float(startup_s), every_s=3.0)
+
+    def _wait_service(self, shares: Shares) -> Step:
+        def until(answer: Any) -> Progress:
+            status, reason = condition(answer)
+            if status == "False":
+                return Progress(failure=f"the service is not ready: {reason}")
+            same = shares_of(find(answer, "status.traffic", []), _REVISION_KEY) == dict(shares)
+            return Progress(status == "True" and same, "serves" if same else "moving traffic")
+
+        return Step("traffic", self.place.get(_KIND, self.name), until, every_s=2.0, limit_s=600.0)
+
+    # -- the other commands ------------------------------------------------------------------------------------------
+
+    def differences(self, state: State) -> Sequence[str]:
+        """Return how the traffic differs from the desired one."""
+        pod = self._pod()
+        revision = self._document(pod)["spec"]["template"]["metadata"]["name"]
+        share = self._shares(state).get(revision, 0)
+        return [] if share == pod.traffic else [f"revision {revision} gets {share} percent, not {pod.traffic}"]
+
+    def status(self, state: State) -> Sequence[str]:
+        """Return the Service's state in lines."""
+        if state["service"] is None:
+            return []
+        status, reason = condition(state["service"])
+        return [
+            f"{self.name}: {'Ready' if status == 'True' else f'not ready: {reason}'}",
+            f"traffic: {shown(self._shares(state))}",
+            f"url: {find(state, 'service.status.url', 'none')}",
+            f"rollback: {self._older(state) or 'no earlier revision'}",
+        ]
+
+    def reason(self, state: State) -> str:
+        """Return why a pod does not start."""
+        return kubernetes.pod_reason(state)
+
+    def logs(self, state: State, lines: int) -> Sequence[Call]:
+        """Return the read of the pods' logs."""
+        return kubernetes.log_calls(self.place, f"serving.knative.dev/service={self.name}", lines)
+
+    def log_text(self, answer: Any) -> str:
+        """Return the text of the logs."""
+        return str(answer)
+
+    def ask(self, state: State, body: bytes) -> Call:
+        """Return the request to the Service's URL."""
+        return self._request(str(find(state, "service.status.url", "")), body)
+
+    def answer_of(self, answer: Any) -> bytes:
+        """Return the body of a response."""
+        return body_of(answer)
+
+    def rollback(self, state: State) -> Sequence[Step]:
+        """Return the steps to the revision before, or to the main one of a share."""
+        main = target_of_rollback(self._shares(state), self._older(state), self.name)
+        change = {"spec": {"traffic": [{"revisionName": main, "percent": 100}]}}
+        return [Step("traffic", self.place.patch(_KIND, self.name, change)), self._wait_service({main: 100})]
+
+    def undeploy(self, state: State) -> Sequence[Step]:
+        """Return the step that deletes the Service with its revisions."""
+        return [] if state["service"] is None else [Step("clean", self.place.delete(_KIND, self.name))]
+
+    def advice(self, state: State) -> Sequence[tuple[str, str]]:
+        """Return the commands that follow a deployment."""
+        pod = self._pod()
+        return kubernetes.advice("knative", self.name, self.place, pod)
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    def _pod(self) -> Pod:
+        return desired(self.pod, self.name)
+
+    def _golden_body(self) -> bytes:
+        golden = self._pod().golden
+        return golden.body if golden else b""
+
+    def _request(self, url: str, body: bytes, host: Any = "") -> Call:
+        return kubernetes.request_call(url, kubernetes.path_of(self.name, self.path), body, self.gateway, host)
+
+    def _is_ready(self, state: State) -> bool:
+        return condition(state["service"])[0] == "True"
+
+    def _tag_url(self, service: Any) -> str:
+        if condition(service)[1] == "waiting for the controller":
+            return ""
+        targets = find(service, "status.traffic", [])
+        return next((str(each["url"]) for each in targets if each.get("tag") == _TAG and each.get("url")), "")
+
+    def _shares(self, state: State) -> dict[str, int]:
+        """Return the share of each revision in the Service's specification."""
+        latest = str(find(state, "service.status.latestReadyRevisionName", ""))
+        return shares_of(find(state, "service.spec.traffic", []), _REVISION_KEY, latest)
+
+    def _revisions(self, state: State) -> list[str]:
+        """Return the names of the revisions, newest first."""
+        items = find(state, "revisions.items", [])
+        newest = sorted(items, key=lambda each: str(find(each, "metadata.creationTimestamp", "")), reverse=True)
+        return [str(find(each, "metadata.name")) for each in newest]
+
+    def _older(self, state: State) -> str:
+        return before(self._revisions(state), main_of(self._shares(state)))
+
+
+def _targets(shares: Shares, revision: str) -> list[dict[str, Any]]:
+    return tagged(shares, _REVISION_KEY, revision, _TAG)
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that identify the cluster, and those of requests."""
+    kubernetes.add_place(parser)
+    kubernetes.add_request_flags(parser)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a deployment."""
+    kubernetes.add_pod_flags(parser, least=0)
+
+
+def build(options: argparse.Namespace, golden: Golden | None) -> Knative:
+    """Return the Service of parsed options. Raises ValueError."""
+    return replace(find_service(options), pod=kubernetes.pod_of(options, golden))
+
+
+def find_service(options: argparse.Namespace) -> Knative:
+    """Return a Service by its name, without a desired state. Raises ValueError."""
+    return Knative(options.name, kubernetes.place_of(options), options.path, options.gateway)
+
+
+connect = kubernetes.connect

@@ -1,0 +1,348 @@
+"""Deployment to KServe: an InferenceService, and a ServingRuntime for each image.
+
+In the mode Knative a new version gets no traffic until it is ready and has answered the golden request at its tag's
+URL. In the mode Standard Kubernetes replaces pods as new ones get ready. The version before is retained as an
+annotation, so that a rollback needs no other storage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from remora_adapters.deploy import kubernetes
+from remora_adapters.deploy.golden import Golden, golden_step
+from remora_adapters.deploy.images import pinned
+from remora_adapters.deploy.kubernetes import Place, Pod, condition
+from remora_adapters.deploy.plan import (
+    GONE,
+    Call,
+    Check,
+    Progress,
+    Read,
+    RefusedError,
+    State,
+    Step,
+    desired,
+    digest_of,
+    find,
+)
+from remora_adapters.deploy.programs import body_of
+from remora_adapters.deploy.uploads import upload_steps
+
+_KIND = "inferenceservices.serving.kserve.io"
+_RUNTIME = "servingruntimes.serving.kserve.io"
+_MODE = "serving.kserve.io/deploymentMode"
+_TAGS = "serving.kserve.io/enable-tag-routing"
+_PREVIOUS = "remora.dev/previous"
+_VERSION = "remora.dev/version"
+_FORMAT = "remora"
+_FAILED = ("BlockedByFailedLoad", "InvalidSpec")
+_MODES = ("Knative", "Standard")
+_EXIT_S = {"Knative": 290, "Standard": 20}
+"""Below the grace of a pod in each mode."""
+_INSTALL = "install KServe: infra/knative-gpu/install.sh"
+_SHARE = "canaryTrafficPercent"
+
+
+@dataclass(frozen=True, slots=True)
+class KServe:
+    """An InferenceService, as a `Platform`."""
+
+    name: str
+    place: Place
+    mode: str = "Knative"
+    path: str = ""
+    gateway: str = ""
+    pod: Pod | None = None
+    title: str = "KServe"
+
+    def checks(self) -> Sequence[Check]:
+        """Return the checks before a deployment."""
+        return kubernetes.cluster_checks(self.place, self._pod(), _KIND, _KIND, _INSTALL)
+
+    def settled(self, found: State) -> KServe:
+        """Return the deployment with the image's digest."""
+        pod = self._pod()
+        return replace(self, pod=replace(pod, image=pinned(pod.image, found)))
+
+    def reads(self) -> Sequence[Read]:
+        """Return the reads of the InferenceService, its runtimes and pods."""
+        label = f"serving.kserve.io/inferenceservice={self.name}"
+        return [
+            Read("service", lambda _: self.place.get(_KIND, self.name)),
+            Read("runtimes", lambda _: self.place.list(_RUNTIME, f"remora.dev/service={self.name}")),
+            kubernetes.pods_read(self.place, label),
+        ]
+
+    def settle(self, state: State) -> Sequence[Step]:
+        """Return no step: an InferenceService may be changed at any time."""
+        return ()
+
+    def steps(self, state: State) -> Sequence[Step]:
+        """Return the steps to the desired state."""
+        pod = self._pod()
+        steps: list[Step] = list(upload_steps(pod.source))
+        version, serving = self._version(pod), self._serving(state)
+        exists = state["service"] is not None
+        if pod.traffic != 100 and (not exists or self.mode != "Knative"):
+            raise RefusedError(f"--traffic needs the mode Knative and a service that serves; {self.name} has not both")
+        share = find(state, f"service.spec.predictor.{_SHARE}", 100)
+        body = pod.golden.body if pod.golden else b""
+        if exists and version == serving and share == pod.traffic:
+            return [*steps, self._wait(pod), *golden_step(pod.golden, self.ask(state, body), body_of)]
+        steps += self._runtime_steps(pod, state)
+        trial = exists and self.mode == "Knative"
+        document = self._document(pod, state)
+        if trial:
+            document["spec"]["predictor"][_SHARE] = 0
+        if version != serving:
+            steps.append(Step("deploy", self.place.apply(document), undo=self._undo(state)))
+        steps.append(self._wait(pod, trial=trial))
+        steps.append(kubernetes.route_step(self.place, _KIND, self.name, lambda answer: self._url(answer, trial)))
+        url, host = kubernetes.ROUTE
+        steps += golden_step(pod.golden, self._request(url, body, host), body_of)
+        if trial:
+            change = {"spec": {"predictor": {_SHARE: None if pod.traffic == 100 else pod.traffic}}}
+            back = {"spec": {"predictor": {_SHARE: 0}}}
+            patch = self.place.patch(_KIND, self.name, change)
+            steps.append(Step("traffic", patch, undo=(Step("traffic", self.place.patch(_KIND, self.name, back)),)))
+            steps.append(self._wait(pod))
+        return steps
+
+    def _runtime_steps(self, pod: Pod, state: State) -> list[Step]:
+        """Return the step that creates the image's runtime, if it does not exist."""
+        runtime = self._runtime(pod)
+        name = runtime["metadata"]["name"]
+        if name in [find(each, "metadata.name") for each in find(state, "runtimes.items", [])]:
+            return []
+        drop = Step("clean", self.place.delete(_RUNTIME, name), accepts=GONE)
+        return [Step("deploy", self.place.apply(runtime), undo=(drop,))]
+
+    def _undo(self, state: State) -> tuple[Step, ...]:
+        before = state["service"]
+        if before is None:
+            return (Step("deploy", self.place.delete(_KIND, self.name)),)
+        return (Step("deploy", self.place.apply(_restored(before))), self._wait(self._pod()))
+
+    def _runtime(self, pod: Pod) -> dict[str, Any]:
+        container = pod.container("kserve", "/mnt/models")
+        container["name"] = "kserve-container"
+        container["args"] = [f"--model-name={self.name}", f"--exit-timeout-secs={_EXIT_S[self.mode]}"]
+        container["env"] = [each for each in container["env"] if each["name"] != "REMORA_MODEL_REPOSITORY"]
+        container["ports"] = [{"containerPort": 8080, "protocol": "TCP"}]
+        for probe in ("readinessProbe", "livenessProbe"):
+            container[probe] = {**container[probe], "httpGet": {**container[probe]["httpGet"], "port": 8080}}
+        metadata = {"name": f"{self.name}-{digest_of(container)}", "namespace": self.place.namespace}
+        return {
+            "apiVersion": "serving.kserve.io/v1alpha1",
+            "kind": "ServingRuntime",
+            "metadata": {**metadata, "labels": {"remora.dev/service": self.name}},
+            "spec": {
+                "supportedModelFormats": [{"name": _FORMAT, "version": "1"}],
+                "protocolVersions": ["v1", "v2", "grpc-v2"],
+                "containers": [container],
+                "volumes": [{"name": "scratch", "emptyDir": {}}],
+            },
+        }
+
+    def _predictor(self, pod: Pod) -> dict[str, Any]:
+        predictor: dict[str, Any] = {
+            "minReplicas": pod.least if self.mode == "Knative" else max(pod.least, 1),
+            "maxReplicas": pod.most,
+            "model": {
+                "runtime": self._runtime(pod)["metadata"]["name"],
+                "modelFormat": {"name": _FORMAT},
+                "protocolVersion": "v2",
+                "storageUri": pod.source.location.rstrip("/"),
+            },
+        }
+        if self.mode == "Knative":
+            predictor["containerConcurrency"] = pod.concurrency
+        if pod.account:
+            predictor["serviceAccountName"] = pod.account
+        if pod.gpus:
+            predictor["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+        return predictor
+
+    def _version(self, pod: Pod) -> str:
+        return digest_of(self._predictor(pod))
+
+    def _document(self, pod: Pod, state: State) -> dict[str, Any]:
+        annotations = {_MODE: self.mode, _VERSION: self._version(pod)}
+        if self.mode == "Knative":
+            annotations[_TAGS] = "true"
+        before = find(state, "service.spec.predictor")
+        if before is not None and self._serving(state) != annotations[_VERSION]:
+            serves = {"predictor": {key: value for key, value in before.items() if key != _SHARE}}
+            annotations[_PREVIOUS] = json.dumps({"version": self._serving(state), **serves})
+        return {
+            "apiVersion": "serving.kserve.io/v1beta1",
+            "kind": "InferenceService",
+            "metadata": {"name": self.name, "namespace": self.place.namespace, "annotations": annotations},
+            "spec": {"predictor": self._predictor(pod)},
+        }
+
+    def _wait(self, pod: Pod, *, trial: bool = False) -> Step:
+        """Return the step that waits until the InferenceService is ready with its newest version."""
+
+        def until(answer: Any) -> Progress:
+            status, reason = condition(answer)
+            if reason == "waiting for the controller":
+                return Progress(False, reason)
+            failure = find(answer, "status.modelStatus", {})
+            if failure.get("transitionStatus") in _FAILED:
+                detail = find(failure, "lastFailureInfo.message", "") or failure["transitionStatus"]
+                return Progress(failure=f"the new version is not ready: {detail}")
+            component = find(answer, "status.components.predictor", {})
+            newest = component.get("latestReadyRevision") == component.get("latestCreatedRevision")
+            done = status == "True" and newest and failure.get("transitionStatus", "UpToDate") == "UpToDate"
+            return Progress(done, "ready" if done else reason or "starting")
+
+        return Step("deploy", self.place.get(_KIND, self.name), until, every_s=3.0, limit_s=float(pod.startup_s))
+
+    # -- the other commands ------------------------------------------------------------------------------------------
+
+    def differences(self, state: State) -> Sequence[str]:
+        """Return how the InferenceService differs from the desired state."""
+        pod = self._pod()
+        found = []
+        if self._serving(state) != self._version(pod):
+            found.append(f"version {self._serving(state) or 'none'} serves, not {self._version(pod)}")
+        share = find(state, f"service.spec.predictor.{_SHARE}", 100)
+        if share != pod.traffic:
+            found.append(f"it gets {share} percent, not {pod.traffic}")
+        return found
+
+    def status(self, state: State) -> Sequence[str]:
+        """Return the InferenceService's state in lines."""
+        if state["service"] is None:
+            return []
+        status, reason = condition(state["service"])
+        share = find(state, f"service.spec.predictor.{_SHARE}", 100)
+        previous = self._previous(state)
+        return [
+            f"{self.name}: {'Ready' if status == 'True' else f'not ready: {reason}'}",
+            f"model: {find(state, 'service.spec.predictor.model.storageUri', 'none')}, {share} percent",
+            f"url: {find(state, 'service.status.url', 'none')}",
+            f"rollback: {previous.get('version', 'no earlier version')}",
+        ]
+
+    def reason(self, state: State) -> str:
+        """Return the reason of the model's or a pod's failure."""
+        message = find(state, "service.status.modelStatus.lastFailureInfo.message", "")
+        return str(message) or kubernetes.pod_reason(state)
+
+    def logs(self, state: State, lines: int) -> Sequence[Call]:
+        """Return the read of the pods' logs."""
+        label = f"serving.kserve.io/inferenceservice={self.name}"
+        return kubernetes.log_calls(self.place, label, lines, "kserve-container")
+
+    def log_text(self, answer: Any) -> str:
+        """Return the text of the logs."""
+        return str(answer)
+
+    def ask(self, state: State, body: bytes) -> Call:
+        """Return the request to the service's URL."""
+        return self._request(str(find(state, "service.status.url", "")), body)
+
+    def answer_of(self, answer: Any) -> bytes:
+        """Return the body of a response."""
+        return body_of(answer)
+
+    def rollback(self, state: State) -> Sequence[Step]:
+        """Return the steps to the version before, which a share leaves in place."""
+        previous = self._previous(state)
+        if not previous:
+            raise RefusedError(f"{self.name} has no earlier version to return to")
+        annotations = {key: find(state, "service.metadata.annotations", {}).get(key) for key in (_MODE, _TAGS)}
+        document = {
+            "apiVersion": "serving.kserve.io/v1beta1",
+            "kind": "InferenceService",
+            "metadata": {
+                "name": self.name,
+                "namespace": self.place.namespace,
+                "annotations": {**{k: v for k, v in annotations.items() if v}, _VERSION: previous["version"]},
+            },
+            "spec": {"predictor": previous["predictor"]},
+        }
+        until = self._wait(Pod("", kubernetes.NOWHERE))
+        return [Step("traffic", self.place.apply(document)), until]
+
+    def undeploy(self, state: State) -> Sequence[Step]:
+        """Return the steps that delete the InferenceService and its runtimes."""
+        steps = [] if state["service"] is None else [Step("clean", self.place.delete(_KIND, self.name))]
+        names = [str(find(each, "metadata.name")) for each in find(state, "runtimes.items", [])]
+        return [*steps, *(Step("clean", self.place.delete(_RUNTIME, name), accepts=GONE) for name in names)]
+
+    def advice(self, state: State) -> Sequence[tuple[str, str]]:
+        """Return the commands that follow a deployment."""
+        return kubernetes.advice("kserve", self.name, self.place, self._pod())
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    def _pod(self) -> Pod:
+        return desired(self.pod, self.name)
+
+    def _request(self, url: str, body: bytes, host: Any = "") -> Call:
+        return kubernetes.request_call(url, kubernetes.path_of(self.name, self.path), body, self.gateway, host)
+
+    def _serving(self, state: State) -> str:
+        return str(find(state, "service.metadata.annotations", {}).get(_VERSION, ""))
+
+    def _previous(self, state: State) -> Mapping[str, Any]:
+        text = find(state, "service.metadata.annotations", {}).get(_PREVIOUS, "{}")
+        try:
+            found: Mapping[str, Any] = json.loads(text)
+        except ValueError:
+            return {}
+        return found if {"version", "predictor"} <= found.keys() else {}
+
+    def _url(self, service: Any, trial: bool) -> str:
+        if not trial:
+            return str(find(service, "status.url", ""))
+        targets = find(service, "status.components.predictor.traffic", [])
+        return next((str(each["url"]) for each in targets if each.get("tag") == "latest" and each.get("url")), "")
+
+
+def _restored(before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object as it was, without what the cluster sets."""
+    metadata = {key: find(before, f"metadata.{key}") for key in ("name", "namespace", "labels", "annotations")}
+    spec = before["spec"]
+    kind = {"apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService"}
+    return {**kind, "metadata": {key: value for key, value in metadata.items() if value}, "spec": spec}
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that identify the cluster, and those of requests."""
+    kubernetes.add_place(parser)
+    kubernetes.add_request_flags(parser)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a deployment."""
+    kubernetes.add_pod_flags(parser, least=0)
+    parser.add_argument("--mode", choices=_MODES, default=_MODES[0], help="KServe's deployment mode (default Knative)")
+
+
+def build(options: argparse.Namespace, golden: Golden | None) -> KServe:
+    """Return the InferenceService of parsed options. Raises ValueError."""
+    pod = kubernetes.pod_of(options, golden)
+    if pod.secret:
+        raise ValueError(
+            "--storage-secret: KServe's storage initializer reads the secrets of the service account; pass "
+            "--service-account, and attach the secret to it"
+        )
+    return replace(find_service(options), pod=pod, mode=options.mode)
+
+
+def find_service(options: argparse.Namespace) -> KServe:
+    """Return an InferenceService by its name, without a desired state. Raises ValueError."""
+    place = kubernetes.place_of(options)
+    return KServe(options.name, place, path=options.path, gateway=options.gateway)
+
+
+connect = kubernetes.connect

@@ -1,0 +1,111 @@
+"""Calls of control planes over REST with bearer tokens, for Google Cloud and Azure."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from remora_adapters.deploy.plan import Call, CallError, Kind
+
+TIMEOUT_S = 120.0
+_MOST_BYTES = 64 << 20
+_MOST_CHARACTERS = 800
+_STATUS: dict[int, Kind] = {401: "denied", 403: "denied", 404: "missing", 409: "exists", 429: "quota"}
+_LOCAL = re.compile(r"(localhost|127\.0\.0\.1)(:\d+)?")
+
+Token = Callable[[str], str]
+"""Returns a bearer token; the argument is the audience of an identity token, or "" for an access token."""
+
+
+def rest(method: str, host: str, path: str, body: Any = None, name: str = "", **query: str) -> Call:
+    """Return a call of a control plane."""
+    arguments: dict[str, Any] = {"method": method, "path": path}
+    if query:
+        arguments["query"] = query
+    if body is not None:
+        arguments["body"] = body
+    if name:
+        arguments["name"] = name
+    operation = path.rstrip("/").rpartition("/")[2]
+    return Call(host, f"{method} {operation}", arguments)
+
+
+class RestCalls:
+    """Makes calls with a bearer token. ``roots`` replaces the URL of a host."""
+
+    def __init__(
+        self, token: Token, registry: Callable[[str], tuple[str, str] | None], roots: Mapping[str, str] | None = None
+    ) -> None:
+        self._token = token
+        self._registry = registry
+        self._roots = roots or {}
+
+    def login(self, host: str) -> tuple[str, str] | None:
+        """Return the login of a registry of the platform."""
+        return self._registry(host)
+
+    def environ(self) -> Mapping[str, str]:
+        """Return the process's own environment, which names the credentials."""
+        return dict(os.environ)
+
+    def close(self) -> None:
+        """Do nothing: each call has a separate connection."""
+
+    def __call__(self, call: Call) -> Any:
+        """Make a call (see `Connection`). The answer is parsed JSON, or bytes for a ``raw`` call."""
+        arguments = call.arguments
+        of_service = call.target == "service"
+        root = str(arguments["url"]).rstrip("/") if of_service else f"https://{call.target}"
+        root = self._roots.get(root.removeprefix("https://"), root)
+        parts = urlsplit(root)
+        if parts.scheme != "https" and not _LOCAL.fullmatch(parts.netloc):
+            raise CallError("invalid", f"{root!r} has no TLS, and a token must not be sent there")
+        query = f"?{urlencode(arguments['query'])}" if arguments.get("query") else ""
+        body = arguments.get("body")
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", **arguments.get("headers", {})}
+        audience = arguments.get("audience", str(arguments["url"]) if of_service else "")
+        headers["Authorization"] = f"Bearer {arguments.get('key') or self._token(audience)}"
+        url = f"{root}{arguments['path']}{query}"
+        try:
+            asked = urllib.request.Request(url, data=data, headers=headers, method=arguments.get("method", "POST"))
+            with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
+                text = answer.read(_MOST_BYTES)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise _error_of(error.code, error.read(_MOST_BYTES)) from error
+        except OSError as error:
+            raise CallError("unreachable", f"{call.target} cannot be reached: {error}") from error
+        if of_service or arguments.get("raw"):
+            return {"body": text}
+        try:
+            return json.loads(text) if text.strip() else {}
+        except ValueError as error:
+            raise CallError("failed", f"{call.target} answers no JSON") from error
+
+
+def _error_of(status: int, body: bytes) -> CallError:
+    """Convert an error of Google's or Azure's form, or any other body."""
+    text = body.decode("utf-8", "replace")
+    code = str(status)
+    try:
+        found = json.loads(text).get("error", {})
+        code = str(found.get("status") or found.get("code") or status)
+        text = str(found.get("message") or text)
+    except (ValueError, AttributeError):
+        pass
+    kind = _STATUS.get(status, "unreachable" if status in (500, 502, 503, 504) else "failed")
+    if re.search(r"quota|RESOURCE_EXHAUSTED|OutOfCapacity|QuotaExceeded", f"{code} {text}", re.IGNORECASE):
+        kind = "quota"
+    return CallError(kind, f"{' '.join(text.split())[:_MOST_CHARACTERS]}", code)
+
+
+def service_call(url: Any, path: str, body: bytes, **more: Any) -> Call:
+    """Return an inference request to a service. Without a ``key`` it gets an identity token."""
+    return Call("service", f"POST {path}", {"url": url, "path": path, "body": body, **more})

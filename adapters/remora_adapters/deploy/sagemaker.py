@@ -1,0 +1,511 @@
+"""Deployment to Amazon SageMaker: an endpoint, its configurations, its role and its scaling.
+
+Configurations and models have a digest in their names. The last ones are retained, because a rollback, a scale-out and
+the endpoint itself need them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from remora_adapters.deploy import aws
+from remora_adapters.deploy.golden import Golden, golden_step
+from remora_adapters.deploy.images import pinned
+from remora_adapters.deploy.plan import (
+    BUSY,
+    GONE,
+    Call,
+    CallError,
+    Check,
+    Progress,
+    Read,
+    RefusedError,
+    State,
+    Step,
+    advice,
+    desired,
+    find,
+)
+from remora_adapters.deploy.sagemaker_calls import (
+    CANARY,
+    INSTANCE,
+    VARIANT,
+    Plan,
+    Rollout,
+    config_call,
+    endpoint_call,
+    model_call,
+    scaled,
+    scaling_of,
+    wake_alarm,
+)
+from remora_adapters.deploy.sagemaker_checks import ACCOUNT, Wanted, checks_of, statements_of
+from remora_adapters.deploy.shares import before
+from remora_adapters.deploy.uploads import source_of, upload_steps
+
+add_place = aws.add_place
+_WAITING = ("Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting")
+
+
+@dataclass(frozen=True, slots=True)
+class SageMaker:
+    """An endpoint, as a `Platform`."""
+
+    name: str
+    region: str
+    wanted: Wanted | None = None
+    title: str = "SageMaker"
+
+    # -- before ------------------------------------------------------------------------------------------------------
+
+    def checks(self) -> Sequence[Check]:
+        """Return the checks before a deployment."""
+        return checks_of(self._wanted(), self.region)
+
+    def settled(self, found: State) -> SageMaker:
+        """Return the deployment with the image's digest and the account."""
+        wanted = self._wanted()
+        account = str(find(found, "account.Account", wanted.account))
+        plan = replace(wanted.plan, image=pinned(wanted.plan.image, found))
+        if wanted.create_role:
+            plan = replace(plan, role=f"arn:aws:iam::{account}:role/{self._role}")
+        return replace(self, wanted=replace(wanted, plan=plan, account=account))
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def reads(self) -> Sequence[Read]:
+        """Return the reads of the endpoint, its configurations, models, scaling and role."""
+        mine = {"NameContains": f"{self.name}-", "SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 100}
+        target = {"ServiceNamespace": "sagemaker", "ResourceIds": [scaled(self.name)["ResourceId"]]}
+        policies = {"ServiceNamespace": "sagemaker", "ResourceId": scaled(self.name)["ResourceId"]}
+
+        def config(state: State) -> Call | None:
+            name = find(state, "endpoint.EndpointConfigName")
+            return name and Call("sagemaker", "describe_endpoint_config", {"EndpointConfigName": name})
+
+        def previous(state: State) -> Call | None:
+            name = self._previous(state)
+            return Call("sagemaker", "describe_endpoint_config", {"EndpointConfigName": name}) if name else None
+
+        return [
+            Read("endpoint", lambda _: Call("sagemaker", "describe_endpoint", {"EndpointName": self.name})),
+            Read("config", config),
+            Read("configs", lambda _: Call("sagemaker", "list_endpoint_configs", mine)),
+            Read("previous", previous),
+            Read("models", lambda _: Call("sagemaker", "list_models", mine)),
+            Read("scaling", lambda _: Call("application-autoscaling", "describe_scalable_targets", target)),
+            Read("scaling_policies", lambda _: Call("application-autoscaling", "describe_scaling_policies", policies)),
+            *aws.role_reads(self._role),
+            aws.streams_read(self._log_group),
+        ]
+
+    def settle(self, state: State) -> Sequence[Step]:
+        """Wait for a change in progress."""
+        if find(state, "endpoint.EndpointStatus") not in _WAITING:
+            return ()
+
+        def until(answer: Any) -> Progress:
+            status = find({"endpoint": answer}, "endpoint.EndpointStatus", "")
+            return Progress(status not in _WAITING, f"an earlier change: {status}")
+
+        return (Step("deploy", self._describe(), until, accepts=GONE, every_s=10.0),)
+
+    def steps(self, state: State) -> Sequence[Step]:
+        """Return the steps to the desired state."""
+        wanted = self._wanted()
+        plan = wanted.plan
+        steps: list[Step] = list(upload_steps(wanted.source))
+        if wanted.create_role:
+            trust = aws.trust_of("sagemaker.amazonaws.com", wanted.account)
+            statements = statements_of(wanted)
+            steps += aws.role_steps(self._role, trust, statements, state, lambda now: now["endpoint"] is None)
+        failed = find(state, "endpoint.EndpointStatus") == "Failed"
+        if failed and not wanted.replace:
+            raise RefusedError(
+                f"endpoint {self.name} failed before: {self.reason(state) or 'no reason is known'}. SageMaker cannot "
+                "update it; repeat the command with --replace to delete it first"
+            )
+        if failed:
+            steps += self._delete_endpoint()
+        exists = state["endpoint"] is not None and not failed
+        if (plan.traffic != 100 or plan.shadow) and not exists:
+            raise RefusedError(f"--traffic and --shadow need an endpoint that serves; {self.name} does not exist yet")
+        current = find(state, "config.ProductionVariants", []) if exists else []
+        config = config_call(plan, current)
+        name = config.arguments["EndpointConfigName"]
+        if exists and find(state, "endpoint.EndpointConfigName") == name:
+            steps += self._counted(plan, state)
+        else:
+            steps += self._create(plan, config, state)
+            steps += self._move(plan, name, state, exists=exists)
+        if not plan.answers and not plan.shadow:  # because a shadow's answers are dropped
+            ask = self.ask(state, wanted.golden.body if wanted.golden else b"")
+            if plan.traffic != 100:
+                ask = ask._replace(arguments={**ask.arguments, "TargetVariant": CANARY})
+            steps += golden_step(wanted.golden, ask, self.answer_of)
+        return [*steps, *self._scale(plan, state), *self._prune(name, state)]
+
+    def _create(self, plan: Plan, config: Call, state: State) -> list[Step]:
+        """Return the steps that create what is missing of model and configuration."""
+        steps = []
+        if plan.model_name not in _names(state, "models.Models", "ModelName"):
+            delete = Call("sagemaker", "delete_model", {"ModelName": plan.model_name})
+            undo = (Step("deploy", delete, accepts=GONE),)
+            steps.append(Step("deploy", model_call(plan), retries=BUSY, undo=undo, undo_if=_is_quiet))
+        name = config.arguments["EndpointConfigName"]
+        if name not in _names(state, "configs.EndpointConfigs", "EndpointConfigName"):
+            delete = Call("sagemaker", "delete_endpoint_config", {"EndpointConfigName": name})
+            undo = (Step("deploy", delete, accepts=GONE),)
+            steps.append(
+                Step(
+                    "deploy",
+                    config,
+                    undo=undo,
+                    undo_if=lambda now: _is_quiet(now) and find(now, "endpoint.EndpointConfigName") != name,
+                )
+            )
+        return steps
+
+    def _move(self, plan: Plan, config: str, state: State, *, exists: bool) -> list[Step]:
+        """Return the steps that create the endpoint, or bring it to another configuration."""
+        instances = sum(
+            each.get("DesiredInstanceCount", 0)
+            for each in find(state, "endpoint.ProductionVariants", [])
+            if each.get("VariantName") == VARIANT
+        )
+        change = endpoint_call(plan, config, exists=exists, instances=instances)
+        if not exists:
+            undo = tuple(self._delete_endpoint())
+            return [Step("deploy", change, retries=BUSY, undo=undo), self._wait(config)]
+        earlier = find(state, "endpoint.EndpointConfigName")
+        back = Call("sagemaker", "update_endpoint", {"EndpointName": self.name, "EndpointConfigName": earlier})
+        step = Step(
+            "deploy",
+            change,
+            undo=(Step("deploy", back), self._wait(earlier)),
+            undo_if=lambda now: _is_quiet(now) and find(now, "endpoint.EndpointConfigName") == config,
+        )
+        unscale = self._unscale(state) if _instance_of(state, "config") != plan.instance else []
+        return [*unscale, step, self._wait(config)]
+
+    def _wait(self, config: str) -> Step:
+        """Return the step that waits until the endpoint serves by a configuration."""
+
+        def until(answer: Any) -> Progress:
+            status, serving = answer["EndpointStatus"], answer.get("EndpointConfigName")
+            reason = answer.get("FailureReason", "")
+            if status in _WAITING:
+                return Progress(False, status)
+            if status != "InService":
+                return Progress(failure=f"the endpoint is {status}: {reason or 'SageMaker gives no reason'}")
+            if serving != config:
+                return Progress(
+                    failure=f"SageMaker rolled the update back, and {serving} serves: "
+                    f"{reason or 'it gives no reason; see the log and the alarms'}"
+                )
+            return Progress(True, "InService")
+
+        return Step("deploy", self._describe(), until, every_s=10.0, limit_s=7200.0)
+
+    def _counted(self, plan: Plan, state: State) -> list[Step]:
+        """Return the step that changes the number of instances, unless scaling does."""
+        if plan.serverless or plan.least != plan.most or find(state, "scaling.ScalableTargets.0"):
+            return []
+        variants = find(state, "endpoint.ProductionVariants", [])
+        counts = {each.get("VariantName"): each.get("DesiredInstanceCount") for each in variants}
+        if counts.get(VARIANT) in (None, plan.least):
+            return []
+
+        def call(count: int) -> Call:
+            desired = [{"VariantName": VARIANT, "DesiredInstanceCount": count}]
+            arguments = {"EndpointName": self.name, "DesiredWeightsAndCapacities": desired}
+            return Call("sagemaker", "update_endpoint_weights_and_capacities", arguments)
+
+        return [
+            Step("deploy", call(plan.least), undo=(Step("deploy", call(counts[VARIANT])),)),
+            self._wait(find(state, "endpoint.EndpointConfigName")),
+        ]
+
+    # -- scaling and the objects of earlier deployments ----------------------------------------------------------------
+
+    def _scale(self, plan: Plan, state: State) -> list[Step]:
+        """Return the steps that set up scaling, or take it away."""
+        calls = scaling_of(plan)
+        if not calls:
+            return self._unscale(state)
+        keep = {"put_scaling_policy": "wake"}  # the last one is the alarm's
+        return [Step("deploy", call, keep=keep.get(call.operation, "")) for call in calls]
+
+    def _unscale(self, state: State) -> list[Step]:
+        """Return the steps that take scaling away, with which an instance type cannot change."""
+        target = find(state, "scaling.ScalableTargets.0")
+        if target is None:
+            return []
+        where = scaled(self.name)
+        limits = {"MinCapacity": target.get("MinCapacity"), "MaxCapacity": target.get("MaxCapacity")}
+        keys = (
+            "PolicyName",
+            "PolicyType",
+            "TargetTrackingScalingPolicyConfiguration",
+            "StepScalingPolicyConfiguration",
+        )
+        undo = [Step("deploy", Call("application-autoscaling", "register_scalable_target", {**where, **limits}))]
+        for policy in find(state, "scaling_policies.ScalingPolicies", []):
+            arguments = {**where, **{key: policy[key] for key in keys if policy.get(key)}}
+            undo.append(Step("deploy", Call("application-autoscaling", "put_scaling_policy", arguments)))
+        return [
+            Step(
+                "deploy",
+                Call("application-autoscaling", "deregister_scalable_target", where),
+                accepts=GONE,
+                undo=tuple(undo),
+            ),
+            Step("deploy", Call("cloudwatch", "delete_alarms", {"AlarmNames": [wake_alarm(self.name)]})),
+        ]
+
+    def _prune(self, serving: str, state: State) -> list[Step]:
+        """Return the steps that delete configurations beyond those to keep."""
+        current = find(state, "endpoint.EndpointConfigName", "")
+        configs = [name for name in self._configs(state) if name not in (serving, current)]
+        old = configs[max(self._wanted().keep - 1, 0) :]
+        return [
+            Step("clean", Call("sagemaker", "delete_endpoint_config", {"EndpointConfigName": name}), accepts=GONE)
+            for name in old
+        ]
+
+    def _configs(self, state: State) -> list[str]:
+        """Return this endpoint's configurations, newest first."""
+        return _names(state, "configs.EndpointConfigs", "EndpointConfigName", self.name)
+
+    def _previous(self, state: State) -> str:
+        """Return the newest configuration that is older than the one that serves, or ""."""
+        return before(self._configs(state), find(state, "endpoint.EndpointConfigName", ""))
+
+    # -- the other commands --------------------------------------------------------------------------------------------
+
+    def differences(self, state: State) -> Sequence[str]:
+        """Return how the endpoint differs from the plan."""
+        plan = self._wanted().plan
+        endpoint = state["endpoint"]
+        if endpoint is None:
+            return ["the endpoint does not exist"]
+        variants = find(state, "config.ProductionVariants", []) + find(state, "config.ShadowProductionVariants", [])
+        models = [each.get("ModelName") for each in variants]
+        found = []
+        if endpoint["EndpointStatus"] != "InService":
+            found.append(f"the endpoint is {endpoint['EndpointStatus']}")
+        if plan.model_name not in models:
+            found.append(f"it serves the models {', '.join(map(str, models))}, not {plan.model_name}")
+        if not plan.serverless and all(each.get("InstanceType") != plan.instance for each in variants):
+            found.append(f"its instances are not {plan.instance}")
+        return found
+
+    def status(self, state: State) -> Sequence[str]:
+        """Return the endpoint's state in lines."""
+        endpoint = state["endpoint"]
+        if endpoint is None:
+            return []
+        lines = [f"{self.name}: {endpoint['EndpointStatus']} by {endpoint.get('EndpointConfigName', 'nothing')}"]
+        if endpoint.get("FailureReason"):
+            lines.append(f"reason: {endpoint['FailureReason']}")
+        for each in [*endpoint.get("ProductionVariants", []), *endpoint.get("ShadowProductionVariants", [])]:
+            lines.append(
+                f"variant {each.get('VariantName')}: {each.get('CurrentInstanceCount', '?')} of "
+                f"{each.get('DesiredInstanceCount', '?')} instances, weight {each.get('CurrentWeight', 1):g}"
+            )
+        target = find(state, "scaling.ScalableTargets.0")
+        if target:
+            lines.append(f"scaling: {target.get('MinCapacity')} to {target.get('MaxCapacity')} instances")
+        previous = self._previous(state)
+        return [*lines, f"rollback: {previous or 'no earlier configuration'}"]
+
+    def reason(self, state: State) -> str:
+        """Return SageMaker's reason for a failure."""
+        return str(find(state, "endpoint.FailureReason", ""))
+
+    def logs(self, state: State, lines: int) -> Sequence[Call]:
+        """Return the reads of the endpoint's newest log streams."""
+        return aws.log_calls(self._log_group, state, lines)
+
+    def log_text(self, answer: Any) -> str:
+        """Return the messages of a stream."""
+        return aws.log_text(answer)
+
+    def ask(self, state: State, body: bytes) -> Call:
+        """Return the invocation of the endpoint."""
+        arguments = {"EndpointName": self.name, "ContentType": "application/json", "Body": body}
+        return Call("sagemaker-runtime", "invoke_endpoint", arguments)
+
+    def answer_of(self, answer: Any) -> bytes:
+        """Return the body of an invocation."""
+        body = answer.get("Body", b"")
+        if not isinstance(body, bytes):
+            raise CallError("failed", "the invocation has no body")
+        return body
+
+    def rollback(self, state: State) -> Sequence[Step]:
+        """Return the steps to the configuration before the one that serves."""
+        previous = self._previous(state)
+        if not previous:
+            raise RefusedError(f"{self.name} has no earlier configuration to return to")
+        arguments: dict[str, Any] = {"EndpointName": self.name, "EndpointConfigName": previous}
+        unscale = []
+        if _instance_of(state, "config") != _instance_of(state, "previous"):
+            unscale = self._unscale(state)
+        elif find(state, "scaling.ScalableTargets.0"):
+            arguments["RetainAllVariantProperties"] = True
+        again = [undo for step in unscale for undo in step.undo]
+        change = Step("deploy", Call("sagemaker", "update_endpoint", arguments))
+        return [*unscale, change, self._wait(previous), *again]
+
+    def undeploy(self, state: State) -> Sequence[Step]:
+        """Return the steps that delete the endpoint with all that belongs to it."""
+        steps = self._unscale(state)
+        if state["endpoint"] is not None:
+            steps += self._delete_endpoint()
+        for name in self._configs(state):
+            call = Call("sagemaker", "delete_endpoint_config", {"EndpointConfigName": name})
+            steps.append(Step("clean", call, accepts=GONE))
+        for name in _names(state, "models.Models", "ModelName", self.name):
+            steps.append(Step("clean", Call("sagemaker", "delete_model", {"ModelName": name}), accepts=GONE))
+        if state["role"] is not None:
+            steps += aws.delete_role_steps(self._role)
+        return steps
+
+    def advice(self, state: State) -> Sequence[tuple[str, str]]:
+        """Return the commands that follow a deployment."""
+        wanted = self._wanted()
+        plan = wanted.plan
+        count = plan.least if plan.least == plan.most else f"{plan.least} to {plan.most}"
+        cost = f"{count} x {plan.instance}"
+        if plan.serverless:
+            cost = "by request"
+        elif wanted.price:
+            cost += f", {wanted.price * plan.least:.2f} per hour at least"
+        return advice(f"sagemaker {self.name}{aws.region_flag(self.region)}", f"{cost}, until it is removed")
+
+    # -- parts ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def _log_group(self) -> str:
+        return f"/aws/sagemaker/Endpoints/{self.name}"
+
+    @property
+    def _role(self) -> str:
+        return f"remora-{self.name}"
+
+    def _wanted(self) -> Wanted:
+        return desired(self.wanted, self.name)
+
+    def _describe(self) -> Call:
+        return Call("sagemaker", "describe_endpoint", {"EndpointName": self.name})
+
+    def _delete_endpoint(self) -> list[Step]:
+        delete = Step("deploy", Call("sagemaker", "delete_endpoint", {"EndpointName": self.name}), accepts=GONE)
+
+        def until(answer: Any) -> Progress:
+            return Progress(answer is None, "deleted" if answer is None else str(answer.get("EndpointStatus")))
+
+        return [delete, Step("deploy", self._describe(), until, accepts=GONE)]
+
+
+def _is_quiet(state: State) -> bool:
+    """Return True if no change is in progress, so that objects may be deleted."""
+    return find(state, "endpoint.EndpointStatus") not in _WAITING
+
+
+def _names(state: State, path: str, key: str, endpoint: str = "") -> list[str]:
+    """Return the names of a listing; with ``endpoint`` only those that a deployment of it made."""
+    made = re.compile(rf"{re.escape(endpoint)}-[0-9a-f]{{10}}")
+    names = [str(each.get(key)) for each in find(state, path, [])]
+    return [name for name in names if made.fullmatch(name)] if endpoint else names
+
+
+def _instance_of(state: State, config: str) -> str:
+    return str(find(state, f"{config}.ProductionVariants.0.InstanceType", ""))
+
+
+# -- command line ---------------------------------------------------------------------------------------------------
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a deployment."""
+    add = parser.add_argument
+    add("--role", default="", metavar="ARN", help="execution role (default: one with the least policy is created)")
+    add("--instance-type", default=INSTANCE, metavar="TYPE", help="type (default %(default)s)")
+    add("--instances", type=int, default=1, metavar="N", help="minimum (default %(default)s)")
+    add("--max-instances", type=int, default=0, metavar="N", help="maximum; enables scaling")
+    add("--target", type=float, default=8.0, metavar="N", help="requests per instance (default 8)")
+    add("--startup-timeout", type=int, default=600, metavar="S", help="startup timeout, in seconds (default 600)")
+    add("--multi-model", action="store_true", help="take --model as a prefix of archives")
+    add("--async", dest="answers", default="", metavar="S3", help="asynchronous endpoint with answers in this location")
+    add("--serverless", default="", metavar="MB:CONCURRENCY", help="no instances; memory and concurrency")
+    add("--traffic", type=int, default=100, metavar="PERCENT", help="share of the new version beside the current one")
+    add(
+        "--shadow",
+        type=int,
+        default=0,
+        metavar="PERCENT",
+        help="requests copied to the new version; answers are dropped",
+    )
+    add("--capture", default="", metavar="S3", help="capture requests and answers in this location")
+    add("--capture-percent", type=int, default=100, metavar="PERCENT", help="captured share (default 100)")
+    add("--rollout", default="all-at-once", metavar="KIND", help="all-at-once, canary, linear or rolling")
+    add("--rollout-step", type=int, default=25, metavar="PERCENT", help="instances in a step (default 25)")
+    add("--bake", type=int, default=300, metavar="S", help="time after each step, in seconds (default 300)")
+    add("--alarm", action="append", default=[], metavar="NAME", help="alarm that takes an update back; repeatable")
+    add("--keep", type=int, default=3, metavar="N", help="earlier configurations to retain (default 3)")
+    add("--replace", action="store_true", help="delete an endpoint that failed, and create it again")
+    add("--hourly-price", type=float, default=0.0, metavar="X", help="price of an instance, for the summary")
+    add("--via", choices=("boto3", "sdk"), default="boto3", help="client; sdk: the sagemaker SDK with its defaults")
+
+
+def build(options: argparse.Namespace, golden: Golden | None) -> SageMaker:
+    """Return the endpoint of parsed options. Raises ValueError."""
+    memory, _, concurrency = options.serverless.partition(":")
+    if options.serverless and not (memory.isdigit() and concurrency.isdigit()):
+        raise ValueError(f"--serverless={options.serverless}: expected MB:CONCURRENCY, such as 2048:20")
+    source = source_of(options.model, options.bucket, options.name, "s3://")
+    plan = Plan(
+        options.name,
+        options.image,
+        source.location,
+        options.role or f"arn:aws:iam::{ACCOUNT}:role/remora-{options.name}",
+        instance=options.instance_type,
+        least=options.instances,
+        most=options.max_instances or max(options.instances, 1),
+        target=options.target,
+        startup_s=options.startup_timeout,
+        multi_model=options.multi_model,
+        answers=options.answers,
+        serverless=(int(memory), int(concurrency)) if options.serverless else None,
+        environ=options.environ,
+        traffic=options.traffic,
+        shadow=options.shadow,
+        capture=options.capture,
+        capture_share=options.capture_percent,
+        rollout=Rollout(options.rollout, options.rollout_step, options.bake, tuple(options.alarm)),
+    )
+    plan.check()
+    price = options.hourly_price
+    wanted = Wanted(plan, source, not options.role, options.replace, options.keep, golden, price)
+    return SageMaker(options.name, options.region or "", wanted)
+
+
+def find_service(options: argparse.Namespace) -> SageMaker:
+    """Return an endpoint by its name, without a desired state."""
+    return SageMaker(options.name, options.region or "")
+
+
+def connect(options: argparse.Namespace) -> aws.AwsCalls:
+    """Return the connection, and complete the region. Raises RefusedError without the SDK."""
+    calls = aws.AwsCalls
+    if getattr(options, "via", "boto3") == "sdk":
+        from remora_adapters.deploy.sagemaker_sdk import SdkCalls
+
+        calls = SdkCalls
+    return aws.connect(options, calls)

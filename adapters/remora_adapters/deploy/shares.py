@@ -1,0 +1,73 @@
+"""Shares of the traffic among the versions of a service, in percent by the version's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from remora_adapters.deploy.plan import RefusedError
+
+Shares = Mapping[str, int]
+
+
+def check_share(percent: int) -> None:
+    """Raise ValueError for a share that no platform has."""
+    if not 1 <= percent <= 100:
+        raise ValueError(f"--traffic={percent}: expected 1 to 100 percent")
+
+
+def check_replicas(least: int, most: int) -> None:
+    """Raise ValueError for limits of the replicas that no platform has."""
+    if not 0 <= least <= most or most < 1:
+        raise ValueError(f"--min={least} --max={most}: the maximum must be at least 1 and the minimum")
+
+
+def main_of(shares: Shares) -> str:
+    """Return the version with most of the traffic, or ""."""
+    return max(shares, key=lambda name: shares[name]) if shares else ""
+
+
+def others(shares: Shares, version: str) -> dict[str, int]:
+    """Return the shares of the other versions that get traffic."""
+    return {name: share for name, share in shares.items() if name != version and share}
+
+
+def split(stable: Shares, version: str, percent: int) -> dict[str, int]:
+    """Return the shares with ``percent`` for a version beside the main one of ``stable``."""
+    return {version: 100} if percent == 100 else {main_of(stable): 100 - percent, version: percent}
+
+
+def before(names: Sequence[str], serving: str) -> str:
+    """Return the version before the serving one, of names with the newest first, or ""."""
+    older = names[names.index(serving) + 1 :] if serving in names else []
+    return older[0] if older else ""
+
+
+def target_of_rollback(shares: Shares, older: str, name: str) -> str:
+    """Return the main version of shared traffic, or the earlier one. Raises RefusedError."""
+    target = main_of(shares) if len(shares) > 1 else older
+    if not target:
+        raise RefusedError(f"{name} has no earlier version to return to")
+    return target
+
+
+def shares_of(targets: Sequence[Any], key: str, latest: str = "") -> dict[str, int]:
+    """Return the shares of targets that name their revision by ``key``, or mean the latest one."""
+    shares: dict[str, int] = {}
+    for each in targets:
+        name = str(each.get(key) or latest)
+        if each.get("percent"):
+            shares[name] = shares.get(name, 0) + int(each["percent"])
+    return shares
+
+
+def tagged(shares: Shares, key: str, version: str, tag: str, **more: str) -> list[dict[str, Any]]:
+    """Return the targets of shares, with a tag for the version that may have no share yet."""
+    named = shares if version in shares else {**shares, version: 0}
+    targets: list[dict[str, Any]] = [{**more, key: name, "percent": share} for name, share in named.items()]
+    return [{**each, "tag": tag} if each[key] == version else each for each in targets]
+
+
+def shown(shares: Shares) -> str:
+    """Return the shares as text."""
+    return ", ".join(f"{name} {share} percent" for name, share in shares.items()) or "none"

@@ -1,0 +1,417 @@
+"""Deployment to Vertex AI: a model with versions, and an endpoint that serves them.
+
+An endpoint has no address for a single version, so the golden request follows the change of traffic, and the version
+before stays deployed until it has passed. A rollback deploys the earlier version of the model again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from remora_adapters.deploy import google
+from remora_adapters.deploy.golden import Golden, golden_step
+from remora_adapters.deploy.google import operation_step
+from remora_adapters.deploy.images import Needs, pinned
+from remora_adapters.deploy.plan import (
+    GONE,
+    Call,
+    Check,
+    Kept,
+    Read,
+    RefusedError,
+    State,
+    Step,
+    desired,
+    digest_of,
+    find,
+)
+from remora_adapters.deploy.programs import body_of
+from remora_adapters.deploy.rest import rest
+from remora_adapters.deploy.shares import check_share, main_of, others, split
+from remora_adapters.deploy.uploads import Source, source_of, upload_steps
+
+add_place, connect = google.add_place, google.connect
+_API = "aiplatform.googleapis.com"
+_NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,48}[a-z0-9])?")
+_PERMISSIONS = ("aiplatform.models.upload", "aiplatform.endpoints.create", "aiplatform.endpoints.deploy")
+_LABEL = "remora-version"
+_LIMIT_S = 5400.0
+"""Deployments with GPUs take up to an hour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Desired state of an endpoint.
+
+    Attributes:
+        image: container image in Artifact Registry.
+        source: the models in Google Cloud Storage.
+        machine: machine type.
+        accelerator: GPU type, such as NVIDIA_L4; "" for none.
+        accelerators: GPUs per replica.
+        least, most: limits of the replicas.
+        account: service account of the replicas; "" for the default.
+        environ: environment of the server.
+        traffic: percentage of the requests for the new version; 100 replaces the current one.
+    """
+
+    image: str
+    source: Source
+    machine: str = "n1-standard-4"
+    accelerator: str = ""
+    accelerators: int = 1
+    least: int = 1
+    most: int = 1
+    account: str = ""
+    environ: tuple[tuple[str, str], ...] = ()
+    traffic: int = 100
+    golden: Golden | None = None
+
+    def check(self) -> None:
+        """Raise ValueError for values that the platform would refuse."""
+        if not 1 <= self.least <= self.most:
+            raise ValueError(f"--min={self.least} --max={self.most}: at least one replica, and the maximum not below")
+        check_share(self.traffic)
+
+
+@dataclass(frozen=True, slots=True)
+class Vertex:
+    """A Vertex AI endpoint, as a `Platform`."""
+
+    name: str
+    project: str
+    region: str
+    wanted: Wanted | None = None
+    title: str = "Vertex AI"
+
+    def checks(self) -> Sequence[Check]:
+        """Return the checks before a deployment."""
+        wanted = self._wanted()
+        gpu = wanted.accelerator.lower()
+        metric = f"custom_model_serving_{gpu}_gpus" if gpu else "custom_model_serving_cpus"
+        api = google.Api(_API, _PERMISSIONS, metric, wanted.least)
+        needs = Needs("container", gpu=bool(gpu))
+        return google.checks(self.project, self.region, api, wanted.image, needs, wanted.source, wanted.account)
+
+    def settled(self, found: State) -> Vertex:
+        """Return the deployment with the image's digest."""
+        wanted = self._wanted()
+        return replace(self, wanted=replace(wanted, image=pinned(wanted.image, found)))
+
+    def reads(self) -> Sequence[Read]:
+        """Return the reads of the endpoint and the model's versions."""
+        return [
+            Read("endpoint", lambda _: self._rest("GET", self._endpoint)),
+            Read("versions", lambda _: self._rest("GET", f"{self._model}:listVersions", pageSize="100")),
+        ]
+
+    def settle(self, state: State) -> Sequence[Step]:
+        """Return no step: Vertex AI refuses a change while another one is in progress."""
+        return ()
+
+    def steps(self, state: State) -> Sequence[Step]:
+        """Return the steps to the desired state."""
+        wanted = self._wanted()
+        steps: list[Step] = list(upload_steps(wanted.source))
+        digest = self._digest(wanted)
+        shares = self._shares(state)
+        serving = {self._digest_of(each): str(each["id"]) for each in self._deployed(state)}
+        stable = others(shares, serving.get(digest, ""))
+        if wanted.traffic != 100 and not stable:
+            raise RefusedError(f"--traffic needs an endpoint that serves another version; {self.name} does not")
+        steps += self._create(wanted, digest, state)
+        main = main_of(stable)
+        if digest in serving:
+            new: Any = serving[digest]
+            final = split(stable, new, wanted.traffic)
+            if shares != final:
+                steps.append(self._split(final, shares))
+        else:
+            steps += self._deploy(wanted, digest, state, main)
+            new = str(Kept("deploy-result", "response.deployedModel.id"))
+        ask = self._ask(state, wanted.golden.body if wanted.golden else b"", fresh=state["endpoint"] is None)
+        if wanted.traffic == 100:  # because any version may answer otherwise
+            steps += golden_step(wanted.golden, ask, body_of)
+            for at, each in enumerate(each for each in shares if each != serving.get(digest)):
+                steps += self._drop(each, {str(new): 100}, f"drop-{at}")
+        return steps
+
+    def _create(self, wanted: Wanted, digest: str, state: State) -> list[Step]:
+        """Return the steps that create the model's version and the endpoint, if they do not exist."""
+        steps: list[Step] = []
+        if digest not in self._versions(state):
+            model = {"displayName": self.name, "labels": {_LABEL: digest}, **self._container(wanted)}
+            body: dict[str, Any] = {"model": model, "modelId": self.name}
+            undo: tuple[Step, ...]
+            if state["versions"] is None:
+                gone = self._rest("DELETE", self._model)
+            else:
+                body = {"model": model, "parentModel": self._model.partition("/v1/")[2]}
+                gone = self._rest(
+                    "DELETE", f"{self._model}@{Kept('upload-result', 'response.modelVersionId')}:deleteVersion"
+                )
+            undo = (Step("clean", gone, accepts=GONE, keep="unload"), self._operation("unload"))
+            upload = self._rest("POST", f"{self._parent}/models:upload", body)
+            steps += [Step("deploy", upload, keep="upload", undo=undo), self._operation("upload")]
+        if state["endpoint"] is None:
+            create = self._rest("POST", f"{self._parent}/endpoints", {"displayName": self.name}, endpointId=self.name)
+            delete = Step("clean", self._rest("DELETE", self._endpoint), accepts=GONE, keep="unmake")
+            undo = (delete, self._operation("unmake"))
+            steps += [Step("deploy", create, keep="create", undo=undo), self._operation("create")]
+        return steps
+
+    def _deploy(self, wanted: Wanted, digest: str, state: State, main: str) -> list[Step]:
+        """Return the steps that deploy a version with its share of the traffic."""
+        split = {"0": wanted.traffic if main else 100}
+        if main and wanted.traffic != 100:
+            split[main] = 100 - wanted.traffic
+        version = self._versions(state).get(digest) or str(Kept("upload-result", "response.modelVersionId"))
+        return self._deploy_version(wanted, digest, version, split, self._shares(state))
+
+    def _deploy_version(
+        self, wanted: Wanted, digest: str, version: str, split: Mapping[str, int], before: Mapping[str, int]
+    ) -> list[Step]:
+        machine: dict[str, Any] = {"machineType": wanted.machine}
+        if wanted.accelerator:
+            machine |= {"acceleratorType": wanted.accelerator, "acceleratorCount": wanted.accelerators}
+        limits = {"minReplicaCount": wanted.least, "maxReplicaCount": wanted.most}
+        model: dict[str, Any] = {
+            "model": f"{self._model.partition('/v1/')[2]}@{version}",
+            "displayName": f"{self.name}-{digest}",
+            "dedicatedResources": {"machineSpec": machine, **limits},
+        }
+        if wanted.account:
+            model["serviceAccount"] = wanted.account
+        call = self._rest(
+            "POST", f"{self._endpoint}:deployModel", {"deployedModel": model, "trafficSplit": dict(split)}
+        )
+        new = str(Kept("deploy-result", "response.deployedModel.id"))
+        undo = tuple(self._drop(new, dict(before), "undeploy"))
+        split_back = (self._split(before, before),) if any(before.values()) else ()
+        wait = replace(self._operation("deploy"), undo=(*split_back, *undo))
+        return [Step("deploy", call, keep="deploy"), wait]
+
+    def _drop(self, deployed: str, split: Mapping[str, int], name: str) -> list[Step]:
+        """Return the steps that undeploy a version; the traffic goes to the others."""
+        body: dict[str, Any] = {"deployedModelId": deployed}
+        if any(split.values()):
+            body["trafficSplit"] = dict(split)
+        call = self._rest("POST", f"{self._endpoint}:undeployModel", body)
+        return [Step("clean", call, accepts=GONE, keep=name), self._operation(name)]
+
+    def _split(self, split: Mapping[str, int], before: Mapping[str, int]) -> Step:
+        call = self._rest("PATCH", self._endpoint, {"trafficSplit": dict(split)}, updateMask="trafficSplit")
+        back = self._rest("PATCH", self._endpoint, {"trafficSplit": dict(before)}, updateMask="trafficSplit")
+        return Step("traffic", call, undo=(Step("traffic", back),))
+
+    def _container(self, wanted: Wanted) -> dict[str, Any]:
+        variables = dict(wanted.environ)
+        if wanted.accelerator:
+            variables["REMORA_REQUIRE_GPU"] = "true"
+        spec = {
+            "imageUri": wanted.image,
+            "command": ["python", "-m", "remora_adapters.vertex"],
+            "env": [{"name": name, "value": value} for name, value in variables.items()],
+            "ports": [{"containerPort": 8080}],
+            "predictRoute": "/predict",
+            "healthRoute": "/health",
+        }
+        return {"artifactUri": wanted.source.location.rstrip("/"), "containerSpec": spec}
+
+    # -- the other commands ------------------------------------------------------------------------------------------
+
+    def differences(self, state: State) -> Sequence[str]:
+        """Return how the endpoint differs from the desired state."""
+        wanted = self._wanted()
+        serving = {self._digest_of(each): str(each["id"]) for each in self._deployed(state)}
+        deployed = serving.get(self._digest(wanted))
+        if deployed is None:
+            return ["the requested version is not deployed"]
+        share = self._shares(state).get(deployed, 0)
+        return [] if share == wanted.traffic else [f"it gets {share} percent, not {wanted.traffic}"]
+
+    def status(self, state: State) -> Sequence[str]:
+        """Return the endpoint's state in lines."""
+        if state["endpoint"] is None:
+            return []
+        shares = self._shares(state)
+        lines = [f"{self.name}: {len(shares)} deployed"]
+        for each in self._deployed(state):
+            resources = find(each, "dedicatedResources", {})
+            machine = find(resources, "machineSpec.machineType", "?")
+            lines.append(
+                f"version {each.get('modelVersionId', '?')}: {shares.get(str(each['id']), 0)} percent, {machine}, "
+                f"{resources.get('minReplicaCount', '?')} to {resources.get('maxReplicaCount', '?')} replicas"
+            )
+        return [*lines, f"rollback: {self._older(state) or 'no earlier version'}"]
+
+    def reason(self, state: State) -> str:
+        """Return nothing: the operation has the reason."""
+        return ""
+
+    def logs(self, state: State, lines: int) -> Sequence[Call]:
+        """Return the read of the endpoint's log entries."""
+        if state["endpoint"] is None:
+            return []
+        number = str(find(state, "endpoint.name", self.name)).rpartition("/")[2]
+        kind = 'resource.type="aiplatform.googleapis.com/Endpoint"'
+        condition = f'{kind} AND resource.labels.endpoint_id="{number}"'
+        return [google.log_call(self.project, condition, lines)]
+
+    def log_text(self, answer: Any) -> str:
+        """Return the text of log entries, the newest last."""
+        return google.log_text(answer)
+
+    def ask(self, state: State, body: bytes) -> Call:
+        """Return the request by rawPredict, at the endpoint's own DNS name if it has one."""
+        return self._ask(state, body)
+
+    def _ask(self, state: State, body: bytes, *, fresh: bool = False) -> Call:
+        dns = "" if fresh else str(find(state, "endpoint.dedicatedEndpointDns", ""))
+        call = self._rest("POST", f"{self._endpoint}:rawPredict", body)
+        return call._replace(target=dns or call.target, arguments={**call.arguments, "raw": True})
+
+    def answer_of(self, answer: Any) -> bytes:
+        """Return the body of a response."""
+        return body_of(answer)
+
+    def rollback(self, state: State) -> Sequence[Step]:
+        """Return the steps to the version before, or to the main one of a share."""
+        shares = self._shares(state)
+        if len(shares) > 1:
+            main = main_of(shares)
+            rest_of = [each for each in shares if each != main]
+            drops = [step for at, each in enumerate(rest_of) for step in self._drop(each, {main: 100}, f"drop-{at}")]
+            return [self._split({main: 100, **dict.fromkeys(rest_of, 0)}, shares), *drops]
+        older = self._older(state)
+        if not older:
+            raise RefusedError(f"{self.name} has no earlier version to return to")
+        digests = {version: digest for digest, version in self._versions(state).items()}
+        current = self._deployed(state)[0]
+        wanted = _resources_of(current)
+        deploy = self._deploy_version(wanted, digests[older], older, {"0": 100}, shares)
+        new = str(Kept("deploy-result", "response.deployedModel.id"))
+        return [*deploy, *self._drop(str(current["id"]), {new: 100}, "drop")]
+
+    def undeploy(self, state: State) -> Sequence[Step]:
+        """Return the steps that delete the endpoint and the model."""
+        steps: list[Step] = []
+        for at, each in enumerate(self._deployed(state)):
+            steps += self._drop(str(each["id"]), {}, f"drop-{at}")
+        if state["endpoint"] is not None:
+            steps += [Step("clean", self._rest("DELETE", self._endpoint), keep="delete"), self._operation("delete")]
+        if state["versions"] is not None:
+            steps += [Step("clean", self._rest("DELETE", self._model), keep="forget"), self._operation("forget")]
+        return steps
+
+    def advice(self, state: State) -> Sequence[tuple[str, str]]:
+        """Return the commands that follow a deployment."""
+        wanted = self._wanted()
+        gpus = f" with {wanted.accelerators} {wanted.accelerator}" if wanted.accelerator else ""
+        cost = f"{wanted.least} to {wanted.most} x {wanted.machine}{gpus}, until it is removed"
+        return google.next_commands("vertex", self.name, self.project, self.region, cost)
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _parent(self) -> str:
+        return f"/v1/projects/{self.project}/locations/{self.region}"
+
+    @property
+    def _model(self) -> str:
+        return f"{self._parent}/models/{self.name}"
+
+    @property
+    def _endpoint(self) -> str:
+        return f"{self._parent}/endpoints/{self.name}"
+
+    def _wanted(self) -> Wanted:
+        return desired(self.wanted, self.name)
+
+    def _rest(self, method: str, path: str, body: Any = None, **query: str) -> Call:
+        return rest(method, f"{self.region}-{_API}", path, body, self.name, **query)
+
+    def _operation(self, name: str) -> Step:
+        return operation_step(f"{self.region}-{_API}", "v1", name, limit_s=_LIMIT_S)
+
+    def _digest(self, wanted: Wanted) -> str:
+        return digest_of(self._container(wanted))
+
+    def _deployed(self, state: State) -> list[Any]:
+        return list(find(state, "endpoint.deployedModels", []))
+
+    def _digest_of(self, deployed: Any) -> str:
+        return str(deployed.get("displayName", "")).removeprefix(f"{self.name}-")
+
+    def _shares(self, state: State) -> dict[str, int]:
+        """Return the share of each deployed version, by its id."""
+        split = find(state, "endpoint.trafficSplit", {})
+        return {str(each["id"]): int(split.get(str(each["id"]), 0)) for each in self._deployed(state)}
+
+    def _versions(self, state: State) -> dict[str, str]:
+        """Return the model's versions by the digest in their label."""
+        found = find(state, "versions.models", [])
+        return {each["labels"][_LABEL]: str(each["versionId"]) for each in found if _LABEL in each.get("labels", {})}
+
+    def _older(self, state: State) -> str:
+        """Return the version before the one that serves, or the main one of a share."""
+        versions = self._versions(state)
+        deployed = [versions.get(self._digest_of(each), "") for each in self._deployed(state)]
+        newest = max((int(each) for each in deployed if each.isdigit()), default=0)
+        older = sorted((int(each) for each in versions.values() if int(each) < newest), reverse=True)
+        return str(older[0]) if older else ""
+
+
+def _resources_of(deployed: Any) -> Wanted:
+    """Return the resources of a deployed version, for its replacement."""
+    resources = find(deployed, "dedicatedResources", {})
+    machine = find(resources, "machineSpec", {})
+    return Wanted(
+        "",
+        Source(""),
+        str(machine.get("machineType", "n1-standard-4")),
+        str(machine.get("acceleratorType", "")),
+        int(machine.get("acceleratorCount", 1)),
+        int(resources.get("minReplicaCount", 1)),
+        int(resources.get("maxReplicaCount", 1)),
+        str(deployed.get("serviceAccount", "")),
+    )
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a deployment."""
+    google.add_size(parser, "replicas", 1, 1)
+    add = parser.add_argument
+    add("--machine-type", default="n1-standard-4", metavar="TYPE", help="machine type (default %(default)s)")
+    add("--accelerator", default="", metavar="TYPE", help="GPU type, such as NVIDIA_L4")
+    add("--accelerators", type=int, default=1, metavar="N", help="GPUs per replica (default 1)")
+
+
+def build(options: argparse.Namespace, golden: Golden | None) -> Vertex:
+    """Return the endpoint of parsed options. Raises ValueError."""
+    wanted = Wanted(
+        options.image,
+        source_of(options.model, options.bucket, options.name, "gs://"),
+        options.machine_type,
+        options.accelerator,
+        options.accelerators,
+        options.min,
+        options.max,
+        options.service_account,
+        options.environ,
+        options.traffic,
+        golden,
+    )
+    wanted.check()
+    return replace(find_service(options), wanted=wanted)
+
+
+def find_service(options: argparse.Namespace) -> Vertex:
+    """Return an endpoint by its name, without a desired state. Raises ValueError."""
+    if not _NAME.fullmatch(options.name):
+        raise ValueError(f"{options.name}: expected at most 50 lower-case letters, digits and hyphens")
+    return Vertex(options.name, options.project, options.region)

@@ -1,0 +1,208 @@
+"""Manifests of a plain Deployment and the objects around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from remora_adapters.manifests import pods
+from remora_adapters.manifests.documents import documents
+from remora_adapters.manifests.facts import Facts
+
+_DRAIN_S = 30
+_PAUSE_S = 5
+_OTLP = (4317, 4318)
+_METADATA = {
+    ("169.254.170.23/32",): (80,),
+    ("169.254.169.254/32", "169.254.169.252/32"): (80, 988),
+}
+"""Addresses and ports of EKS Pod Identity and of GKE's workload identity; AKS projects a token into the pod."""
+
+
+def render(facts: Facts) -> str:
+    """Return the YAML documents. Raises ValueError."""
+    facts.choices.check()
+    if facts.choices.least == 0:
+        raise ValueError("--min-replicas 0: without a pod no request is counted; knative and kserve scale to zero")
+    rows, model = max(facts.busiest.max_batch_size, 1), facts.busiest
+    reasons = facts.reasons() | {
+        "startupProbe": f"Loading took {facts.load_s:.2f} s on the machine that wrote this: {facts.patience_s} s until "
+        "something is wrong.",
+        "terminationGracePeriodSeconds": "preStop and the drain have to fit in.",
+        "lifecycle": "The Service learns of the end before the server stops.",
+        "strategy": "A spare GPU for a rollout is rarely there: the old pod goes first."
+        if facts.gpu
+        else "A new pod is ready before an old one ends.",
+        "threshold": f"Two batches of {rows} for each of {model.instances} instances of '{model.name}' are "
+        f"{facts.concurrency} at a time; scaling begins at 70 % of it.",
+        "remora.dev/max-batch-size": f"Two batches of {rows} for each of {model.instances} instances of "
+        f"'{model.name}' keep a pod busy.",
+        "egress": "DNS, storage by HTTPS, traces by OTLP, and the metadata servers of EKS and GKE.",
+    }
+    return documents(list(_objects(facts)), reasons)
+
+
+def _objects(facts: Facts) -> Iterator[dict[str, Any]]:
+    labels = {"app.kubernetes.io/name": "remora", "app.kubernetes.io/instance": facts.name}
+    yield _deployment(facts, labels)
+    ports = [
+        {"name": "http", "port": 8000, "targetPort": "http"},
+        {"name": "grpc", "port": 8001, "targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"},
+    ]
+    yield _object(facts, "v1", "Service", {"selector": labels, "ports": ports}, labels)
+    budget = {
+        "maxUnavailable": 1,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {"matchLabels": labels},
+    }
+    yield _object(facts, "policy/v1", "PodDisruptionBudget", budget, labels)
+    yield _object(facts, "networking.k8s.io/v1", "NetworkPolicy", _policy(labels), labels)
+    if facts.choices.prometheus:
+        yield _object(facts, "keda.sh/v1alpha1", "ScaledObject", _scaled(facts), labels)
+    if facts.choices.monitoring:
+        endpoint = {"port": "metrics", "path": "/metrics", "interval": "15s"}
+        monitor = {"selector": {"matchLabels": labels}, "podMetricsEndpoints": [endpoint]}
+        yield _object(facts, "monitoring.coreos.com/v1", "PodMonitor", monitor, labels)
+        yield _object(facts, "monitoring.coreos.com/v1", "PrometheusRule", alerts(facts.name), labels)
+
+
+def _object(facts: Facts, version: str, kind: str, spec: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
+    return {"apiVersion": version, "kind": kind, "metadata": pods.metadata(facts, labels=labels), "spec": spec}
+
+
+def _deployment(facts: Facts, labels: dict[str, str]) -> dict[str, Any]:
+    container = {
+        "name": "remora",
+        "image": facts.image,
+        "args": [
+            f"--model-repository={facts.location}",
+            f"--exit-timeout-secs={_DRAIN_S}",
+            *pods.flags(facts),
+        ],
+        "envFrom": pods.env_from(facts),
+        "ports": [
+            {"name": "http", "containerPort": 8000},
+            {"name": "grpc", "containerPort": 8001},
+            {"name": "metrics", "containerPort": 8002},
+        ],
+        "securityContext": pods.security(),
+        "resources": pods.resources(facts),
+        "startupProbe": {
+            "httpGet": {"path": "/v2/health/ready", "port": "http"},
+            "periodSeconds": 1,
+            "timeoutSeconds": 1,
+            "failureThreshold": facts.patience_s,
+        },
+        **pods.probes("http", periodSeconds=5, timeoutSeconds=2),
+        "lifecycle": {"preStop": {"sleep": {"seconds": _PAUSE_S}}},
+        "volumeMounts": [pods.SCRATCH_MOUNT],
+    }
+    pod = {
+        **pods.placement(facts),
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": _DRAIN_S + 3 * _PAUSE_S,
+        "containers": [container],
+        "volumes": [pods.SCRATCH],
+    }
+    surge = {"maxUnavailable": 1, "maxSurge": 0} if facts.gpu else {"maxUnavailable": 0, "maxSurge": 1}
+    least, _ = facts.replicas(2, 4)
+    metadata = pods.metadata(facts, labels=labels, annotations=pods.batch_annotations(facts))
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata,
+        "spec": {
+            "replicas": None if facts.choices.prometheus else least,
+            "selector": {"matchLabels": labels},
+            "strategy": {"rollingUpdate": surge},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    }
+
+
+def _policy(labels: dict[str, str]) -> dict[str, Any]:
+    clients = [{"podSelector": {"matchLabels": {"remora.dev/client": "true"}}}]
+    calls = [{"port": port, "protocol": "TCP"} for port in ("http", "grpc")]
+    scrapes = {
+        "from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+        "ports": [{"port": "metrics", "protocol": "TCP"}],
+    }
+    dns = {
+        "to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}],
+        "ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}],
+    }
+    traces = {
+        "to": [{"namespaceSelector": {}}],
+        "ports": [{"port": port, "protocol": "TCP"} for port in _OTLP],
+    }
+    servers = [
+        {
+            "to": [{"ipBlock": {"cidr": cidr}} for cidr in cidrs],
+            "ports": [{"port": port, "protocol": "TCP"} for port in ports],
+        }
+        for cidrs, ports in _METADATA.items()
+    ]
+    return {
+        "podSelector": {"matchLabels": labels},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"from": clients, "ports": calls}, scrapes],
+        "egress": [dns, {"ports": [{"port": 443, "protocol": "TCP"}]}, traces, *servers],
+    }
+
+
+def _scaled(facts: Facts) -> dict[str, Any]:
+    least, most = facts.replicas(1, 4)
+    place = f'pod=~"{facts.name}-.*"'
+    held = f"sum(nv_inference_pending_request_count{{{place}}}) + sum(remora_requests_running{{{place}}})"
+    trigger = {
+        "type": "prometheus",
+        "metricType": "AverageValue",
+        "metadata": {
+            "serverAddress": facts.choices.prometheus,
+            "query": held,
+            "threshold": str(max(1, facts.concurrency * 7 // 10)),
+            "ignoreNullValues": "true",
+        },
+    }
+    return {
+        "scaleTargetRef": {"name": facts.name},
+        "pollingInterval": 15,
+        "minReplicaCount": least,
+        "maxReplicaCount": most,
+        "triggers": [trigger],
+    }
+
+
+def alerts(name: str, objective_s: float = 1.0) -> dict[str, Any]:
+    """Return alerts for failures, slow requests and a queue that does not decrease."""
+    place = f'pod=~"{name}-.*"'
+    rules = [
+        (
+            "RemoraRequestsFail",
+            f'sum by (model) (rate(nv_inference_request_failure{{{place},reason!="CANCELED"}}[5m])) > 0.01 * sum by '
+            f"(model) (rate(nv_inference_request_success{{{place}}}[5m]))",
+            "More than 1 % of the requests of {{ $labels.model }} fail.",
+        ),
+        (
+            "RemoraRequestsAreSlow",
+            "histogram_quantile(0.99, sum by (model, le) "
+            f"(rate(remora_request_duration_seconds_bucket{{{place}}}[5m]))) > {objective_s:g}",
+            "The 99th percentile of {{ $labels.model }} exceeds the objective.",
+        ),
+        (
+            "RemoraQueueDoesNotDecrease",
+            f"min_over_time(sum by (model) (nv_inference_pending_request_count{{{place}}})[10m:1m]) > 0",
+            "Requests of {{ $labels.model }} have waited for ten minutes: more replicas are needed.",
+        ),
+    ]
+    found = [
+        {
+            "alert": alert,
+            "expr": expression,
+            "for": "5m",
+            "labels": {"severity": "warning"},
+            "annotations": {"summary": summary},
+        }
+        for alert, expression, summary in rules
+    ]
+    return {"groups": [{"name": "remora", "rules": found}]}

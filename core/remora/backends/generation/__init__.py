@@ -1,0 +1,266 @@
+"""Backend for language models in folders with ``genai_config.json``, on ONNX Runtime.
+
+The folder is what onnxruntime-genai's exporter writes. remora schedules the steps itself, so that requests join and
+leave a running batch; onnxruntime-genai is not needed. ONNX Runtime and the tokenizer are imported when the first model
+is opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import time
+from dataclasses import replace
+from typing import Any
+
+from remora.backends import Instance, Placement, Source
+from remora.backends.generation.folder import (
+    CONFIG_FILENAME,
+    DecoderFolder,
+    read_file,
+    read_folder,
+    special_tokens,
+)
+from remora.backends.generation.onnx_stepper import CacheSize, OnnxStepper, cache_type, token_bytes
+from remora.backends.generation.settings import GenerationSettings, parse_settings
+from remora.backends.generation.tensors import TensorInstance, complete_tensors, set_places
+from remora.backends.model_files import import_framework, load_failure, require_file
+from remora.errors import ConfigError
+from remora.generation import Generation, Stepper
+from remora.generation.grammar import KINDS, GrammarCompiler
+from remora.generation.step_loop import LoopSettings, StepLoop
+from remora.generation.tasks import ModelFacts
+from remora.generation.templates import JinjaTemplate
+from remora.generation.tokenizing import TokenizerFile, read_tokenizer
+from remora.generation.tool_calls import detect_parser
+from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from remora.system.clock import SystemClock
+from remora.system.cpus import memory_in_use_bytes, memory_limit_bytes
+from remora.system.environment import keep_runtimes_quiet
+from remora.system.machine import memory_bytes
+from remora.tensors.device import CUDA, HOST, memory_of
+
+_log = logging.getLogger(__name__)
+
+_SPARE_ROWS = 4
+"""Rows beside those of running requests, for prompts that may be reused."""
+_MEMORY_SHARE = 0.7
+"""Largest part of the free memory that the cache takes without a configured context."""
+_LEAST_CONTEXT = 64
+
+
+class GenerationBackend:
+    """Backend for folders with ``genai_config.json``."""
+
+    name = "generation"
+
+    def open(self, source: Source, config: ModelConfig) -> GenerationModel:
+        """Load the model, its tokenizer and its chat template.
+
+        Raises:
+            NotFoundError: there is no ``genai_config.json``.
+            ConfigError: a file or parameter is wrong, or the cache does not fit into memory.
+            InternalError: ONNX Runtime cannot load the graph.
+        """
+        _refuse_without_export(source)
+        require_file(source.path / CONFIG_FILENAME, source, "*.json")
+        settings = parse_settings(config, source.settings)
+        folder = read_folder(source.path, source.name)
+        return GenerationModel(source, config, settings, folder)
+
+
+class GenerationModel:
+    """Opened language model."""
+
+    def __init__(
+        self, source: Source, config: ModelConfig, settings: GenerationSettings, folder: DecoderFolder
+    ) -> None:
+        self._source = source
+        self._settings = settings
+        self._folder = folder
+        self._threads_configured = bool(config.instance_group)
+        self._on_gpu = any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
+        self._gpu = next((gpu for group in config.instance_group for gpu in group.gpus), 0)
+        require_file(source.path / "tokenizer.json", source, "tokenizer*")
+        tokens = read_tokenizer(source.path / "tokenizer.json", source.name)
+        self._facts = self._make_facts(tokens.vocabulary)
+        chat = self._open_template(tokens)
+        self._session: Any = self._open_session()
+        stepper = self._open_stepper()
+        loop_settings = LoopSettings(
+            source.name,
+            sequences=settings.max_sequences,
+            cache_tokens=min(settings.kv_cache_tokens or stepper.rows * stepper.length, stepper.rows * stepper.length),
+            prefill_chunk=settings.prefill_chunk,
+            step_tokens=settings.step_tokens,
+            prefix_cache=settings.prefix_cache,
+        )
+        content = (source.path / "tokenizer.json").read_text(encoding="utf-8")
+        compiler = GrammarCompiler(content, folder.vocabulary, folder.end_tokens)
+        loop = StepLoop(
+            stepper,
+            tokens,
+            loop_settings,
+            SystemClock().monotonic_ns,
+            compile_grammar=compiler.compile,
+            reopen=self._reopen,
+        )
+        self._loop = loop
+        self.generation = Generation(
+            engine=loop,
+            tokens=tokens,
+            chat=chat,
+            defaults=folder.defaults,
+            default_max_tokens=settings.default_max_tokens,
+            served_names=settings.served_names,
+            tool_parser=settings.tool_parser or detect_parser(chat.source if chat is not None else ""),
+        )
+
+    @property
+    def preferred_kinds(self) -> tuple[str, ...]:
+        """Kinds that KIND_AUTO resolves to: a GPU only where the configuration asks for it."""
+        return ("GPU", "CPU") if self._on_gpu else ("CPU",)
+
+    def _make_facts(self, tokenizer_vocabulary: int) -> ModelFacts:
+        folder = self._folder
+        if tokenizer_vocabulary > folder.vocabulary:
+            raise ConfigError(
+                f"model '{self._source.name}': its tokenizer has {tokenizer_vocabulary} tokens, its logits only "
+                f"{folder.vocabulary}: the files belong to different models"
+            )
+        context = self._settings.context_length or folder.context
+        if context > folder.context:
+            raise ConfigError(
+                f"model '{self._source.name}': parameter context_length is {context}, the model has {folder.context}"
+            )
+        return ModelFacts(
+            context=context,
+            vocabulary=folder.vocabulary,
+            end_tokens=folder.end_tokens,
+            grammars=KINDS,
+            batch_invariant=not self._on_gpu,
+            fingerprint=self._fingerprint(),
+        )
+
+    def _open_template(self, tokens: TokenizerFile) -> JinjaTemplate | None:
+        """Return the chat template, None if the model has none. Raises ConfigError."""
+        source, text = self._source, self._folder.template
+        if self._settings.chat_template:
+            text = read_file(source.path, self._settings.chat_template, source.name)
+        if not text:
+            return None
+        special = special_tokens(source.path, source.name)
+        return JinjaTemplate(text, tokens, special, source.name, SystemClock().monotonic_ns, time.strftime)
+
+    def _fingerprint(self) -> str:
+        """Return a digest of the folder: its small files, and the sizes of all."""
+        digest = hashlib.blake2b(digest_size=8)
+        for path in sorted(self._source.path.iterdir()):
+            if path.is_file():
+                digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        for small in (CONFIG_FILENAME, "tokenizer.json"):
+            digest.update((self._source.path / small).read_bytes())
+        return f"remora-onnx-{digest.hexdigest()}"
+
+    def _open_session(self) -> Any:
+        keep_runtimes_quiet()
+        runtime = import_framework("onnxruntime", self._source.name, "ONNX Runtime", "onnx")
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = self._settings.intra_op_threads or self._source.cpus
+        # threads that spin between the steps would take the processor from the front ends
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        providers: list[Any] = ["CPUExecutionProvider"]
+        if self._on_gpu:
+            if "CUDAExecutionProvider" not in runtime.get_available_providers():
+                raise ConfigError(
+                    f"model '{self._source.name}' asks for a GPU, but onnxruntime {runtime.__version__} is built "
+                    "without CUDA: install onnxruntime-gpu, or set the instance group's kind to KIND_CPU"
+                )
+            providers.insert(0, ("CUDAExecutionProvider", {"device_id": str(self._gpu)}))
+        try:
+            return runtime.InferenceSession(str(self._folder.path), options, providers=providers)
+        except Exception as error:  # ONNX Runtime's classes have no common parent but Exception
+            raise load_failure(self._source, self._folder.path, error) from error
+
+    def _open_stepper(self) -> Stepper:
+        """Return a stepper whose cache fits into memory. Raises ConfigError."""
+        folder, settings, name = self._folder, self._settings, self._source.name
+        dtype = cache_type(self._session, folder, name)
+        rows = settings.max_sequences + (_SPARE_ROWS if settings.prefix_cache else 1)
+        size = CacheSize(rows, self._facts.context)
+        if not self._on_gpu:
+            free = _free_bytes()
+            needed = size.nbytes(folder, dtype.itemsize)
+            if needed > free * _MEMORY_SHARE:
+                fits = int(free * _MEMORY_SHARE) // (rows * token_bytes(folder, dtype.itemsize))
+                if settings.context_length or fits < _LEAST_CONTEXT:
+                    raise ConfigError(
+                        f"model '{name}': its cache of {rows} rows of {size.length} tokens takes {needed >> 20} MiB, "
+                        f"{free >> 20} MiB are free, of which it may take {_MEMORY_SHARE:.0%}: reduce max_sequences "
+                        "or context_length"
+                    )
+                _log.warning(
+                    "model '%s': context reduced from %d to %d tokens, because its cache would take %d MiB",
+                    name,
+                    size.length,
+                    fits,
+                    needed >> 20,
+                )
+                size = CacheSize(rows, fits)
+                self._facts = replace(self._facts, context=fits)
+        memory = memory_of((CUDA, self._gpu) if self._on_gpu else HOST)
+        return OnnxStepper(self._session, folder, size, settings.prefill_chunk + 1, self._facts, memory, dtype)
+
+    def _reopen(self) -> Stepper:
+        self._session = self._open_session()
+        return self._open_stepper()
+
+    def complete(self, config: ModelConfig) -> None:
+        """Add the tensors of Triton's vLLM backend that ``config`` omits, and the instances.
+
+        Raises:
+            ConfigError: the configuration contradicts them.
+        """
+        complete_tensors(config)
+        if not self._threads_configured:
+            set_places(config, self._settings.max_sequences)
+
+    def instance(self, config: ModelConfig, placement: Placement) -> Instance:
+        """Return a place for one V2 request."""
+        return TensorInstance(
+            placement.name,
+            config.name,
+            self.generation,
+            lambda: secrets.randbits(63),
+            lambda: self._loop.trouble,
+            SystemClock().monotonic_ns,
+        )
+
+    def close(self) -> None:
+        """End all tasks and release the model."""
+        self._loop.close()
+        self._session = None
+
+
+def _refuse_without_export(source: Source) -> None:
+    """Raise ConfigError with the exporter's command for a folder of Hugging Face without an export."""
+    folder = source.path
+    if (folder / CONFIG_FILENAME).exists() or not (folder / "config.json").is_file():
+        return
+    raise ConfigError(
+        f"model '{source.name}': its folder has a Hugging Face model's weights and no {CONFIG_FILENAME}. Export it "
+        "with the packages onnxruntime-genai, torch and transformers, in another environment: python -m "
+        "onnxruntime_genai.models.builder -i FOLDER -o REPOSITORY/NAME/1 -p int4 -e cpu -c CACHE; or serve it as it is "
+        'on vLLM (backend: "vllm" with a model.json)'
+    )
+
+
+def _free_bytes() -> int:
+    """Return the memory that the process may still take."""
+    limit = memory_limit_bytes()
+    _, available = memory_bytes()
+    return available if limit is None else max(min(available, limit - memory_in_use_bytes()), 0)
+
+
+__all__ = ["GenerationBackend", "GenerationModel"]

@@ -1,0 +1,269 @@
+"""Engine over OpenVINO GenAI's continuous batching, which schedules by itself.
+
+One thread runs the library's steps and reads what they wrote. OpenVINO GenAI keeps Python's lock during a step, so that
+other threads of the process run between the steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from remora.errors import InternalError, RemoraError, UnavailableError
+from remora.generation import EngineStats, Sink, Tokens
+from remora.generation.library_answers import LibraryAnswer, LibraryAnswers
+from remora.generation.tasks import ModelFacts, Task, TokenLogprob, check_task
+
+_log = logging.getLogger("remora.generation")
+
+UNSUPPORTED = frozenset({"logit_bias", "prompt_logprobs", "grammar", "priority", "reuse"})
+"""Attributes of tasks that the library has no counterpart of.
+
+It has grammars, but one that it cannot compile makes every further step raise.
+"""
+
+
+class Library(NamedTuple):
+    """Modules and objects of the library.
+
+    ``open_pipeline`` returns a new ``ContinuousBatchingPipeline``.
+    """
+
+    genai: Any
+    tensor: Callable[[Any], Any]
+    open_pipeline: Callable[[], Any]
+
+
+class _Arrived(NamedTuple):
+    task: Task
+    sink: Sink
+    arrival_ns: int
+
+
+class OpenVinoEngine:
+    """`TokenEngine` over a ``ContinuousBatchingPipeline``.
+
+    Args:
+        name: of the model.
+        library: see `Library`.
+        facts: of the model.
+        tokens: its tokenizer.
+        now_ns: monotonic clock, the one of the tasks' deadlines.
+        capacity: number of tokens that the cache holds; 0 if it grows.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        library: Library,
+        facts: ModelFacts,
+        tokens: Tokens,
+        now_ns: Callable[[], int],
+        capacity: int,
+    ) -> None:
+        self.facts = facts
+        self.trouble = ""
+        """Why the engine cannot run tasks, empty if it can."""
+        self._name = name
+        self._library = library
+        self._pipeline = library.open_pipeline()
+        self._now = now_ns
+        self._capacity = capacity
+        self._answers = LibraryAnswers(name, facts, tokens, now_ns, self.cancel)
+        self.measurements = self._answers.measurements
+        self._handles: dict[int, Any] = {}
+        self._number = 0
+        self._changed = threading.Condition()
+        self._inbox: list[_Arrived] = []
+        self._cancelled: set[Task] = set()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._cache_share = 0.0
+
+    # -- Any thread ----------------------------------------------------------------------------------------------------
+
+    def begin(self, task: Task, sink: Sink) -> None:
+        """Queue a task; see `remora.generation.TokenEngine`."""
+        check_task(task, self.facts)
+        with self._changed:
+            if self._closing:
+                raise UnavailableError(f"model '{self._name}' is being unloaded")
+            if self.trouble:
+                raise UnavailableError(f"model '{self._name}' cannot run: {self.trouble}; reload it")
+            self._inbox.append(_Arrived(task, sink, self._now()))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"remora {self._name} steps", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def cancel(self, task: Task) -> None:
+        """End a task early; see `remora.generation.TokenEngine`."""
+        with self._changed:
+            self._cancelled.add(task)
+            self._changed.notify()
+
+    def stats(self) -> EngineStats:
+        """Return counters and gauges."""
+        stats = self._answers.stats()
+        waiting = stats.waiting + sum(each.task.choices for each in tuple(self._inbox))
+        used = round(self._cache_share * self._capacity)
+        return replace(stats, waiting=waiting, cache_tokens=used, cache_capacity=self._capacity)
+
+    def close(self) -> None:
+        """End all tasks with UnavailableError and release the library's objects."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+        self._pipeline = None
+
+    # -- The engine's thread -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._inbox or self._cancelled or self._closing or self._handles):
+                    self._changed.wait()
+                if self._closing:
+                    break
+                inbox, self._inbox = self._inbox, []
+                cancelled, self._cancelled = self._cancelled, set()
+            try:
+                self._turn(inbox, cancelled)
+            except Exception as error:  # of the library, in which any request may be the cause
+                self._failed(error)
+            self._answers.deliver()
+        for arrived in self._inbox:
+            self._open(arrived)
+        self._end_all(UnavailableError(f"model '{self._name}' was unloaded"))
+        self._answers.deliver()
+
+    def _turn(self, inbox: Sequence[_Arrived], cancelled: set[Task]) -> None:
+        for arrived in inbox:
+            for answer in self._open(arrived):
+                self._submit(answer)
+        for task in cancelled:
+            for answer in self._answers.of(task):
+                self._stop(answer)
+                self._answers.end(answer, "cancelled")
+        for answer in self._answers.end_late():
+            self._stop(answer)
+        if self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+            self._cache_share = self._pipeline.get_metrics().cache_usage / 100
+        for answer in self._answers.open:
+            self._read(answer)
+
+    def _open(self, arrived: _Arrived) -> list[LibraryAnswer]:
+        task, sink, arrival_ns = arrived
+        opened = []
+        for choice in range(task.choices):
+            self._number += 1
+            opened.append(self._answers.add(self._number, task, choice, sink, arrival_ns))
+        return opened
+
+    def _submit(self, answer: LibraryAnswer) -> None:
+        task = answer.task
+        if not task.max_tokens:
+            self._answers.end(answer, "length")
+            return
+        prompt = self._library.tensor(np.asarray([task.prompt], np.int64))
+        try:
+            config = generation_config(self._library.genai, task, answer.choice, self.facts)
+            self._handles[self._number_of(answer)] = self._pipeline.add_request(self._number_of(answer), prompt, config)
+        except Exception as error:  # of this request
+            message = f"model '{self._name}' refused the request: {type(error).__name__}: {error}"
+            self._answers.end(answer, "error", InternalError(message, from_model=True))
+
+    @staticmethod
+    def _number_of(answer: LibraryAnswer) -> int:
+        assert isinstance(answer.key, int)
+        return answer.key
+
+    def _read(self, answer: LibraryAnswer) -> None:
+        """Take what the last step wrote for an answer."""
+        handle = self._handles[self._number_of(answer)]
+        while handle.can_read():
+            for output in handle.read().values():
+                tokens = list(output.generated_ids)
+                scores = _scores(answer.task, tokens, output.generated_log_probs)
+                if self._answers.write(answer, tokens, scores):
+                    self._stop(answer)
+                    return
+        status = handle.get_status()
+        if status == self._library.genai.GenerationStatus.RUNNING:
+            return
+        self._stop(answer)
+        if status == self._library.genai.GenerationStatus.IGNORED:
+            message = f"model '{self._name}': the request does not fit into the cache: raise kv_cache_tokens"
+            self._answers.end(answer, "error", InternalError(message, from_model=True))
+        else:
+            self._answers.end(answer, "length" if answer.count >= answer.task.max_tokens else "stop")
+
+    def _stop(self, answer: LibraryAnswer) -> None:
+        handle = self._handles.pop(self._number_of(answer), None)
+        if handle is not None and handle.get_status() == self._library.genai.GenerationStatus.RUNNING:
+            handle.cancel()
+
+    def _failed(self, error: Exception) -> None:
+        """End all answers, and open the pipeline again because it repeats an error with every step."""
+        _log.error("model '%s' failed in a step: %s", self._name, error, exc_info=error)
+        message = f"model '{self._name}' failed in a step: {type(error).__name__}: {error}"
+        self._end_all(error if isinstance(error, RemoraError) else InternalError(message, from_model=True))
+        try:
+            self._pipeline = None
+            self._pipeline = self._library.open_pipeline()
+        except Exception as again:
+            self.trouble = f"it failed in a step ({error}) and cannot be opened again ({again})"
+            _log.exception("model '%s' cannot be opened again", self._name)
+
+    def _end_all(self, error: RemoraError) -> None:
+        for answer in self._answers.open:
+            self._handles.pop(self._number_of(answer), None)
+            self._answers.end(answer, "error", error)
+        self._handles.clear()
+
+
+def generation_config(genai: Any, task: Task, choice: int, facts: ModelFacts) -> Any:
+    """Return the library's parameters for one choice of a task."""
+    sampling = task.sampling
+    config = genai.GenerationConfig()
+    config.apply_chat_template = False
+    config.max_new_tokens = task.max_tokens
+    config.min_new_tokens = task.min_tokens
+    config.ignore_eos = True  # the end tokens are among the stop tokens, unless the task ignores them
+    config.stop_token_ids = set(task.stop_tokens if task.ignore_end else task.stop_tokens | facts.end_tokens)
+    config.repetition_penalty = sampling.repetition_penalty
+    config.presence_penalty = sampling.presence_penalty
+    config.frequency_penalty = sampling.frequency_penalty
+    config.logprobs = 0 if task.logprobs is None else 1
+    if sampling.temperature:
+        config.do_sample = True
+        config.temperature = sampling.temperature
+        config.top_p = sampling.top_p
+        config.min_p = sampling.min_p
+        if sampling.top_k:
+            config.top_k = sampling.top_k
+        config.rng_seed = seed_of(sampling.seed, choice)
+    return config
+
+
+def seed_of(seed: int, choice: int) -> int:
+    """Return the library's seed for one choice, below 2^32 and different from the others'."""
+    digest = hashlib.blake2b(f"{seed} {choice}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _scores(task: Task, tokens: Sequence[int], logprobs: Sequence[float]) -> list[TokenLogprob]:
+    """Return log probabilities for the tokens, if the task requests them."""
+    if task.logprobs is None:
+        return []
+    rank = 1 if not task.sampling.temperature else 0
+    return [TokenLogprob(token, min(value, 0.0), rank) for token, value in zip(tokens, logprobs, strict=False)]

@@ -1,0 +1,300 @@
+"""Engine over vLLM's ``AsyncLLM``, which schedules by itself, in a thread with an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from remora.errors import InternalError, InvalidArgumentError, RemoraError, UnavailableError
+from remora.generation import EngineStats, Sink, Tokens
+from remora.generation.library_answers import LibraryAnswer, LibraryAnswers
+from remora.generation.tasks import Grammar, ModelFacts, ParameterError, Task, TokenLogprob, check_task
+
+_log = logging.getLogger("remora.generation")
+
+UNSUPPORTED = frozenset({"prompt_logprobs", "priority", "reuse"})
+"""Attributes of tasks that are not passed on."""
+GRAMMARS: Mapping[str, str] = {
+    "json_schema": "json",
+    "json_object": "json_object",
+    "regex": "regex",
+    "choice": "choice",
+    "lark": "grammar",
+}
+"""Kinds of grammars and vLLM's names of them."""
+
+
+class Library(NamedTuple):
+    """Classes of vLLM.
+
+    ``refusals`` are the errors of a request that vLLM refuses. ``adapters`` has the requests for LoRA adapters by name.
+    """
+
+    sampling_params: Callable[..., Any]
+    delta: Any
+    structured_outputs: Callable[..., Any]
+    refusals: tuple[type[Exception], ...] = (ValueError,)
+    adapters: Mapping[str, Any] = {}
+
+
+@dataclass(slots=True)
+class CacheGauges:
+    """Figures of vLLM's scheduler that `VllmEngine` reports; vLLM's loop writes them."""
+
+    usage: float = 0.0
+    running: int = 0
+    waiting: int = 0
+    queries: int = 0
+    hits: int = 0
+    preemptions: int = 0
+
+
+class LoopThread:
+    """Thread with an event loop, in which vLLM's coroutines run.
+
+    Args:
+        name: of the model.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name=f"remora {name} vllm", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine to its end and return its result, or raise its error. Not for the loop's thread."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    def close(self) -> None:
+        """End the loop."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+class VllmEngine:
+    """`TokenEngine` over an ``AsyncLLM``.
+
+    Args:
+        name: of the model.
+        llm: the ``AsyncLLM``, opened in the loop of ``thread``.
+        library: see `Library`.
+        thread: closed by this object.
+        facts: of the model.
+        tokens: its tokenizer.
+        now_ns: monotonic clock, the one of the tasks' deadlines.
+        gauges: figures of the scheduler.
+        capacity: number of tokens that the cache holds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        llm: Any,
+        library: Library,
+        thread: LoopThread,
+        facts: ModelFacts,
+        tokens: Tokens,
+        now_ns: Callable[[], int],
+        gauges: CacheGauges,
+        capacity: int,
+    ) -> None:
+        self.facts = facts
+        self._name = name
+        self._llm = llm
+        self._library = library
+        self._thread = thread
+        self._loop = thread.loop
+        self._now = now_ns
+        self._gauges = gauges
+        self._capacity = capacity
+        self._answers = LibraryAnswers(name, facts, tokens, now_ns, self.cancel)
+        self.measurements = self._answers.measurements
+        self._work: dict[str, asyncio.Task[None]] = {}
+        self._number = 0
+        self._begun = 0
+        self._closing = threading.Event()
+        self._posted = False
+
+    @property
+    def trouble(self) -> str:
+        """Why the engine cannot run tasks, empty if it can."""
+        return f"vLLM's engine has failed ({self._llm.dead_error})" if self._llm.errored else ""
+
+    # -- Any thread ----------------------------------------------------------------------------------------------------
+
+    def begin(self, task: Task, sink: Sink) -> None:
+        """Queue a task; see `remora.generation.TokenEngine`."""
+        check_task(task, self.facts)
+        if self._closing.is_set():
+            raise UnavailableError(f"model '{self._name}' is being unloaded")
+        if self.trouble:
+            raise UnavailableError(f"model '{self._name}' cannot run: {self.trouble}; reload it")
+        try:
+            parameters = [sampling_parameters(self._library, task, choice) for choice in range(task.choices)]
+        except self._library.refusals as error:
+            raise ParameterError("sampling_parameters", f"vLLM refuses the parameters: {error}") from error
+        self._loop.call_soon_threadsafe(self._submit, task, sink, parameters, self._now())
+
+    def cancel(self, task: Task) -> None:
+        """End a task early; see `remora.generation.TokenEngine`."""
+        if not self._closing.is_set():
+            self._loop.call_soon_threadsafe(self._cancel, task)
+
+    def stats(self) -> EngineStats:
+        """Return counters and gauges."""
+        gauges = self._gauges
+        return replace(
+            self._answers.stats(),
+            cache_tokens=round(gauges.usage * self._capacity),
+            cache_capacity=self._capacity,
+            prefix_queries=gauges.queries,
+            prefix_hits=gauges.hits,
+            preemptions=gauges.preemptions,
+        )
+
+    def close(self) -> None:
+        """End all tasks with UnavailableError and shut vLLM down."""
+        self._closing.set()
+        self._thread.run(self._end_all())
+        self._llm.shutdown()
+        self._thread.close()
+
+    # -- The loop's thread ---------------------------------------------------------------------------------------------
+
+    def _submit(self, task: Task, sink: Sink, parameters: Sequence[Any], arrival_ns: int) -> None:
+        for choice, each in enumerate(parameters):
+            self._number += 1
+            key = f"{task.id or 'task'}-{self._number}"
+            answer = self._answers.add(key, task, choice, sink, arrival_ns)
+            if not task.max_tokens:
+                self._answers.end(answer, "length")
+            else:
+                self._work[key] = self._loop.create_task(self._generate(key, answer, each))
+        if task.deadline_ns:
+            self._loop.call_later(max(task.deadline_ns - self._now(), 0) / 1e9, self._end_late)
+        self._deliver_soon()
+
+    async def _generate(self, key: str, answer: LibraryAnswer, parameters: Any) -> None:
+        """Pass the tokens of one choice on, until it ends."""
+        more = {"lora_request": self._library.adapters[answer.task.adapter]} if answer.task.adapter else {}
+        outputs = self._llm.generate({"prompt_token_ids": list(answer.task.prompt)}, parameters, key, **more)
+        try:
+            async for output in outputs:
+                answer.cached = output.num_cached_tokens or 0
+                made = output.outputs[0]
+                done = self._answers.write(answer, tuple(made.token_ids), _scores(answer.task, made))
+                if not done and made.finish_reason is not None:
+                    self._answers.end(answer, "length" if made.finish_reason == "length" else "stop")
+                self._deliver_soon()
+                if done:
+                    break
+        except self._library.refusals as error:
+            self._answers.end(answer, "error", InvalidArgumentError(f"vLLM refuses the request: {error}"))
+        except asyncio.CancelledError:
+            pass
+        except Exception as error:
+            _log.error("model '%s': a request failed: %s", self._name, error, exc_info=error)
+            message = f"model '{self._name}' failed: {type(error).__name__}: {error}"
+            self._answers.end(answer, "error", InternalError(message, from_model=True))
+        finally:
+            self._work.pop(key, None)
+            await self._llm.abort(key)  # has no effect on a request that has ended
+            self._answers.end(answer, "error", InternalError(f"model '{self._name}' gave no end", from_model=True))
+            self._deliver_soon()
+
+    def _cancel(self, task: Task) -> None:
+        for answer in self._answers.of(task):
+            self._stop(answer)
+            self._answers.end(answer, "cancelled")
+        self._deliver_soon()
+
+    def _end_late(self) -> None:
+        for answer in self._answers.end_late():
+            self._stop(answer)
+        self._deliver_soon()
+
+    def _stop(self, answer: LibraryAnswer) -> None:
+        work = self._work.get(str(answer.key))
+        if work is not None:
+            work.cancel()
+
+    def _deliver_soon(self) -> None:
+        """Deliver once for all requests of this turn of the loop."""
+        if not self._posted:
+            self._posted = True
+            self._loop.call_soon(self._deliver)
+
+    def _deliver(self) -> None:
+        self._posted = False
+        self._answers.deliver()
+
+    async def _end_all(self) -> None:
+        error: RemoraError = UnavailableError(f"model '{self._name}' was unloaded")
+        work = list(self._work.values())
+        for answer in self._answers.open:
+            self._stop(answer)
+            self._answers.end(answer, "error", error)
+        await asyncio.gather(*work, return_exceptions=True)
+        self._deliver()
+
+
+def sampling_parameters(library: Library, task: Task, choice: int) -> Any:
+    """Return vLLM's parameters for one choice of a task.
+
+    Raises one of the library's refusals.
+    """
+    sampling = task.sampling
+    return library.sampling_params(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=dict(sampling.logit_bias) or None,
+        seed=(sampling.seed + choice) % (1 << 63),
+        stop_token_ids=sorted(task.stop_tokens),
+        ignore_eos=task.ignore_end,
+        max_tokens=task.max_tokens,
+        min_tokens=task.min_tokens,
+        logprobs=task.logprobs,
+        structured_outputs=_structured(library, task.grammar),
+        detokenize=False,
+        output_kind=library.delta,
+    )
+
+
+def _structured(library: Library, grammar: Grammar | None) -> Any:
+    if grammar is None:
+        return None
+    if grammar.kind == "json_object":
+        return library.structured_outputs(json_object=True)
+    if grammar.kind == "choice":
+        return library.structured_outputs(choice=json.loads(grammar.text))
+    return library.structured_outputs(**{GRAMMARS[grammar.kind]: grammar.text})
+
+
+def _scores(task: Task, made: Any) -> list[TokenLogprob]:
+    """Return the log probabilities of an output's tokens, if the task requests them."""
+    if task.logprobs is None or made.logprobs is None:
+        return []
+    found = []
+    for token, row in zip(made.token_ids, made.logprobs, strict=True):
+        top = sorted((each.rank, number, each.logprob) for number, each in row.items() if each.rank <= task.logprobs)
+        own = row[token]
+        pairs = tuple((number, logprob) for _, number, logprob in top)
+        found.append(TokenLogprob(token, own.logprob, own.rank, pairs))
+    return found
+
+
+async def resolved(value: Awaitable[Any] | Any) -> Any:
+    """Return a value, or the result of one that must be awaited."""
+    return await value if inspect.isawaitable(value) else value

@@ -1,0 +1,165 @@
+"""Commands `remora init` and `remora export`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_FUNCTION = '''"""A model written as a function. Serve it with: remora serve app.py"""
+
+import numpy as np
+
+import remora
+
+
+@remora.model(batch=32, max_delay="1ms")
+def distance(points: remora.Array[np.float32, -1, 2]) -> remora.Array[np.float32, -1]:
+    """Return the distance of each point from the origin."""
+    return np.hypot(points[:, 0], points[:, 1])
+'''
+_TEST = """import numpy as np
+
+import remora
+from app import distance
+
+
+def test_the_model_answers() -> None:
+    with remora.Engine(models=[distance]) as engine:
+        answer = engine.infer("distance", {"points": np.array([[3, 4]], np.float32)})
+    assert answer["output"].ravel().tolist() == [5.0]
+"""
+_HUGGING_FACE = '''"""A Hugging Face pipeline as a model. Serve it with: remora serve app.py"""
+
+from typing import TypedDict
+
+import remora
+
+
+class Sentiment(TypedDict):
+    label: list[str]
+    score: list[float]
+
+
+@remora.model(name="sentiment", batch=16, max_delay="5ms")
+class SentimentModel:
+    def setup(self, device: str) -> None:
+        from transformers import pipeline
+
+        self.classify = pipeline("sentiment-analysis", device=device)
+
+    def predict(self, text: list[str]) -> Sentiment:
+        found = self.classify(text)
+        return {"label": [each["label"] for each in found], "score": [each["score"] for each in found]}
+'''
+_PIPELINE = '''"""Two models as a pipeline, which becomes an ensemble. Serve it with: remora serve app.py"""
+
+import remora
+
+
+@remora.model(batch=32)
+def words(text: list[str]) -> list[dict]:
+    """Return the words of each text."""
+    return [{"words": each.lower().split()} for each in text]
+
+
+@remora.model(batch=32)
+def longest(found: list[dict]) -> list[str]:
+    """Return the longest word of each list."""
+    return [max(each["words"], key=len, default="") for each in found]
+
+
+longest_word = words >> longest
+'''
+_TRITON_CONFIG = """backend: "python"
+max_batch_size: 8
+input [{ name: "x" data_type: TYPE_FP32 dims: [3] }]
+output [{ name: "y" data_type: TYPE_FP32 dims: [3] }]
+dynamic_batching {}
+"""
+_TRITON_MODEL = '''"""A model for Triton's Python backend. Serve it with: remora serve models"""
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", 2 * x)]))
+        return answers
+'''
+TEMPLATES: Mapping[str, Mapping[str, str]] = {
+    "function": {"app.py": _FUNCTION, "test_app.py": _TEST},
+    "pipeline": {"app.py": _PIPELINE},
+    "hugging-face": {"app.py": _HUGGING_FACE, "requirements.txt": "torch\ntransformers\n"},
+    "triton-python": {"models/double/config.pbtxt": _TRITON_CONFIG, "models/double/1/model.py": _TRITON_MODEL},
+}
+"""Files of each template by their path."""
+
+
+def add_init(commands: Any) -> argparse.ArgumentParser:
+    """Add the command `init`."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "init",
+        help="create a new model from a template",
+        description="Write the files of a template into a folder. Existing files are never overwritten.",
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder, which is created if necessary")
+    parser.add_argument(
+        "--template", choices=list(TEMPLATES), default="function", help="what to create (default %(default)s)"
+    )
+    return parser
+
+
+def init(options: argparse.Namespace) -> int:
+    """Write the files of a template."""
+    files = TEMPLATES[options.template]
+    existing = [name for name in files if (options.folder / name).exists()]
+    if existing:
+        print(f"remora init: {options.folder / existing[0]} exists: name another folder", file=sys.stderr)
+        return 1
+    for name, text in files.items():
+        path: Path = options.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path}")
+    served = options.folder / next(iter(files)).partition("/")[0]
+    print(f"serve it: remora serve {served}")
+    return 0
+
+
+def add_export(commands: Any) -> argparse.ArgumentParser:
+    """Add the command `export`."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "export",
+        help="write the decorated functions of a file as a Triton repository",
+        description="Import each SOURCE and write its models into DIR as a repository that remora and Triton serve. "
+        "Each model gets a copy of the file and of the modules beside it that it imports.",
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="repository to write; must be empty or missing")
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="app.py, app.py:NAME,NAME or package.module:NAME")
+    return parser
+
+
+def export(options: argparse.Namespace) -> int:
+    """Write a repository."""
+    from remora.functions.definition import ModelDefinitionError
+    from remora.repository.exporting import export as write
+    from remora.repository.exporting import parse_source
+
+    directory: Path = options.directory
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        print(f"remora export: {directory} is not an empty folder: name another one", file=sys.stderr)
+        return 1
+    try:
+        names = write(directory, [parse_source(each) for each in options.sources], linked=False)
+    except ModelDefinitionError as error:
+        print(f"remora export: {error}", file=sys.stderr)
+        return 1
+    for name in names:
+        print(f"wrote {directory / name}")
+    return 0

@@ -1,0 +1,167 @@
+"""Results of a load as table, JSON, CSV and HTML page. Pure."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from remora.cli.load import Results
+from remora.cli.output import columns
+from remora.traffic.latencies import Histogram
+
+PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
+_WIDTH, _HEIGHT, _MARGIN = 640, 320, 48
+_COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#0a7ea4", "#bf3989", "#57606a")
+
+
+class Level(NamedTuple):
+    """Results at one load.
+
+    Attributes:
+        load: what the generator offered, such as "8 connections".
+        results: of the stable windows.
+        stable: True if throughput and latency had settled.
+        processes: processes that sent the requests.
+        server: mean times of a request in the server in microseconds, empty without statistics.
+        notes: what limits the meaning of the results.
+    """
+
+    load: str
+    results: Results
+    stable: bool
+    processes: int
+    server: Mapping[str, float]
+    notes: Sequence[str]
+
+
+def as_document(levels: Sequence[Level]) -> list[dict[str, Any]]:
+    """Return the results as a JSON document. Times are in microseconds."""
+    return [
+        {
+            "load": level.load,
+            "requests_per_s": round(level.results.rate_per_s, 2),
+            "requests": level.results.latency.count,
+            "seconds": round(level.results.seconds, 3),
+            "failures": level.results.failures,
+            "stable": level.stable,
+            "latency_us": _times(level.results.latency),
+            "service_us": _times(level.results.service),
+            **({"first_event_us": _times(level.results.first)} if level.results.first.count else {}),
+            **({"between_events_us": _times(level.results.between)} if level.results.between.count else {}),
+            "server_us": {name: round(us, 1) for name, us in level.server.items()},
+            "generator": {"processes": level.processes, "cpu": round(level.results.cpu, 3)},
+            "notes": list(level.notes),
+        }
+        for level in levels
+    ]
+
+
+def _times(values: Histogram) -> dict[str, float]:
+    found = {"mean": values.mean_ns / 1e3, **{f"p{p:g}": values.percentile(p) / 1e3 for p in PERCENTILES}}
+    return {name: round(us, 1) for name, us in {**found, "max": values.percentile(100) / 1e3}.items()}
+
+
+def as_table(levels: Sequence[Level]) -> str:
+    """Return the results as a table for people, with the server's share and the notes below."""
+    rows = [("load", "req/s", "failed", "mean us", "p50", "p90", "p95", "p99", "p99.9", "max", "")]
+    for level in levels:
+        times = [f"{us:.0f}" for us in _times(level.results.latency).values()]
+        failed = sum(level.results.failures.values())
+        rate = f"{level.results.rate_per_s:.1f}"
+        rows.append((level.load, rate, str(failed), *times, "" if level.stable else "not stable"))  # type: ignore[arg-type]
+    parts = [columns(rows)]
+    for title, name in (("first event", "first"), ("between events", "between")):
+        found = [(level.load, getattr(level.results, name)) for level in levels]
+        if any(values.count for _, values in found):
+            table = [(title, "mean us", "p50", "p90", "p95", "p99", "p99.9", "max")]
+            table += [(load, *(f"{us:.0f}" for us in _times(values).values())) for load, values in found]  # type: ignore[misc]
+            parts.append(columns(table))
+    if any(level.server for level in levels):
+        names = list(next(level.server for level in levels if level.server))
+        table_ = [("in the server, mean us", *names)]
+        table_ += [(level.load, *(f"{level.server.get(name, 0):.1f}" for name in names)) for level in levels]
+        parts.append(columns(table_))
+    notes = [f"{level.load}: {note}" for level in levels for note in level.notes]
+    notes += [f"{level.load}: {count} x {why}" for level in levels for why, count in level.results.failures.items()]
+    return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])])
+
+
+def as_csv(levels: Sequence[Level]) -> str:
+    """Return the results as CSV with one line per load."""
+    out = io.StringIO()
+    lines = csv.writer(out, lineterminator="\n")
+    names = list(_times(Histogram()))
+    server = list(next((level.server for level in levels if level.server), {}))
+    heads = ["load", "requests_per_s", "requests", "failures", "stable", *(f"latency_{name}_us" for name in names)]
+    lines.writerow([*heads, *(f"server_{name}_us" for name in server), "processes", "generator_cpu"])
+    for level in levels:
+        results = level.results
+        line = [level.load, round(results.rate_per_s, 2), results.latency.count, sum(results.failures.values())]
+        times = list(_times(results.latency).values())
+        inside = [round(level.server.get(name, 0.0), 1) for name in server]
+        lines.writerow([*line, level.stable, *times, *inside, level.processes, round(results.cpu, 3)])
+    return out.getvalue()
+
+
+# -- HTML -------------------------------------------------------------------------------------------------------------
+
+
+def as_html(title: str, levels: Sequence[Level]) -> str:
+    """Return a page without scripts and external resources: curves of latency, and the tables."""
+    curves = [(level.load, level.results.latency) for level in levels if level.results.latency.count]
+    return (
+        "<!doctype html><html lang=en><head><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<title>{html.escape(title)}</title><style>body{{font:15px system-ui,sans-serif;margin:2rem auto;"
+        "max-width:60rem;padding:0 1rem}pre{overflow-x:auto}svg{max-width:100%}</style></head><body>"
+        f"<h1>{html.escape(title)}</h1>"
+        f"<h2>Latency by percentile</h2>{_latency_chart(curves)}"
+        f"<h2>Latency by throughput</h2>{_throughput_chart(levels)}"
+        f"<h2>Results</h2><pre>{html.escape(as_table(levels))}</pre></body></html>"
+    )
+
+
+def _latency_chart(curves: Sequence[tuple[str, Histogram]]) -> str:
+    """Return the latency by percentile, with 90, 99 and 99.9 % at equal distances."""
+    import math
+
+    most = max((values.percentile(100) for _, values in curves), default=1) or 1
+    lines = []
+    for load, values in curves:
+        points = [(min(-math.log10(max(1 - share, 1e-4)), 4) / 4, ns / most) for ns, share in values.curve()]
+        lines.append((load, points))
+    ticks = [(-math.log10(1 - p / 100) / 4, f"{p:g}%") for p in (50, 90, 99, 99.9, 99.99)]
+    return _chart(lines, ticks, f"{most / 1e6:.3g} ms")
+
+
+def _throughput_chart(levels: Sequence[Level]) -> str:
+    most_rate = max((level.results.rate_per_s for level in levels), default=1.0) or 1.0
+    most = max((level.results.latency.percentile(99) for level in levels), default=1) or 1
+    lines = []
+    for percent in (50.0, 99.0):
+        found = [(level.results.rate_per_s, level.results.latency.percentile(percent)) for level in levels]
+        lines.append((f"p{percent:g}", [(rate / most_rate, ns / most) for rate, ns in sorted(found)]))
+    ticks = [(part, f"{most_rate * part:.0f}/s") for part in (0.25, 0.5, 0.75, 1.0)]
+    return _chart(lines, ticks, f"{most / 1e6:.3g} ms")
+
+
+def _chart(
+    lines: Sequence[tuple[str, Sequence[tuple[float, float]]]], ticks: Sequence[tuple[float, str]], top: str
+) -> str:
+    """Return an SVG of lines whose points are between 0 and 1 on both axes."""
+    pieces = [f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role=img xmlns='http://www.w3.org/2000/svg' font-size=12>"]
+    wide, high = _WIDTH - 2 * _MARGIN, _HEIGHT - 2 * _MARGIN
+    pieces.append(f"<rect x={_MARGIN} y={_MARGIN} width={wide} height={high} fill=none stroke='#d0d7de'/>")
+    pieces.append(f"<text x=0 y={_MARGIN - 8}>{html.escape(top)}</text><text x=0 y={_HEIGHT - _MARGIN}>0</text>")
+    for place, text in ticks:
+        x = _MARGIN + place * wide
+        pieces.append(f"<text x={x:.1f} y={_HEIGHT - _MARGIN + 16} text-anchor=middle>{html.escape(text)}</text>")
+    for number, (name, points) in enumerate(lines):
+        colour = _COLOURS[number % len(_COLOURS)]
+        path = " ".join(f"{_MARGIN + x * wide:.1f},{_MARGIN + (1 - y) * high:.1f}" for x, y in points)
+        pieces.append(f"<polyline points='{path}' fill=none stroke='{colour}' stroke-width=2 />")
+        y = _MARGIN + 16 * (number + 1)
+        pieces.append(f"<text x={_MARGIN + 8} y={y} fill='{colour}'>{html.escape(name)}</text>")
+    return "".join([*pieces, "</svg>"])

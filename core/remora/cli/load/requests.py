@@ -1,0 +1,146 @@
+"""Requests of a load: generated inputs or files, encoded for a protocol once."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+import numpy as np
+
+from remora.calls import ModelInfo
+from remora.cli.client import ApiClient, call_json, model_path
+from remora.cli.infer import encode_request, make_request, read_metadata
+from remora.cli.inputs import InferRequest, read_document
+from remora.cli.load.generator import SEQUENCE_ID
+from remora.cli.output import UsageError
+from remora.errors import InvalidArgumentError
+from remora.protocols.rest.response import serialized
+
+
+def server_address(url: str) -> tuple[SplitResult, int]:
+    """Return the parts of a server's URL and its port. Raises UsageError."""
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError as error:
+        raise UsageError(f"--url {url}: {error}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"--url {url}: expected http://HOST:PORT")
+    return parts, port
+
+
+def model_requests(client: ApiClient, name: str, options: argparse.Namespace) -> list[InferRequest]:
+    """Return the requests to a model: those of ``--requests``, or one of the other arguments.
+
+    Raises RemoraError, UsageError, OSError.
+    """
+    info = read_metadata(call_json(client, "GET", model_path(name, options.model_version)))
+    if options.requests is None:
+        given = options.json or options.npy or options.input
+        options = argparse.Namespace(**{**vars(options), "random": options.random or not given})
+        found = [make_request(info, options)]
+    else:
+        found = [_request_of(info, document) for document in read_lines(options.requests)]
+    if options.batch:
+        found = [_with_rows(request, options.batch) for request in found]
+    return found
+
+
+def _request_of(info: ModelInfo, document: object) -> InferRequest:
+    return read_document(info, document, {})
+
+
+def read_lines(path: Path) -> Iterator[Any]:
+    """Yield the JSON documents of a file, one per line, or its only document.
+
+    Raises InvalidArgumentError, OSError.
+    """
+    text = path.read_text(encoding="utf-8")
+    try:
+        yield json.loads(text)
+        return
+    except ValueError:
+        pass
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise InvalidArgumentError(f"{path} is empty: expected a JSON document per line")
+    for number, line in enumerate(lines, 1):
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            raise InvalidArgumentError(f"{path} line {number} is not JSON: {error}") from error
+
+
+def _with_rows(request: InferRequest, rows: int) -> InferRequest:
+    """Return the request with its first row ``rows`` times."""
+    inputs = tuple(each._replace(data=np.repeat(each.data[:1], rows, axis=0)) for each in request.inputs)
+    return replace(request, inputs=inputs)
+
+
+def in_sequence(request: InferRequest) -> list[InferRequest]:
+    """Return the first, a middle and the last request of a sequence, without its id."""
+    found = []
+    for start, end in ((True, False), (False, False), (False, True)):
+        parameters = {"sequence_id": SEQUENCE_ID, "sequence_start": start, "sequence_end": end}
+        found.append(replace(request, parameters={**request.parameters, **parameters}))
+    return found
+
+
+def http_message(parts: SplitResult, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+    """Return a complete HTTP/1.1 request."""
+    lines = [f"POST {parts.path.rstrip('/')}{path} HTTP/1.1", f"Host: {parts.netloc.rpartition('@')[2]}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return ("\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""])).encode("latin-1") + body
+
+
+def infer_message(
+    parts: SplitResult, path: str, request: InferRequest, headers: Mapping[str, str], *, as_json: bool
+) -> bytes:
+    """Return a V2 inference over HTTP with binary tensors, or with tensors in JSON."""
+    if as_json:
+        return http_message(parts, path, json_body(request), {"Content-Type": "application/json", **headers})
+    body, length = encode_request(request)
+    binary = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(length)}
+    return http_message(parts, path, body, {**binary, **headers})
+
+
+def json_body(request: InferRequest) -> bytes:
+    """Return the body of a V2 request with all tensors in JSON.
+
+    Raises UsageError for BF16 and FP16.
+    """
+    rows = []
+    for tensor in request.inputs:
+        if tensor.datatype in ("BF16", "FP16"):
+            raise UsageError(f"--encoding json: input '{tensor.name}' is {tensor.datatype}, which JSON cannot hold")
+        data = tensor.data.reshape(-1).tolist()
+        values = [item.decode("utf-8", "replace") if isinstance(item, bytes) else item for item in data]
+        shape = list(tensor.data.shape)
+        rows.append({"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "data": values})
+    document: dict[str, Any] = {"inputs": rows, "parameters": dict(request.parameters)}
+    if request.outputs:
+        document["outputs"] = [{"name": name} for name in request.outputs]
+    return json.dumps(document).encode()
+
+
+def grpc_message(name: str, version: str, request: InferRequest) -> bytes:
+    """Return a serialised ModelInferRequest with raw tensors."""
+    from remora.proto.inference_pb2 import ModelInferRequest
+
+    message = ModelInferRequest(model_name=name, model_version=version, id=request.id)
+    for tensor in request.inputs:
+        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.data.shape)
+        message.raw_input_contents.append(bytes(serialized(tensor)))
+    for output in request.outputs:
+        message.outputs.add(name=output)
+    return message.SerializeToString()
+
+
+def bodies_of(path: Path) -> Sequence[bytes]:
+    """Return the documents of a file as request bodies. Raises InvalidArgumentError, OSError."""
+    return [json.dumps(document).encode() for document in read_lines(path)]

@@ -1,0 +1,247 @@
+"""Command `remora score`, which runs the rows of a file through a model without a server."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from remora.cli.output import UsageError, columns, warnings_shown
+from remora.cli.scoring import Source, format_of
+from remora.cli.scoring.columns import map_columns, tensor_rows
+from remora.cli.scoring.journal import Journal, explain_full_disk, write_whole
+from remora.cli.scoring.run import Progress, ScoringRun, Work
+from remora.cli.scoring.sinks import join_segments
+from remora.cli.scoring.sources import import_parquet, open_source
+from remora.errors import InvalidArgumentError, NotFoundError
+from remora.storage.location import is_url
+from remora.storage.stored_file import open_stored
+from remora.system.clock import SystemClock
+
+if TYPE_CHECKING:
+    from remora.engine import Engine
+    from remora.models.served_model import ServedModel
+
+_MOST_ROWS = 4096
+"""Largest batch of a model whose configuration sets none."""
+
+
+def score(options: argparse.Namespace) -> int:
+    """Run the command. Raises RemoraError, UsageError, OSError."""
+    form, name = format_of(options.output), options.output.rpartition("/")[2]
+    format_of(options.input)
+    if form == "parquet":
+        import_parquet(options.output)  # before the work, not after it
+    if options.output == options.input:
+        raise UsageError("INPUT and OUTPUT are the same file")
+    folder = options.work_directory or Path(f"{name if is_url(options.output) else options.output}.unfinished")
+    if options.restart:
+        shutil.rmtree(folder, ignore_errors=True)
+    clock = SystemClock()
+    with ExitStack() as stack:
+        stack.enter_context(warnings_shown("remora score"))
+        engine = stack.enter_context(_open_engine(options))
+        model = engine.resolve(options.model or engine.only_model() or _choose(engine))
+        source, etag = stack.enter_context(_reading(options.input))
+        work = _plan(options, model, source, form)
+        identity = {
+            "input": f"{options.input} {etag}",
+            "model": f"{model.name} version {model.version_text}",
+            "model files": _digest_of(options.models),
+            "inputs": [list(each) for each in work.inputs],
+            "outputs": dict(work.outputs),
+            "keep": list(work.kept),
+            "format": form,
+        }
+        try:
+            journal = Journal(folder, identity)
+        except OSError as error:
+            raise explain_full_disk(error, folder, 0) from error
+        stack.callback(journal.close)
+        run = ScoringRun(engine, work, source, journal, clock)
+        batch = _batch_size(options, run)
+        progress = _Line(options.quiet)
+        if journal.next_row:
+            progress.note(f"continuing after {journal.next_row} rows of an earlier run")
+        run.score(batch, progress.report)
+        try:
+            _finish(journal, options.output, form, folder)
+        except OSError as error:
+            raise explain_full_disk(error, folder, journal.next_row) from error
+        progress.note(_summary(journal, progress.last, options.output))
+        journal.remove()
+    return 0
+
+
+# -- the model --------------------------------------------------------------------------------------------------------
+
+
+def _open_engine(options: argparse.Namespace) -> Engine:
+    from remora.engine import Engine
+
+    settings: dict[str, Any] = {}
+    if options.model:
+        settings = {"model_control_mode": "explicit", "load_model": (options.model,)}
+    # The option comes first, so that the user's value of the same key overrides it.
+    backend_config = (f"default-max-batch-size={_MOST_ROWS}", *options.backend_config)
+    return Engine(options.models, backend_config=backend_config, **settings)
+
+
+def _choose(engine: Engine) -> str:
+    names = sorted({model.name for model in engine.models()})
+    raise UsageError(f"the repository holds {len(names)} models: choose one with --model: {', '.join(names)}")
+
+
+def _plan(options: argparse.Namespace, model: ServedModel, source: Source, form: str) -> Work:
+    if model.decoupled or model.config.HasField("sequence_batching"):
+        raise InvalidArgumentError(
+            f"model '{model.name}' does not answer each row by itself: it is decoupled or keeps sequences"
+        )
+    info = model.metadata([model.version_text])
+    batches = model.signature.max_batch_size > 0
+    given = {name: text.split(",") for name, text in options.column}
+    inputs = map_columns(info, source.columns, given, options.keep, batches=batches)
+    outputs = {tensor.name: tensor.datatype for tensor in tensor_rows(info, options.outputs)}
+    if form == "npy" and (len(outputs) != 1 or options.keep or "BYTES" in outputs.values()):
+        raise UsageError(f"an .npy file holds the numbers of one output: choose it with --output; {', '.join(outputs)}")
+    most = model.signature.max_batch_size
+    if options.batch > max(most, 1):
+        raise UsageError(f"--batch {options.batch}: model '{model.name}' accepts at most {max(most, 1)} rows")
+    segment_ns = options.segment_secs * 1_000_000_000
+    return Work(model.name, inputs, outputs, options.keep, form, batches, most, options.most_bad_rows, segment_ns)
+
+
+def _digest_of(place: str) -> str:
+    """Return a digest of the names, sizes and times of the model's files, the URL for a bucket."""
+    if is_url(place):
+        return place
+    path = Path(place).resolve()
+    whole = hashlib.sha256(str(path).encode())
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file() and "__pycache__" not in file.parts:
+            status = file.stat()
+            whole.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return whole.hexdigest()
+
+
+def _batch_size(options: argparse.Namespace, run: ScoringRun) -> int:
+    with _reading(options.input) as (sample, _):
+        run.measure_row(sample)
+    if options.batch:
+        return int(options.batch)
+    with _reading(options.input) as (sample, _):
+        search = run.find_batch_size(sample)
+    if not options.quiet and search.rows_per_s:
+        rates = ", ".join(f"{size}: {rate:,.0f}" for size, rate in search.rows_per_s.items())
+        print(f"batch size {search.best} (rows/s by size: {rates})", file=sys.stderr)
+    return search.best
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _reading(place: str) -> Iterator[tuple[Source, str]]:
+    """Open a file or URL and yield its reader, and what identifies its content."""
+    if is_url(place):
+        from remora.repository.clouds import open_storage
+
+        storage, _ = open_storage(place)
+        item = storage.find()
+        file: BinaryIO = open_stored(storage, item)
+        size, etag = item.size, item.etag
+    else:
+        if not Path(place).is_file():
+            raise NotFoundError(f"there is no file '{place}'")
+        file = Path(place).open("rb")  # noqa: SIM115
+        status = os.fstat(file.fileno())
+        size, etag = status.st_size, f"{status.st_size}-{status.st_mtime_ns}"
+    with closing(file), closing(open_source(file, place, size)) as source:
+        yield source, etag
+
+
+def _finish(journal: Journal, output: str, form: str, folder: Path) -> None:
+    """Join the segments to the output and the bad rows to the file beside it."""
+    remote = is_url(output)
+    whole = folder / "joined" if remote else Path(output)
+    _join(journal.rows(), whole, lambda file: join_segments(form, journal.rows(), file))
+    bad = _bad_place(output)
+    bad_rows = folder / "bad" if remote else Path(bad)
+    if journal.bad_rows():
+        _join(journal.bad_rows(), bad_rows, lambda file: join_segments("jsonl", journal.bad_rows(), file))
+    elif not remote:
+        bad_rows.unlink(missing_ok=True)  # of an earlier run
+    if remote:
+        from remora.repository.clouds import open_storage
+
+        if journal.bad_rows():
+            open_storage(bad)[0].upload(bad_rows)
+        open_storage(output)[0].upload(whole)
+
+
+def _join(parts: list[Path], target: Path, write: Callable[[BinaryIO], None]) -> None:
+    # The only part is copied without decoding it.
+    write_whole(target, write if len(parts) != 1 else lambda file: _copy(parts[0], file))
+
+
+def _copy(part: Path, file: BinaryIO) -> None:
+    with part.open("rb") as source:
+        shutil.copyfileobj(source, file, 1 << 20)
+
+
+def _bad_place(output: str) -> str:
+    return f"{output.rpartition('.')[0]}.bad.jsonl"
+
+
+# -- progress ---------------------------------------------------------------------------------------------------------
+
+
+class _Line:
+    """Progress on stderr: one line that is rewritten on a terminal, a line every 10 s otherwise."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
+        self._terminal = sys.stderr.isatty()
+        self._shown_ns = 0
+        self.last = Progress(0, 0, 0, 0, 0.0)
+
+    def report(self, progress: Progress) -> None:
+        self.last = progress
+        if self._quiet or progress.elapsed_ns - self._shown_ns < (2 * 10**8 if self._terminal else 10**10):
+            return
+        self._shown_ns = progress.elapsed_ns
+        print(describe(progress), end="\r" if self._terminal else "\n", file=sys.stderr, flush=True)
+
+    def note(self, text: str) -> None:
+        if not self._quiet:
+            print(text, file=sys.stderr, flush=True)
+
+
+def describe(progress: Progress) -> str:
+    """Return a line with rows, speed, share and the time that is left."""
+    seconds = max(progress.elapsed_ns / 1e9, 1e-9)
+    done = progress.scored / progress.rows if progress.rows else 0.0  # the share that this process has read
+    left_s = seconds * (1 - progress.fraction) / (progress.fraction * done) if progress.fraction * done else 0.0
+    return (
+        f"{progress.rows:,} rows, {progress.scored / seconds:,.0f} rows/s, {progress.fraction:.0%}, "
+        f"{left_s:,.0f} s left, {progress.bad} bad rows"
+    )
+
+
+def _summary(journal: Journal, last: Progress, output: str) -> str:
+    written = sum(segment.written for segment in journal.segments)
+    bad = sum(segment.bad for segment in journal.segments)
+    seconds = last.elapsed_ns / 1e9
+    rows: list[tuple[str, str]] = [
+        ("rows", f"{journal.next_row:,}"),
+        ("written", f"{written:,} to {output}"),
+        ("bad", f"{bad:,}" + (f", see {_bad_place(output)}" if bad else "")),
+        ("time", f"{seconds:.2f} s" + (f", {last.scored / seconds:,.0f} rows/s" if seconds else "")),
+    ]
+    return columns(rows)

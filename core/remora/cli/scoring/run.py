@@ -1,0 +1,249 @@
+"""One run of `remora score`: batches in flight, bad rows, segments and progress."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+
+import numpy as np
+
+from remora.cli.scoring import Chunk, Refusal, Source, Values
+from remora.cli.scoring.columns import InputColumns, convert_chunk
+from remora.cli.scoring.journal import Journal, explain_full_disk
+from remora.cli.scoring.sinks import Sink, make_sink
+from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
+from remora.messages import Array, Tensor
+from remora.system.clock import Clock
+from remora.traffic.batch_size import BatchSearch
+
+if TYPE_CHECKING:
+    from remora.engine import Engine, InferResult
+
+SEARCH_NS = 2_000_000_000
+_CHUNK_BYTES = 16 << 20
+_BATCH_BYTES = 64 << 20
+_CHUNK_ROWS = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a run does.
+
+    Attributes:
+        model: name of the model.
+        inputs: the columns of its inputs.
+        outputs: names and datatypes of the outputs to write.
+        kept: columns that are copied to the output.
+        form: format of the output.
+        batches: True if the first dimension of a tensor counts rows.
+        most_rows: largest batch that the model accepts.
+        most_bad: number of bad rows above which the run stops.
+        segment_ns: time after which a segment is finished.
+    """
+
+    model: str
+    inputs: Sequence[InputColumns]
+    outputs: Mapping[str, str]
+    kept: Sequence[str]
+    form: str
+    batches: bool
+    most_rows: int
+    most_bad: int
+    segment_ns: int
+
+    @property
+    def wanted(self) -> list[str]:
+        """The columns to read."""
+        return list(dict.fromkeys((*self.kept, *(name for each in self.inputs for name in each.columns))))
+
+
+class Progress(NamedTuple):
+    """State of a run.
+
+    ``rows`` counts from the start of the file, ``scored`` from the start of this process.
+    """
+
+    rows: int
+    scored: int
+    bad: int
+    elapsed_ns: int
+    fraction: float
+
+
+class _Batch(NamedTuple):
+    inputs: dict[str, Array]
+    rows: Array
+    kept: Mapping[str, Values]
+    answer: Future[InferResult]
+
+
+class ScoringRun:
+    """Scores the rows of a source into a journal's segments.
+
+    Memory is bounded by one chunk, the batches in flight, and a row group of the output.
+    """
+
+    def __init__(self, engine: Engine, work: Work, source: Source, journal: Journal, clock: Clock) -> None:
+        self._engine = engine
+        self._work = work
+        self._source = source
+        self._journal = journal
+        self._now = clock.monotonic_ns
+        self._in_flight = 2 * max(engine.resolve(work.model).instance_count, 1)
+        self._pending: deque[_Batch] = deque()
+        self._refused: list[Refusal] = []
+        self._row_bytes = 8 * sum(len(each.columns) for each in work.inputs)
+        self._bad = sum(segment.bad for segment in journal.segments)
+        self._written = 0
+        self._file: BinaryIO | None = None
+        self._sink: Sink | None = None
+
+    # -- the batch size ----------------------------------------------------------------------------------------------
+
+    def measure_row(self, sample: Source) -> None:
+        """Take the size of the first row from a second reader of the file.
+
+        It bounds the memory of the run. Raises RemoraError.
+        """
+        chunk = next(iter(sample.chunks(0, self._work.wanted, 1)), None)
+        if chunk is not None:
+            arrays, _, _ = convert_chunk(chunk, self._work.inputs)
+            self._row_bytes = max(sum(array.nbytes for array in arrays.values()), self._row_bytes)
+
+    def find_batch_size(self, sample: Source) -> BatchSearch:
+        """Measure batch sizes on the first rows of a second reader of the file. Raises RemoraError."""
+        limit = min(self._work.most_rows, _BATCH_BYTES // self._row_bytes) if self._work.batches else 1
+        search = BatchSearch(limit, SEARCH_NS)
+        chunk = next(iter(sample.chunks(0, self._work.wanted, self._chunk_rows(1))), None)
+        arrays, good, _ = convert_chunk(chunk, self._work.inputs) if chunk is not None else ({}, (), [])
+        if not len(good) or not self._work.batches:
+            return search
+        while (size := search.next_size()) is not None:
+            places = np.arange(size) % len(good)
+            inputs = {name: array[places] for name, array in arrays.items()}
+            begin = self._now()
+            with suppress(RemoraError):  # of a bad row, which the run reports
+                self._engine.infer(self._work.model, inputs, outputs=list(self._work.outputs))
+            search.record(size, self._now() - begin)
+        return search
+
+    # -- rows --------------------------------------------------------------------------------------------------------
+
+    def score(self, batch: int, report: Callable[[Progress], None]) -> None:
+        """Score all rows that the journal lacks, ``batch`` at a time.
+
+        Raises RemoraError, also if the disk is full; the segments so far remain.
+        """
+        begin = cut = self._now()
+        first = self._journal.next_row
+        end = first
+        try:
+            for chunk in self._source.chunks(first, self._work.wanted, self._chunk_rows(batch)):
+                self._submit(chunk, batch)
+                end = chunk.end
+                now = self._now()
+                report(Progress(end, end - first, self._bad, now - begin, self._source.fraction()))
+                if now - cut >= self._work.segment_ns:
+                    self._close_segment(end)
+                    cut = now
+            if end > self._journal.next_row:
+                self._close_segment(end)
+        except OSError as error:
+            raise explain_full_disk(error, self._journal.folder, self._journal.next_row) from error
+        finally:
+            for waiting in self._pending:
+                waiting.answer.cancel()
+            if self._file is not None:
+                with suppress(OSError):  # a full disk: the segment is lost in any case
+                    self._file.close()
+
+    def _chunk_rows(self, batch: int) -> int:
+        rows = max(min(_CHUNK_ROWS, _CHUNK_BYTES // self._row_bytes), batch)
+        return rows - rows % batch
+
+    def _submit(self, chunk: Chunk, batch: int) -> None:
+        self._refuse(chunk.refused)
+        if not len(chunk.rows):
+            return
+        arrays, good, refused = convert_chunk(chunk, self._work.inputs)
+        self._refuse(refused)
+        rows = chunk.rows[good]
+        kept = {name: _selected(chunk.columns[name], good, len(chunk.rows)) for name in self._work.kept}
+        size = batch if self._work.batches else 1
+        for begin in range(0, len(rows), size):
+            part = slice(begin, begin + size)
+            inputs = {name: array[part] for name, array in arrays.items()}
+            answer = self._infer(inputs)
+            self._pending.append(_Batch(inputs, rows[part], {name: each[part] for name, each in kept.items()}, answer))
+            while len(self._pending) > self._in_flight:
+                self._write(self._pending.popleft())
+
+    def _infer(self, inputs: Mapping[str, Array]) -> Future[InferResult]:
+        if not self._work.batches:
+            inputs = {name: array[0] for name, array in inputs.items()}
+        return self._engine.infer_async(self._work.model, inputs, outputs=list(self._work.outputs))
+
+    def _write(self, batch: _Batch) -> None:
+        try:
+            result = batch.answer.result()
+        except UnavailableError:
+            raise
+        except RemoraError as error:
+            self._split(batch, error)
+            return
+        outputs = []
+        for name, datatype in self._work.outputs.items():
+            array = result[name] if self._work.batches else result[name][None]
+            if len(array) != len(batch.rows):
+                raise InvalidArgumentError(
+                    f"output '{name}' has {len(array)} rows for {len(batch.rows)} rows of input: remora score needs a "
+                    "model that answers each row"
+                )
+            outputs.append(Tensor(name, datatype, array))
+        if self._sink is None:
+            self._file = self._journal.open_segment()
+            self._sink = make_sink(self._work.form, self._file)
+        self._sink.write(batch.rows, batch.kept, outputs)
+        self._written += len(batch.rows)
+
+    def _split(self, batch: _Batch, error: RemoraError) -> None:
+        """Run the halves of a failed batch, until the rows that fail are alone."""
+        count = len(batch.rows)
+        if count == 1:
+            values = {name: array[0].tolist() for name, array in batch.inputs.items()}
+            self._refuse([Refusal(int(batch.rows[0]), f"the model failed: {error}", values)])
+            return
+        for part in (slice(0, count // 2), slice(count // 2, count)):
+            inputs = {name: array[part] for name, array in batch.inputs.items()}
+            kept = {name: values[part] for name, values in batch.kept.items()}
+            self._write(_Batch(inputs, batch.rows[part], kept, self._infer(inputs)))
+
+    def _refuse(self, refused: Iterable[Refusal]) -> None:
+        for each in refused:
+            self._refused.append(each)
+            self._bad += 1
+            if self._bad > self._work.most_bad:
+                raise InvalidArgumentError(
+                    f"more than {self._work.most_bad} bad rows; the last one is row {each.row}: {each.reason}. Correct "
+                    "the input or --column, or allow more with --most-bad-rows"
+                )
+
+    def _close_segment(self, end: int) -> None:
+        while self._pending:
+            self._write(self._pending.popleft())
+        file = self._file or self._journal.open_segment()
+        self._file = file
+        if self._sink is not None:
+            self._sink.finish()
+        self._journal.close_segment(file, end, self._written, self._refused)
+        self._file, self._sink, self._refused, self._written = None, None, [], 0
+
+
+def _selected(values: Values, good: Array, count: int) -> Values:
+    if len(good) == count:
+        return values
+    return values[good] if isinstance(values, np.ndarray) else [values[place] for place in good]

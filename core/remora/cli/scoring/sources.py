@@ -1,0 +1,268 @@
+"""Readers of CSV, JSON lines, .npy and Parquet files, in chunks of rows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from remora.cli.scoring import Chunk, Refusal, Source, Values, format_of
+from remora.errors import InvalidArgumentError, UnsupportedError
+from remora.messages import Array
+from remora.system.install_advice import install_command
+
+ARRAY_COLUMN = "array"
+"""Name of the only column of an .npy file."""
+_MOST_COLUMNS = 100_000
+
+
+def open_source(file: BinaryIO, name: str, size: int) -> Source:
+    """Return the reader for a file by the suffix of ``name``.
+
+    Args:
+        file: seekable, open at its start.
+        size: bytes of the file.
+
+    Raises InvalidArgumentError for a damaged file, UnsupportedError without pyarrow.
+    """
+    match format_of(name):
+        case "csv":
+            return CsvSource(file, name, size)
+        case "jsonl":
+            return JsonLinesSource(file, name, size)
+        case "npy":
+            return NpySource(file, name)
+        case _:
+            return ParquetSource(file, name)
+
+
+class _TextSource:
+    """Lines of a text file, with the share that has been read."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file = file
+        self._size = size
+
+    def fraction(self) -> float:
+        return min(self._file.tell() / self._size, 1.0) if self._size else 1.0
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class CsvSource(_TextSource):
+    """CSV in UTF-8 with a header line. Blank lines do not count as rows."""
+
+    def __init__(self, file: BinaryIO, name: str, size: int) -> None:
+        super().__init__(file, size)
+        self._name = name
+        # Bytes that are not UTF-8 reach a text input unchanged; in a number they make the row a bad row.
+        text = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
+        self._lines = csv.reader(text, strict=True)
+        self.columns: Sequence[str] = self._next_row() or []
+        if not self.columns:
+            raise InvalidArgumentError(f"'{name}' is empty: expected a header line with the names of the columns")
+        if len(set(self.columns)) < len(self.columns):
+            raise InvalidArgumentError(f"'{name}': the header line names a column twice: {', '.join(self.columns)}")
+
+    def _next_row(self) -> list[str] | None:
+        try:
+            return next(filter(None, self._lines), None)
+        except csv.Error as error:
+            raise InvalidArgumentError(f"'{self._name}' line {self._lines.line_num} is not CSV: {error}") from error
+
+    def chunks(self, first: int, wanted: Sequence[str], size: int) -> Iterator[Chunk]:
+        places = [self.columns.index(name) for name in wanted]
+        for _ in range(first):
+            if self._next_row() is None:
+                return
+        while True:
+            try:
+                rows = list(islice(filter(None, self._lines), size))
+            except csv.Error as error:
+                raise InvalidArgumentError(f"'{self._name}' line {self._lines.line_num} is not CSV: {error}") from error
+            if not rows:
+                return
+            count = len(self.columns)
+            numbers = np.arange(first, first + len(rows))
+            refused = [
+                Refusal(first + place, f"the line has {len(row)} values, the header line {count}", row)
+                for place, row in enumerate(rows)
+                if len(row) != count
+            ]
+            if refused:
+                numbers = numbers[[len(row) == count for row in rows]]
+                rows = [row for row in rows if len(row) == count]
+            columns = {name: [row[place] for row in rows] for name, place in zip(wanted, places, strict=True)}
+            first += len(rows) + len(refused)
+            yield Chunk(numbers, columns, refused, first)
+
+
+class JsonLinesSource(_TextSource):
+    """JSON objects, one per line.
+
+    The columns are the members of the first one. Blank lines do not count as rows.
+    """
+
+    def __init__(self, file: BinaryIO, name: str, size: int) -> None:
+        super().__init__(file, size)
+        head = next((line for line in file if line.strip()), b"")
+        try:
+            document = json.loads(head or b"{}")
+        except ValueError as error:
+            raise InvalidArgumentError(f"the first line of '{name}' is not JSON: {error}") from error
+        if not isinstance(document, dict) or not document:
+            raise InvalidArgumentError(f"the first line of '{name}' is not a JSON object with members")
+        self.columns: Sequence[str] = list(document)
+        file.seek(0)
+
+    def chunks(self, first: int, wanted: Sequence[str], size: int) -> Iterator[Chunk]:
+        from orjson import loads
+
+        lines = filter(bytes.strip, self._file)
+        for _ in islice(lines, first):
+            pass
+        while texts := list(islice(lines, size)):
+            numbers, documents, refused = [], [], []
+            for number, text in enumerate(texts, first):
+                try:
+                    document = loads(text)
+                    reason = "" if isinstance(document, dict) else "the line is not a JSON object"
+                except ValueError as error:
+                    document, reason = text.decode(errors="replace")[:1000].rstrip(), f"the line is not JSON: {error}"
+                if reason:
+                    refused.append(Refusal(number, reason, document))
+                else:
+                    numbers.append(number)
+                    documents.append(document)
+            first += len(texts)
+            columns = {name: [document.get(name) for document in documents] for name in wanted}
+            yield Chunk(np.array(numbers, np.int64), columns, refused, first)
+
+
+class NpySource:
+    """One array of numbers, whose first dimension counts the rows."""
+
+    columns: Sequence[str] = (ARRAY_COLUMN,)
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self._file = file
+        self._name = name
+        try:
+            version = np.lib.format.read_magic(file)
+            read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
+            self._shape, fortran, self._dtype = read_header[version[0]](file)
+        except (ValueError, KeyError) as error:
+            raise InvalidArgumentError(f"'{name}' is not an .npy file: {error}") from error
+        if not self._shape or self._dtype.hasobject or self._dtype.names or (fortran and len(self._shape) > 1):
+            raise InvalidArgumentError(
+                f"'{name}' holds an array of shape {list(self._shape)} and dtype {self._dtype}: expected numbers in C "
+                "order with a first dimension that counts the rows"
+            )
+        self._begin = file.tell()
+        self._row = 0
+
+    def chunks(self, first: int, wanted: Sequence[str], size: int) -> Iterator[Chunk]:
+        del wanted  # there is only one column
+        row_bytes = int(np.prod(self._shape[1:])) * self._dtype.itemsize
+        self._file.seek(self._begin + first * row_bytes)
+        self._row = min(first, self._shape[0])
+        for begin in range(first, self._shape[0], size):
+            count = min(size, self._shape[0] - begin)
+            body = self._file.read(count * row_bytes)
+            if len(body) != count * row_bytes:
+                raise InvalidArgumentError(f"'{self._name}' ends in row {begin + len(body) // max(row_bytes, 1)}")
+            self._row = begin + count
+            array = np.frombuffer(body, self._dtype).reshape(count, *self._shape[1:])
+            yield Chunk(np.arange(begin, self._row), {ARRAY_COLUMN: array}, (), self._row)
+
+    def fraction(self) -> float:
+        return self._row / self._shape[0] if self._shape[0] else 1.0
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class ParquetSource:
+    """Parquet file, read through pyarrow one batch of rows at a time."""
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        parquet = import_parquet(name)
+        self._name = name
+        self._closing = file
+        try:
+            self._file: Any = parquet.ParquetFile(file)
+        except (ValueError, OSError) as error:  # pyarrow's errors are both
+            raise InvalidArgumentError(f"'{name}' is not a Parquet file: {error}") from error
+        self.columns: Sequence[str] = list(self._file.schema_arrow.names)
+        self._total = int(self._file.metadata.num_rows)
+        self._row = 0
+        if len(self.columns) > _MOST_COLUMNS:
+            raise InvalidArgumentError(f"'{name}' has {len(self.columns)} columns, more than {_MOST_COLUMNS}")
+
+    def chunks(self, first: int, wanted: Sequence[str], size: int) -> Iterator[Chunk]:
+        self._row = min(first, self._total)
+        begin, groups = 0, list(range(self._file.metadata.num_row_groups))
+        while groups and begin + self._file.metadata.row_group(groups[0]).num_rows <= first:
+            begin += self._file.metadata.row_group(groups.pop(0)).num_rows
+        if not groups:
+            return
+        batches = self._file.iter_batches(batch_size=size, row_groups=groups, columns=list(wanted))
+        try:
+            for batch in batches:
+                end = begin + batch.num_rows
+                if end > first:
+                    batch = batch.slice(max(first - begin, 0))
+                    columns = {name: arrow_values(batch.column(name)) for name in wanted}
+                    self._row = end
+                    yield Chunk(np.arange(end - batch.num_rows, end), columns, (), end)
+                begin = end
+        except (ValueError, OSError) as error:
+            raise InvalidArgumentError(f"'{self._name}' cannot be read after row {self._row}: {error}") from error
+
+    def fraction(self) -> float:
+        return self._row / self._total if self._total else 1.0
+
+    def close(self) -> None:
+        self._file.close()
+        self._closing.close()
+
+
+def import_parquet(name: str) -> Any:
+    """Return the module `pyarrow.parquet`. Raises UnsupportedError if it is not installed."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise UnsupportedError(
+            f"'{name}': Parquet needs pyarrow, which is not installed. Install it with: {install_command('parquet')}"
+        ) from None
+    return pyarrow.parquet
+
+
+def arrow_values(column: Any) -> Values:
+    """Return the values of an Arrow array.
+
+    They are a numpy array for numbers and for lists of equal length, else a list. Missing values are None, in a list.
+    """
+    from pyarrow import types
+
+    kind = column.type
+    if column.null_count:
+        return list(column.to_pylist())
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        lengths = np.unique(column.value_lengths()) if not types.is_fixed_size_list(kind) else [kind.list_size]
+        inner = arrow_values(column.flatten()) if len(lengths) == 1 else None
+        if isinstance(inner, np.ndarray):
+            array: Array = inner.reshape(len(column), lengths[0], *inner.shape[1:])
+            return array
+        return list(column.to_pylist())
+    if types.is_decimal(kind):
+        column = column.cast("float64")
+    elif not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+        return list(column.to_pylist())
+    return np.asarray(column.to_numpy(zero_copy_only=False))

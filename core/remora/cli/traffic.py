@@ -1,0 +1,158 @@
+"""Arguments of the commands that score files, generate load and release versions."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from remora.traffic.arrivals import SHAPES
+
+Count = Callable[[str], int]
+Pair = Callable[[str], tuple[str, str]]
+
+
+def add_score(commands: Any, count: Count, pair: Pair) -> argparse.ArgumentParser:
+    """Add the arguments of `remora score`."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "score",
+        help="run the rows of a file through a model",
+        description="Run every row of INPUT through a model in this process and write the results to OUTPUT. Formats: "
+        ".csv, .jsonl, .npy, .parquet; each file is local or in a bucket (s3://, gs://, az://). A run that is "
+        "interrupted goes on where it stopped when the command is repeated. Rows that cannot be scored are written to "
+        "a file beside OUTPUT with the reason.",
+    )
+    parser.add_argument("models", metavar="PATH", help="model file, model directory or repository, or its URL")
+    parser.add_argument("input", metavar="INPUT", help="file or URL with a row per line or record")
+    parser.add_argument("output", metavar="OUTPUT", help="file or URL to write")
+    parser.add_argument("--model", default="", metavar="NAME", help="model of a repository that holds several")
+    parser.add_argument(
+        "--column",
+        type=pair,
+        action="append",
+        default=[],
+        metavar="INPUT=COLUMN,...",
+        help="columns of an input (default: the column of its name; all columns for the only input); repeatable",
+    )
+    parser.add_argument(
+        "--keep", action="append", default=[], metavar="COLUMN", help="column to copy to OUTPUT; repeatable"
+    )
+    parser.add_argument(
+        "--output",
+        action="append",
+        default=[],
+        dest="outputs",
+        metavar="NAME",
+        help="output to write (default: all); repeatable",
+    )
+    parser.add_argument("--batch", type=count, default=0, metavar="ROWS", help="batch size (default: the fastest)")
+    parser.add_argument(
+        "--most-bad-rows", type=count, default=1000, metavar="N", help="stop after more bad rows (default %(default)s)"
+    )
+    parser.add_argument(
+        "--segment-secs",
+        type=count,
+        default=10,
+        metavar="S",
+        help="secure the results every S seconds (default %(default)s)",
+    )
+    parser.add_argument(
+        "--work-directory", type=Path, metavar="DIR", help="folder of unfinished results (default: OUTPUT.unfinished)"
+    )
+    parser.add_argument("--restart", action="store_true", help="discard the results of an interrupted run")
+    parser.add_argument("--quiet", action="store_true", help="print no progress")
+    parser.add_argument(
+        "--backend-config", action="append", default=[], metavar="BACKEND,KEY=VALUE", help="as for serve; repeatable"
+    )
+    return parser
+
+
+def score(options: argparse.Namespace) -> int:
+    """Run `remora score`."""
+    from remora.cli import score as cli_score
+
+    return cli_score.score(options)
+
+
+def add_bench_load(kinds: Any, count: Count, seconds: Callable[[str], float]) -> argparse.ArgumentParser:
+    """Add the arguments of `remora bench load` that it does not share with `remora infer`."""
+    parser: argparse.ArgumentParser = kinds.add_parser(
+        "load",
+        help="measure throughput and latency of a server under load",
+        description="Send requests over persistent connections and print throughput, percentiles of latency and the "
+        "server's share of it. A closed loop (--concurrency) sends the next request after the answer. An open loop "
+        "(--rate) sends by a schedule and counts latency from the scheduled time. A load is measured until throughput "
+        "and latency of three windows differ by less than 10 percent from their mean.",
+    )
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="model; several get requests in turn")
+    parser.add_argument(
+        "--version", type=count, dest="model_version", metavar="N", help="model version (default: the newest)"
+    )
+    load = parser.add_argument_group("load")
+    load.add_argument(
+        "--concurrency",
+        type=lambda text: [_at_least_one(each) for each in text.split(",")],
+        default=[],
+        metavar="N,...",
+        help="connections with one request in flight each (default 1)",
+    )
+    load.add_argument(
+        "--rate",
+        type=lambda text: [seconds(each) for each in text.split(",")],
+        default=[],
+        metavar="R,...",
+        help="requests per second of an open loop",
+    )
+    load.add_argument(
+        "--arrivals", choices=SHAPES, default=SHAPES[0], help="schedule of an open loop (default %(default)s)"
+    )
+    load.add_argument(
+        "--connections",
+        type=_at_least_one,
+        default=64,
+        metavar="N",
+        help="connections of an open loop (default %(default)s)",
+    )
+    load.add_argument("--seed", type=count, default=0, metavar="N", help="seed of the schedule and of sequence ids")
+    load.add_argument(
+        "--processes", type=count, default=0, metavar="N", help="processes that send (default: more when saturated)"
+    )
+    time = parser.add_argument_group("time, in seconds")
+    time.add_argument(
+        "--warm-up", type=seconds, default=1.0, metavar="S", help="unmeasured start (default %(default)g)"
+    )
+    time.add_argument(
+        "--window", type=seconds, default=1.0, metavar="S", help="length of a window (default %(default)g)"
+    )
+    time.add_argument(
+        "--duration", type=seconds, default=10.0, metavar="S", help="longest time of a load (default %(default)g)"
+    )
+    time.add_argument("--fixed", action="store_true", help="measure for the whole --duration, stable or not")
+    how = parser.add_argument_group("requests")
+    how.add_argument("--requests", type=Path, metavar="FILE", help="V2 requests or inputs, a JSON document per line")
+    how.add_argument("--batch", type=count, default=0, metavar="ROWS", help="repeat the first row of each input")
+    how.add_argument("--encoding", choices=("binary", "json"), default="binary", help="tensors over HTTP")
+    how.add_argument("--grpc", default="", metavar="HOST:PORT", help="send over gRPC; --url serves the metadata")
+    how.add_argument("--sequence", type=count, default=0, metavar="N", help="send sequences of N requests")
+    how.add_argument("--path", default="", metavar="PATH", help="send to this path instead, such as /v1/completions")
+    how.add_argument("--body", type=Path, metavar="FILE", help="bodies for --path, a JSON document per line")
+    results = parser.add_argument_group("results")
+    results.add_argument("--json-out", action="store_true", help="print the results as JSON, times in microseconds")
+    results.add_argument("--csv", type=Path, metavar="FILE", help="also write the results as CSV")
+    results.add_argument("--html", type=Path, metavar="FILE", help="also write a page with curves of latency")
+    results.add_argument("--quiet", action="store_true", help="print no progress")
+    return parser
+
+
+def _at_least_one(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 100_000):
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to 99999, got {text!r}")
+    return int(text)
+
+
+def bench_load(options: argparse.Namespace) -> int:
+    """Run `remora bench load`."""
+    from remora.cli import bench_load as cli_bench_load
+
+    return cli_bench_load.bench_load(options)

@@ -1,0 +1,482 @@
+"""Loop that runs the tasks of one model: a planner, a stepper and the sinks.
+
+One thread per model is the only one that touches planner, stepper and answers; ``begin`` and ``cancel`` leave notes for
+it. The thread starts with the first task.
+
+Invariants: each choice gets exactly one end. After a cancellation at most the step in progress computes for the task,
+and its row is free before the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from remora.errors import InternalError, QueueFullError, RemoraError, UnavailableError
+from remora.generation import Extension, Logits, Sink, Stepper, StepResult, Tokens
+from remora.generation.answering import Answer, Matcher, Outbox
+from remora.generation.measurements import Measurements
+from remora.generation.planner import Planner, PlannerLimits, StepPlan
+from remora.generation.rows import Run
+from remora.generation.tasks import (
+    End,
+    EndReason,
+    EngineStats,
+    Grammar,
+    ParameterError,
+    Piece,
+    Task,
+    Usage,
+    check_task,
+)
+
+_log = logging.getLogger("remora.generation")
+
+_FAILURES_BEFORE_REOPENING = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """Settings of a model's step loop.
+
+    Attributes:
+        name: of the model, for errors and the thread.
+        sequences: maximum number of choices that run at once.
+        cache_tokens: maximum number of tokens in memory; 0 for all that the stepper's rows hold.
+        prefill_chunk: maximum number of prompt tokens of one choice in a step.
+        step_tokens: maximum number of tokens of a step.
+        prefix_cache: prompts of ended tasks are reused.
+        max_waiting: number of waiting choices beyond which tasks are refused.
+    """
+
+    name: str
+    sequences: int = 16
+    cache_tokens: int = 0
+    prefill_chunk: int = 128
+    step_tokens: int = 256
+    prefix_cache: bool = True
+    max_waiting: int = 4096
+
+
+class _Open:
+    """One choice that has not ended."""
+
+    __slots__ = ("answer", "run", "sink")
+
+    def __init__(self, run: Run, sink: Sink, answer: Answer) -> None:
+        self.run = run
+        self.sink = sink
+        self.answer = answer
+
+
+class _Arrived(NamedTuple):
+    """Task that `begin` accepted."""
+
+    task: Task
+    sink: Sink
+    answers: list[Answer]
+    arrival_ns: int
+    grammar_ns: int
+
+
+class StepLoop:
+    """`TokenEngine` over a `Stepper`.
+
+    Args:
+        stepper: closed by this object.
+        tokens: the model's tokenizer.
+        settings: see `LoopSettings`.
+        now_ns: monotonic clock, the one of the tasks' deadlines.
+        compile_grammar: returns the matcher of a grammar; None if the model cannot enforce any.
+        reopen: returns a new stepper after repeated failures; None to keep the old one.
+        threaded: False for tests, which call `turn` themselves.
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        tokens: Tokens,
+        settings: LoopSettings,
+        now_ns: Callable[[], int],
+        *,
+        compile_grammar: Callable[[Grammar], Matcher] | None = None,
+        reopen: Callable[[], Stepper] | None = None,
+        threaded: bool = True,
+    ) -> None:
+        self.facts = stepper.facts
+        self._stepper = stepper
+        self._tokens = tokens
+        self._settings = settings
+        self._now = now_ns
+        self._compile = compile_grammar
+        self._reopen = reopen
+        self._capacity = settings.cache_tokens or stepper.rows * stepper.length
+        self._planner = self._new_planner()
+        self._open: dict[Task, list[_Open]] = {}
+        self._by_run: dict[Run, _Open] = {}
+        self._outbox = Outbox(settings.name, self.cancel)
+        self._changed = threading.Condition()
+        self._inbox: list[_Arrived] = []
+        self._entering = 0
+        self._cancelled: set[Task] = set()
+        self._known: set[Task] = set()
+        self._closing = False
+        self._threaded = threaded
+        self._thread: threading.Thread | None = None
+        self._order = 0
+        self._failures = 0
+        self._began_ns = self._spent_ns = 0
+        """Begin of the last step's turn, and the part of it that the model took."""
+        self._gaps: dict[int, int] = {}
+        """Tokens of a step by the time since the answer's token before, which most rows share."""
+        self.measurements = Measurements(self.facts.context)
+        self.trouble = ""
+        """Why the engine cannot run tasks, empty if it can."""
+        self._stats = EngineStats(cache_capacity=self._capacity)
+
+    def _new_planner(self) -> Planner:
+        settings, stepper = self._settings, self._stepper
+        return Planner(
+            PlannerLimits(
+                rows=stepper.rows,
+                sequences=min(settings.sequences, stepper.rows - 1),
+                cache_tokens=self._capacity,
+                prefill_chunk=settings.prefill_chunk,
+                step_tokens=settings.step_tokens,
+                prefix_cache=settings.prefix_cache,
+                decode_first=stepper.decode_first,
+            )
+        )
+
+    # -- Any thread ----------------------------------------------------------------------------------------------------
+
+    def begin(self, task: Task, sink: Sink) -> None:
+        """Queue a task; see `TokenEngine`."""
+        check_task(task, self.facts)
+        needed = len(task.prompt) + task.max_tokens
+        if needed > self._capacity:
+            raise ParameterError(
+                "max_tokens",
+                f"prompt and answer may have {needed} tokens, the cache of the model has room for {self._capacity}: "
+                "shorten the prompt, reduce max_tokens or raise kv_cache_tokens",
+            )
+        arrival_ns = self._now()
+        answers = []
+        for choice in range(task.choices):
+            matcher = None
+            if task.grammar is not None and self._compile is not None:
+                matcher = self._compile(task.grammar)
+            answers.append(Answer(task, choice, self.facts, self._tokens, matcher))
+        grammar_ns = self._now() - arrival_ns if task.grammar is not None else 0
+        with self._changed:
+            self._refuse_if_full(task)
+            self._inbox.append(_Arrived(task, sink, answers, arrival_ns, grammar_ns))
+            self._entering += task.choices
+            self._known.add(task)
+            if self._threaded and self._thread is None:
+                name = f"remora {self._settings.name} steps"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def _refuse_if_full(self, task: Task) -> None:
+        name = self._settings.name
+        if self._closing:
+            raise UnavailableError(f"model '{name}' is being unloaded")
+        if self.trouble:
+            raise UnavailableError(f"model '{name}' cannot run: {self.trouble}; reload it")
+        waiting = self._entering + self._stats.waiting
+        if waiting and waiting + task.choices > self._settings.max_waiting:
+            raise QueueFullError(f"model '{name}' has {waiting} waiting requests, its limit; try again later")
+
+    def cancel(self, task: Task) -> None:
+        """End a task early; see `TokenEngine`."""
+        with self._changed:
+            if task in self._known:
+                self._cancelled.add(task)
+                self._changed.notify()
+
+    def stats(self) -> EngineStats:
+        """Return counters and gauges."""
+        stats = self._stats
+        return replace(stats, waiting=stats.waiting + self._entering)
+
+    def close(self) -> None:
+        """End all tasks with UnavailableError and release the stepper."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+        else:
+            self._end_all()
+        self._stepper.close()
+
+    # -- The loop's thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._inbox or self._cancelled or self._closing) and self._planner.is_idle:
+                    self._changed.wait()
+                if self._closing:
+                    break
+            self.turn()
+        self._end_all()
+
+    def turn(self) -> None:
+        """Take what arrived, run one step and deliver its pieces. Never raises."""
+        try:
+            self._take_notes()
+            self._step()
+        except Exception as error:  # a fault of this module must not leave tasks without an end
+            _log.exception("the step loop of model '%s' failed", self._settings.name)
+            self._fail_all(InternalError(f"the step loop failed: {type(error).__name__}: {error}"))
+            self._planner = self._new_planner()
+        self._outbox.deliver()
+        self._publish()
+
+    def _take_notes(self) -> None:
+        with self._changed:
+            inbox, self._inbox = self._inbox, []
+        for task, sink, answers, arrival_ns, grammar_ns in inbox:
+            leader: Run | None = None
+            for choice, answer in enumerate(answers):
+                run = Run(task, choice, self._order, arrival_ns, leader)
+                run.grammar_ns = grammar_ns
+                self._order += 1
+                leader = leader or run
+                opened = _Open(run, sink, answer)
+                self._open.setdefault(task, []).append(opened)
+                self._by_run[run] = opened
+                self._planner.add(run)
+        with self._changed:
+            self._entering = sum(each.task.choices for each in self._inbox)
+            cancelled, self._cancelled = self._cancelled, set()
+        for task in cancelled:
+            for opened in tuple(self._open.get(task, ())):
+                self._end(opened, "cancelled")
+
+    def _step(self) -> None:
+        begin_ns = self._now()
+        for run in self._planner.running:
+            run.loop_ns += begin_ns - self._began_ns - self._spent_ns
+        self._began_ns, self._spent_ns = begin_ns, 0
+        plan = self._planner.plan(begin_ns)
+        for run in plan.late:
+            self._finish(self._by_run[run], "deadline")
+        if not plan.extensions:
+            return
+        start_ns = self._now()
+        try:
+            for copy in plan.copies:
+                self._stepper.copy(*copy)
+            result = self._stepper.step(plan.extensions)
+            if len(result.logits) != len(plan.extensions):
+                raise InternalError(f"the stepper returned {len(result.logits)} of {len(plan.extensions)} results")
+        except Exception as error:
+            self._step_failed(error)
+            return
+        self._failures = 0
+        now_ns = self._now()
+        self._spent_ns = now_ns - start_ns
+        self._count(plan)
+        self._write(plan, result, now_ns)
+
+    def _write(self, plan: StepPlan, result: StepResult, now_ns: int) -> None:
+        cancelled = self._cancelled  # tasks that were cancelled during the step get no token of it
+        for run, extension, logits in zip(plan.runs, plan.extensions, result.logits, strict=True):
+            if run.task in cancelled:
+                continue
+            opened = self._by_run[run]
+            try:
+                self._advance(opened, extension, logits, now_ns)
+            except RemoraError as error:
+                self._end(opened, "error", error=error, keep=False)
+            except Exception as error:
+                _log.exception("model '%s': a row failed", self._settings.name)
+                self._end(opened, "error", error=InternalError(f"{type(error).__name__}: {error}"), keep=False)
+        for since_ns, tokens in self._gaps.items():
+            self.measurements.record_next(since_ns, tokens)
+        self._gaps.clear()
+
+    def _advance(self, opened: _Open, extension: Extension, logits: Logits, now_ns: int) -> None:
+        """Apply a row's logits to its answer."""
+        run, answer, task = opened.run, opened.answer, opened.run.task
+        scores = extension.wanted and task.prompt_logprobs is not None and extension.start < len(run.prompt)
+        if scores:
+            answer.score_prompt(extension.start, logits)
+        if not extension.wanted or not run.decodes:
+            return
+        if not run.first_ns:
+            run.first_ns = now_ns
+            self.measurements.record_first(task, run.arrival_ns, now_ns)
+        else:
+            since_ns = now_ns - run.last_ns
+            self._gaps[since_ns] = self._gaps.get(since_ns, 0) + 1
+        run.last_ns = now_ns
+        prompt_scores = answer.prompt_scores if scores and run.choice == 0 else ()
+        if not task.max_tokens:
+            self._end(opened, "length", piece=Piece(task, run.choice, prompt_logprobs=prompt_scores))
+            return
+        written = answer.write(logits[-1])
+        run.tokens.append(written.token)
+        piece = Piece(
+            task,
+            run.choice,
+            (written.token,),
+            written.text,
+            (written.logprob,) if written.logprob is not None else (),
+            prompt_scores,
+        )
+        if written.reason is None:
+            self._outbox.post(opened.sink, piece)
+        else:
+            self._end(opened, written.reason, stop=written.stop, piece=piece)
+
+    # -- Ends ----------------------------------------------------------------------------------------------------------
+
+    def _end(
+        self,
+        opened: _Open,
+        reason: EndReason,
+        *,
+        stop: str | int | None = None,
+        error: RemoraError | None = None,
+        piece: Piece | None = None,
+        keep: bool = True,
+    ) -> None:
+        """End a choice and free its row."""
+        if opened.run.row >= 0:
+            opened.run.loop_ns += self._now() - self._began_ns - self._spent_ns
+        self._planner.remove(opened.run, keep=keep)
+        self._finish(opened, reason, stop=stop, error=error, piece=piece)
+
+    def _finish(
+        self,
+        opened: _Open,
+        reason: EndReason,
+        *,
+        stop: str | int | None = None,
+        error: RemoraError | None = None,
+        piece: Piece | None = None,
+    ) -> None:
+        """Post the end of a choice that the planner no longer has."""
+        run = opened.run
+        task = run.task
+        if piece is None:
+            piece = Piece(task, run.choice, text=opened.answer.finish() if reason != "error" else "")
+        now_ns = self._now()
+        end = End(reason, _usage(run, now_ns), stop, error)
+        self.measurements.record_end(task, run.choice, end, run.arrival_ns, now_ns)
+        del self._by_run[run]
+        left = self._open[task]
+        left.remove(opened)
+        if not left:
+            del self._open[task]
+            with self._changed:
+                self._known.discard(task)
+                self._cancelled.discard(task)
+        ended = self._stats.ended
+        self._stats = replace(self._stats, ended={**ended, reason: ended.get(reason, 0) + 1})
+        self._outbox.post(opened.sink, piece._replace(end=end))
+
+    def _step_failed(self, error: Exception) -> None:
+        """End the tasks with rows, whose contents are undefined; waiting tasks continue."""
+        name = self._settings.name
+        _log.error("model '%s' failed in a step: %s: %s", name, type(error).__name__, error, exc_info=error)
+        failure = (
+            error
+            if isinstance(error, RemoraError)
+            else InternalError(f"model '{name}' failed in a step: {type(error).__name__}: {error}", from_model=True)
+        )
+        for run in self._planner.lose_rows():
+            self._end(self._by_run[run], "error", error=failure)
+        self._failures += 1
+        if self._failures < _FAILURES_BEFORE_REOPENING or self._reopen is None:
+            return
+        try:
+            old, self._stepper = self._stepper, self._reopen()
+            old.close()
+            self._failures = 0
+        except Exception as again:
+            self.trouble = f"it failed in a step ({error}) and cannot be opened again ({again})"
+            _log.exception("model '%s' cannot be opened again", name)
+            self._fail_all(UnavailableError(f"model '{name}' cannot run: {self.trouble}; reload it"))
+
+    def _fail_all(self, error: RemoraError) -> None:
+        for opened in list(self._by_run.values()):
+            try:
+                self._end(opened, "error", error=error, keep=False)
+            except Exception:  # of a planner in an undefined state
+                if opened.run in self._by_run:
+                    self._finish(opened, "error", error=error)
+
+    def _end_all(self) -> None:
+        self._take_notes()
+        self._fail_all(UnavailableError(f"model '{self._settings.name}' was unloaded"))
+        self._outbox.deliver()
+        self._publish()
+
+    # -- Statistics ----------------------------------------------------------------------------------------------------
+
+    def _count(self, plan: StepPlan) -> None:
+        stats, spent_ns = self._stats, self._spent_ns
+        for run in self._planner.running:
+            run.other_steps_ns += spent_ns
+        prompt = generated = 0
+        for run, extension in zip(plan.runs, plan.extensions, strict=True):
+            run.other_steps_ns -= spent_ns
+            if extension.start < len(run.prompt):
+                prompt += len(extension.tokens)
+                run.prompt_steps_ns += spent_ns
+            else:
+                run.answer_steps_ns += spent_ns
+            if extension.wanted and run.decodes:
+                generated += 1
+        self._stats = replace(
+            stats,
+            steps=stats.steps + 1,
+            prompt_tokens=stats.prompt_tokens + prompt,
+            generated_tokens=stats.generated_tokens + generated,
+            step_ns=stats.step_ns + spent_ns,
+        )
+
+    def _publish(self) -> None:
+        planner = self._planner
+        self._stats = replace(
+            self._stats,
+            running=len(planner.running),
+            waiting=planner.waiting,
+            cache_tokens=planner.cache_tokens,
+            reusable_tokens=planner.reusable_tokens,
+            prefix_queries=planner.prefix_queries,
+            prefix_hits=planner.prefix_hits,
+            preemptions=planner.preemptions,
+        )
+
+
+def _usage(run: Run, now_ns: int) -> Usage:
+    """Return tokens and times of a choice that ends now."""
+    admitted_ns = run.admitted_ns or now_ns
+    first_ns = run.first_ns or now_ns
+    return Usage(
+        prompt_tokens=len(run.prompt),
+        generated_tokens=run.generated,
+        cached_tokens=run.cached,
+        queue_ns=admitted_ns - run.arrival_ns,
+        prefill_ns=first_ns - admitted_ns,
+        decode_ns=now_ns - first_ns,
+        steps=run.steps,
+        rows_beside=run.rows_beside,
+        preemptions=run.preemptions,
+        grammar_ns=run.grammar_ns,
+        prompt_steps_ns=run.prompt_steps_ns,
+        answer_steps_ns=run.answer_steps_ns,
+        other_steps_ns=run.other_steps_ns,
+        put_back_ns=run.put_back_ns + (now_ns - run.preempted_ns if run.preempted_ns else 0),
+        loop_ns=run.loop_ns,
+    )

@@ -1,0 +1,67 @@
+"""Options of metrics, traces and the log."""
+
+from __future__ import annotations
+
+from remora.options.fields import fragment, option
+
+
+@fragment
+class MetricsOptions:
+    """Which latencies the metrics report."""
+
+    __slots__ = ()
+
+    metrics_config: tuple[str, ...] = option(
+        "Metrics setting: counter_latencies=false, histogram_latencies=true, summary_latencies=true, "
+        "summary_quantiles=0.5:0.05,0.9:0.01. Repeatable.",
+        metavar="KEY=VALUE",
+        many=True,
+    )
+
+
+@fragment
+class TraceOptions:
+    """Which requests are traced and where traces go."""
+
+    __slots__ = ()
+
+    trace_config: tuple[str, ...] = option(
+        "Trace setting: level=TIMESTAMPS or TENSORS, rate=N for every Nth request, count=N, mode=triton or "
+        "opentelemetry; triton,file=FILE, triton,log-frequency=N; opentelemetry,url=URL and more. Repeatable.",
+        metavar="[MODE,]KEY=VALUE",
+        many=True,
+    )
+    trace_file: str = option("Older form of --trace-config=triton,file=FILE.", default="", metavar="FILE")
+    trace_level: tuple[str, ...] = option(
+        "Older form of --trace-config=level=LEVEL. Repeatable.", metavar="LEVEL", many=True
+    )
+    trace_rate: int = option("Older form of --trace-config=rate=N.", default=1000, metavar="N")
+    trace_count: int = option("Older form of --trace-config=count=N.", default=-1, metavar="N")
+    trace_log_frequency: int = option("Older form of --trace-config=triton,log-frequency=N.", default=0, metavar="N")
+
+
+@fragment
+class LogOptions:
+    """What the log contains."""
+
+    __slots__ = ()
+
+    log_verbose: int = option("Verbosity of the log; 0: no verbose messages.", default=0, metavar="N")
+    log_info: bool = option("Log informational messages.", default=True)
+    log_warning: bool = option("Log warnings.", default=True)
+    log_error: bool = option("Log errors.", default=True)
+    log_format: str = option(
+        "Form of the log. default: lines with local time. ISO8601: lines with UTC. json: one JSON object a line.",
+        default="default",
+        choices=("default", "ISO8601", "json"),
+    )
+    access_log: str = option(
+        "Requests to log when they are answered: all, errors (HTTP 400 and above, gRPC statuses other than OK), or the "
+        "errors and a share of the others, such as 0.01.",
+        default="off",
+        metavar="off|all|errors|SHARE",
+    )
+    request_ids: bool = option(
+        "Answer each HTTP request with its X-Request-Id, or with a new one, and log it with the request.",
+        default=False,
+    )

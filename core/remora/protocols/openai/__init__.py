@@ -1,0 +1,1 @@
+"""Codecs of OpenAI's routes, between bytes and queries or answers. Pure."""

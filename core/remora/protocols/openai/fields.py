@@ -1,0 +1,219 @@
+"""Tables of the fields of OpenAI's requests, and strict reading of their values. Pure.
+
+Invariant: no field is accepted without effect, except those whose `Field.why` states that they have no meaning here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from remora.generation.tasks import ParameterError
+
+
+class Field(NamedTuple):
+    """Use of a field.
+
+    Attributes:
+        kind: key of `_KINDS`.
+        least, most: range of a number.
+        only: values that are accepted besides null; empty for all.
+        why: reason for ``only``, or for having no meaning.
+        meaning: False if a value has no effect, because it concerns OpenAI's own platform.
+    """
+
+    kind: str
+    least: float | None = None
+    most: float | None = None
+    only: tuple[Any, ...] = ()
+    why: str = ""
+    meaning: bool = True
+
+
+def _only(kind: str, *values: Any, why: str) -> Field:
+    return Field(kind, only=values, why=why)
+
+
+def _refused(why: str) -> Field:
+    return Field("nothing", why=why)
+
+
+_PLATFORM = "concerns OpenAI's own platform"
+_SAMPLING = {
+    "temperature": Field("number", 0),
+    "top_p": Field("number"),
+    "frequency_penalty": Field("number", -2, 2),
+    "presence_penalty": Field("number", -2, 2),
+    "logit_bias": Field("object"),
+    "seed": Field("integer"),
+    "n": Field("integer", 1),
+    "stop": Field("texts"),
+    "stream": Field("boolean"),
+    "stream_options": Field("object"),
+    "max_tokens": Field("integer", 0),
+    "user": Field("text"),
+    "model": Field("text"),
+}
+_VLLM = {
+    "top_k": Field("integer", -1),
+    "min_p": Field("number"),
+    "repetition_penalty": Field("number"),
+    "stop_token_ids": Field("integers"),
+    "ignore_eos": Field("boolean"),
+    "min_tokens": Field("integer", 0),
+    "skip_special_tokens": Field("boolean"),
+    "include_stop_str_in_output": _only("boolean", False, why="stop strings are never part of an answer"),
+    "spaces_between_special_tokens": _only("boolean", True, why="special tokens are separated as they are"),
+    "priority": Field("integer"),
+    "return_token_ids": Field("boolean"),
+    "add_special_tokens": Field("boolean"),
+    "structured_outputs": Field("object"),
+    "response_format": Field("object"),
+}
+"""Parameters of vLLM that OpenAI's types lack."""
+_CHAT_TEMPLATE = {
+    "messages": Field("list"),
+    "tools": Field("list"),
+    "add_generation_prompt": Field("boolean"),
+    "continue_final_message": Field("boolean"),
+    "chat_template_kwargs": Field("object"),
+    "chat_template": _refused("a template comes from the model only"),
+}
+CHAT: Mapping[str, Field] = {
+    **_SAMPLING,
+    **_VLLM,
+    **_CHAT_TEMPLATE,
+    "max_completion_tokens": Field("integer", 0),
+    "logprobs": Field("boolean"),
+    "top_logprobs": Field("integer", 0),
+    "tool_choice": Field("any"),
+    "parallel_tool_calls": Field("boolean"),
+    "reasoning_effort": Field("text"),
+    "metadata": Field("object", meaning=False, why=_PLATFORM),
+    "prompt_cache_key": Field("text", meaning=False, why="equal beginnings of prompts are found without a key"),
+    "safety_identifier": Field("text"),
+    "store": _only("boolean", False, why="nothing is stored"),
+    "service_tier": _only("text", "auto", "default", why="there is one tier"),
+    "modalities": _only("any", ["text"], why="only text is generated"),
+    "verbosity": _only("text", "medium", why="a prompt is the way to another length"),
+    "audio": _refused("only text is generated"),
+    "moderation": _refused("there is no moderation"),
+    "prediction": _refused("predicted outputs are not supported"),
+    "prompt_cache_options": _refused("equal beginnings of prompts are always reused"),
+    "prompt_cache_retention": _only("text", "in_memory", why="prompts are kept in memory only"),
+    "web_search_options": _refused("there is no web search"),
+    "function_call": _refused("use tool_choice"),
+    "functions": _refused("use tools"),
+}
+COMPLETION: Mapping[str, Field] = {
+    **_SAMPLING,
+    **_VLLM,
+    "prompt": Field("any"),
+    "echo": Field("boolean"),
+    "logprobs": Field("integer", 0),
+    "best_of": Field("integer", 1),
+    "suffix": _only("text", "", why="text cannot be inserted before a suffix"),
+}
+TOKENIZE: Mapping[str, Field] = {
+    **_CHAT_TEMPLATE,
+    "model": Field("text"),
+    "prompt": Field("text"),
+    "add_special_tokens": Field("boolean"),
+    "return_token_strs": Field("boolean"),
+}
+DETOKENIZE: Mapping[str, Field] = {"model": Field("text"), "tokens": Field("integers")}
+STREAM_OPTIONS: Mapping[str, Field] = {
+    "include_usage": Field("boolean"),
+    "continuous_usage_stats": Field("boolean"),
+    "include_obfuscation": _only("boolean", False, why="events are not padded"),
+}
+
+
+def read_fields(
+    document: Any, table: Mapping[str, Field], *, within: str = "", ignore_unknown: bool = False
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields of a request that are not null, and the names of ignored unknown ones.
+
+    Args:
+        document: the parsed body, or the object in it.
+        table: the known fields.
+        within: name of the field that holds the object, for errors.
+        ignore_unknown: unknown fields are no error.
+
+    Raises:
+        ParameterError: a field is unknown, refused or of the wrong type, or the document is not an object.
+    """
+    if not isinstance(document, dict):
+        raise ParameterError(within, f"{within or 'the body'} must be a JSON object, not {describe(document)}")
+    found, ignored = {}, []
+    for name, value in document.items():
+        field = table.get(name)
+        if field is None:
+            if not ignore_unknown:
+                near = difflib.get_close_matches(name, table, 1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ParameterError(within or name, f"the parameter {_path(within, name)} is not known{hint}")
+            ignored.append(name)
+        elif value is not None:
+            _check(_path(within, name), within or name, field, value)
+            if field.meaning:
+                found[name] = value
+    return found, ignored
+
+
+def describe(value: Any) -> str:
+    """Return what a JSON value is, for errors."""
+    if value is None:
+        return "null"
+    text = repr(value)
+    names = {bool: "a boolean", dict: "an object", list: "a list", str: "a text"}
+    name = names.get(type(value), "a number")
+    return name if len(text) > 40 else f"{name}: {text}"
+
+
+def _path(within: str, name: str) -> str:
+    return f"{within}.{name[:80]}" if within else name[:80]
+
+
+def _check(path: str, parameter: str, field: Field, value: Any) -> None:
+    if field.kind == "nothing":
+        raise ParameterError(parameter, f"{path} is not supported: {field.why}")
+    fits, expected = _KINDS[field.kind]
+    if not fits(value):
+        raise ParameterError(parameter, f"{path} must be {expected}, not {describe(value)}")
+    if field.only and value not in field.only:
+        values = " or ".join(repr(each) for each in field.only)
+        raise ParameterError(parameter, f"{path} is {describe(value)}; only {values} is supported: {field.why}")
+    if (field.least is not None and value < field.least) or (field.most is not None and value > field.most):
+        bound = f"at least {field.least}" if field.most is None else f"between {field.least} and {field.most}"
+        raise ParameterError(parameter, f"{path} is {value}; it must be {bound}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_integer(value: Any) -> bool:
+    return _is_number(value) and float(value).is_integer()
+
+
+_KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "any": (lambda _value: True, "anything"),
+    "number": (_is_number, "a number"),
+    "integer": (_is_integer, "a whole number"),
+    "boolean": (lambda value: isinstance(value, bool), "true or false"),
+    "text": (lambda value: isinstance(value, str), "a text"),
+    "texts": (
+        lambda value: (
+            isinstance(value, str) or (isinstance(value, list) and all(isinstance(one, str) for one in value))
+        ),
+        "a text or a list of texts",
+    ),
+    "integers": (
+        lambda value: isinstance(value, list) and all(isinstance(one, int) and _is_number(one) for one in value),
+        "a list of whole numbers",
+    ),
+    "object": (lambda value: isinstance(value, dict), "an object"),
+    "list": (lambda value: isinstance(value, list), "a list"),
+}

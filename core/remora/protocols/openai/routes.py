@@ -1,0 +1,129 @@
+"""Paths of OpenAI's routes, and OpenAI's error object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import unquote
+
+import orjson
+
+from remora.errors import RemoraError
+from remora.generation.tasks import ParameterError
+from remora.protocols.rest.answer import INTERNAL, JSON, PLAIN, Headers, HttpAnswer
+
+PREFIXES = ("/v1/", "/openai/v1/")
+"""Where the routes are; the second one because KServe's own routes take the first."""
+_POST = {
+    "chat/completions": "chat",
+    "completions": "completions",
+    "embeddings": "embeddings",
+    "rerank": "rerank",
+    "score": "score",
+    "tokenize": "tokenize",
+    "detokenize": "detokenize",
+}
+_BARE = ("/tokenize", "/detokenize", "/rerank", "/score")
+"""Routes that vLLM also has without a prefix."""
+_STATUS: Mapping[str, int] = {
+    "NOT_FOUND": 404,
+    "UNAVAILABLE": 503,
+    "INTERNAL": 500,
+    "UNKNOWN": 500,
+    "CANCELLED": 503,
+}
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class Route(NamedTuple):
+    """Route of a path; ``model`` is the name in the path of a single model."""
+
+    action: str
+    method: str
+    model: str = ""
+
+    @property
+    def v2_action(self) -> str:
+        """V2's action with the same restrictions."""
+        return "server_metadata" if self.method == "GET" else "generate"
+
+
+class ApiError(RemoraError):
+    """A refusal with its HTTP status, and OpenAI's ``param`` and ``code``."""
+
+    code = "INVALID_ARG"
+
+    def __init__(self, status: int, message: str, *, param: str = "", reason: str = "", headers: Headers = ()) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.reason = reason
+        self.headers = headers
+
+
+def find_route(path: str) -> Route | None:
+    """Return the route of a path, None for any other path."""
+    rest = next((path[len(prefix) :] for prefix in PREFIXES if path.startswith(prefix)), "")
+    if path in _BARE:
+        rest = path[1:]
+    if rest in _POST:
+        return Route(_POST[rest], "POST")
+    if rest in ("models", "openapi.json"):
+        return Route("models" if rest == "models" else "schema", "GET")
+    if rest.startswith("models/") and len(rest) > 7:
+        # KServe's V1 has routes such as `/v1/models/m:predict` there, which are POST
+        return Route("model", "GET", unquote(rest[7:]))
+    return None
+
+
+def error_object(error: Exception) -> bytes:
+    """Return OpenAI's error object as JSON."""
+    status = _status_of(error)
+    message = error.message if isinstance(error, RemoraError) else INTERNAL
+    param = error.param if isinstance(error, ApiError) else ""
+    if isinstance(error, ParameterError):
+        param = error.parameter
+    reason = error.reason if isinstance(error, ApiError) else ""
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return orjson.dumps(
+        {"error": {"message": _clean(message), "type": kind, "param": param or None, "code": reason or None}}
+    )
+
+
+def error_answer(error: Exception) -> HttpAnswer:
+    """Return the HTTP answer for an error; errors without a known cause are 500."""
+    headers = error.headers if isinstance(error, ApiError) else ()
+    if isinstance(error, RemoraError) and error.retry_after_s:
+        headers = (*headers, (b"Retry-After", b"%d" % error.retry_after_s))
+    return HttpAnswer(_status_of(error), (JSON, *headers), [error_object(error)])
+
+
+def unknown_path(path: str) -> HttpAnswer:
+    """Return the answer for a path without a route."""
+    return error_answer(ApiError(404, f"there is no route {path[:200]}", reason="unknown_url"))
+
+
+def refused(answer: HttpAnswer) -> HttpAnswer:
+    """Return a refusal of V2 in OpenAI's form; other answers stay as they are."""
+    if answer.status < 400 or PLAIN not in answer.headers:
+        return answer
+    try:
+        message = str(orjson.loads(b"".join(answer.body))["error"])
+    except (ValueError, KeyError, TypeError):
+        return answer
+    headers = tuple(pair for pair in answer.headers if pair != PLAIN)
+    return error_answer(ApiError(answer.status, message, headers=headers))
+
+
+def _status_of(error: Exception) -> int:
+    if isinstance(error, ApiError):
+        return error.status
+    if not isinstance(error, RemoraError):
+        return 500
+    if error.code == "UNAVAILABLE" and error.retry_after_s:
+        return 429  # the queue is full: the server works, but for others
+    return _STATUS.get(error.code, 400)
+
+
+def _clean(message: str) -> str:
+    return message.encode("utf-8", "replace").decode()

@@ -1,0 +1,79 @@
+"""Python files with decorated functions as a `Repository`.
+
+A child process imports the file and writes a repository of linked models (`remora.repository.exporting`), so that the
+user's imports stay out of the server's process. The repository is written again when one of the imported files changes.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from remora.errors import NotFoundError, UnavailableError
+from remora.model_files import SOURCE_FILES
+from remora.repository.written import TemporaryFolder, WrittenRepository
+
+_TIMEOUT_S = 300.0
+"""Limit for the import of a file. A larger one would hide a file that never ends."""
+
+
+def function_repository(source: str, *, bare_name: str = "") -> WrittenRepository:
+    """Return the models of one Python file or module.
+
+    Scanning it raises NotFoundError for a missing file, and UnavailableError with the reason if it cannot be imported
+    or defines no model.
+
+    Args:
+        source: ``app.py``, ``app.py:a,b`` or ``package.module:a``.
+        bare_name: the model's name, if the source has a single model.
+    """
+    return WrittenRepository(source, lambda folder: _export(source, bare_name, folder))
+
+
+def _export(source: str, bare_name: str, folder: Path) -> list[str]:
+    """Write the models in a child process and return the files that it imported."""
+    file = source.rpartition(":")[0] if not source.endswith(".py") else source
+    if file.endswith(".py") and not Path(file).is_file():
+        raise NotFoundError(f"no such file or directory: '{file}'")
+    # Without compiled modules (-B), because a host may forbid changes in the folder of the models.
+    words = [sys.executable, "-B", "-m", "remora.repository.exporting", str(folder), source, bare_name]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise UnavailableError(f"cannot load '{source}': its import took over {_TIMEOUT_S:.0f} s") from None
+    if done.returncode:
+        reason = done.stderr.strip() or f"its process ended with exit code {done.returncode}"
+        raise UnavailableError(f"cannot load '{source}': {reason}")
+    return (folder / SOURCE_FILES).read_text(encoding="utf-8").splitlines()
+
+
+class ObjectModels:
+    """Repository of model objects of this process, in a temporary folder until `close`.
+
+    Args:
+        models: functions, classes, or objects of `remora.model` and `remora.Pipeline`.
+
+    Raises ModelDefinitionError.
+    """
+
+    def __init__(self, models: Sequence[Callable[..., Any]]) -> None:
+        from remora.repository.exporting import export_objects  # imported only by programs that pass objects
+
+        self._folder = TemporaryFolder()
+        self._keys = export_objects(self._folder.path, models)
+
+    @property
+    def folder(self) -> str:
+        """The repository's path."""
+        return str(self._folder.path)
+
+    def close(self) -> None:
+        """Remove the folder and the references to the objects. Idempotent."""
+        from remora.functions.runtime import forget_live
+
+        for key in self._keys:
+            forget_live(key)
+        self._folder.remove()

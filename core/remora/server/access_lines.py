@@ -1,0 +1,194 @@
+"""Lines of the access log, as text or JSON. Pure.
+
+What requests with the same head share is written once for the head (`RequestLine`), because a line costs processor time
+for each request.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+from remora.protocols.http1 import Head
+from remora.protocols.http2.frames import Fields
+from remora.system.log_lines import trace_members
+from remora.tracing.context import Carrier, context_of
+
+LOGGER = "remora.access"
+_MOST_TEXT = 512
+"""Characters of a path that are logged."""
+_MOST_AGENT = 128
+_MOST_ID = 128
+_GRPC_FAULTS = frozenset((2, 13, 14, 15))
+"""gRPC statuses that are the server's fault: UNKNOWN, INTERNAL, UNAVAILABLE, DATA_LOSS."""
+
+
+class RequestLine:
+    """Fixed part of the lines of requests with one head.
+
+    Args:
+        method: HTTP method.
+        path: path without the query, which may hold secrets.
+        protocol: ``gRPC``, or "" for HTTP.
+        header: returns a header by its lower-case name.
+        key: name of the API key, "" without one.
+    """
+
+    __slots__ = ("_members", "_request", "_starts", "_words", "grpc", "id", "title")
+
+    def __init__(self, method: str, path: str, protocol: str, header: Carrier, key: str = "") -> None:
+        path = _legible(path, _MOST_TEXT)
+        self.grpc = protocol == "gRPC"
+        self.id = valid_id(header(b"x-request-id"))
+        """The client's ``X-Request-Id``, "" without a valid one."""
+        context = context_of(header)
+        trace_id, span_id = (f"{context.trace_id:032x}", f"{context.span_id:016x}") if context is not None else ("", "")
+        self._words = f" trace={trace_id}" * bool(trace_id) + f" key={key}" * bool(key)
+        agent = _legible((header(b"user-agent") or b"").decode("latin-1"), _MOST_AGENT)
+        request = {"requestMethod": method, "requestUrl": path, "protocol": protocol, "userAgent": agent}
+        self.title = f"{method} {path}"
+        self._request = {name: value for name, value in request.items() if value}
+        self._members = {**({"key": key} if key else {}), **trace_members(trace_id, span_id)}
+        self._starts: dict[int, tuple[str, str]] = {}
+
+    def text(self, status: int) -> tuple[str, str]:
+        """Return the letter of the severity of answers with this status, and the last words of their lines."""
+        return _severity(self, status)[0], self._words
+
+    def json(self, status: int) -> tuple[str, str]:
+        """Return the JSON of answers with this status: the first members, ``httpRequest`` open, and the last ones."""
+        known = self._starts.get(status)
+        if known is not None:
+            return known
+        severity = _severity(self, status)
+        first = {
+            "severity": severity,
+            "level": "WARN" if severity == "WARNING" else severity,
+            "logger": LOGGER,
+            "message": f"{self.title} {status}",
+            "httpRequest": self._request | {"status": 200 if self.grpc else status},
+        }
+        last = ({"grpc_status": status} if self.grpc else {}) | self._members
+        start = json.dumps(first, separators=(",", ":"))[1:-2]
+        made = self._starts[status] = (start, f",{json.dumps(last, separators=(',', ':'))[1:-1]}" if last else "")
+        return made
+
+
+def line_of_head(head: Head, key: str = "") -> RequestLine:
+    """Return the fixed part of the lines of HTTP requests with this head."""
+    return RequestLine(head.method, head.path, "", head.get, key)
+
+
+def line_of_call(fields: Fields, key: str = "") -> RequestLine:
+    """Return the fixed part of the lines of gRPC calls with these header fields."""
+    found = dict(reversed(fields))  # the first of several fields of one name
+    return RequestLine("POST", found.get(b":path", b"").decode("latin-1"), "gRPC", found.get, key)
+
+
+Run = tuple[str, str, int, int, int, tuple[int, int, int], str]
+"""Execution of an inference: model, version, batch sizes of the request and of the execution, queue time, times of the
+phases input, infer and output, V2's id of the request. Times are nanoseconds.
+"""
+Entry = tuple[RequestLine, int, int, int, int, str, str, Run | None]
+"""One answered request: line, status, monotonic time of the answer, duration, bytes of the answer's body, peer, request
+id, and execution. Times are nanoseconds; the status is HTTP's, or gRPC's for a call.
+
+Both are plain tuples, because making named ones would take a third of a request's budget.
+"""
+
+
+class TextLines:
+    """Lines for people; ``iso8601`` prints times in UTC."""
+
+    def __init__(self, *, iso8601: bool = False) -> None:
+        self._iso8601 = iso8601
+        self._stamp = _Stamp(self._print_time)
+
+    def _print_time(self, second: int, ms: int) -> str:
+        if self._iso8601:
+            return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(second))
+        return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(second))},{ms:03d}"
+
+    def line(self, entry: Entry, wall_ms: int) -> str:
+        """Return the line of a request that was answered at ``wall_ms`` (milliseconds since 1970)."""
+        line, status, _, took_ns, size, peer, request_id, run = entry
+        severity, words = line.text(status)
+        if run is not None:
+            model, version, rows, batch, queue_ns, spent_ns, v2_id = run
+            words = (
+                f" model={model}/{version} queue={queue_ns // 1000}us compute={sum(spent_ns) // 1000}us rows={rows} "
+                f"batch={batch}{words}"
+            )
+            request_id = request_id or (v2_id and _legible(v2_id, _MOST_ID))
+        if request_id:
+            words = f" id={request_id}{words}"
+        start = f"{self._stamp.at(wall_ms)} {severity} {LOGGER}: {peer or '-'}"
+        return f"{start} {line.title} {status} bytes={size} took={took_ns // 1000}us{words}\n"
+
+
+class JsonLines:
+    """Lines for log services, with the members of `remora.system.log_lines` and ``httpRequest`` of Cloud Logging."""
+
+    def __init__(self) -> None:
+        self._stamp = _Stamp(lambda second, ms: f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(second))}.{ms:03d}Z")
+
+    def line(self, entry: Entry, wall_ms: int) -> str:
+        """Return the line of a request that was answered at ``wall_ms`` (milliseconds since 1970)."""
+        line, status, _, took_ns, size, peer, request_id, run = entry
+        start, more = line.json(status)
+        v2_id = "" if run is None else run[6]
+        if request_id or v2_id:
+            more = f',"request_id":{json.dumps(request_id or v2_id)}{more}'
+        answer = (
+            f'{{"timestamp":"{self._stamp.at(wall_ms)}",{start},"responseSize":"{size}",'
+            f'"latency":"{took_ns / 1e9:.6f}s","remoteIp":"{peer}"}}'
+        )
+        if run is None:
+            return f"{answer}{more}}}\n"
+        model, version, rows, batch, queue_ns, (input_ns, infer_ns, output_ns), _ = run
+        name = model if model.isalnum() else json.dumps(model)[1:-1]
+        return (
+            f'{answer},"model":"{name}","version":"{version}","queue_us":{queue_ns // 1000},'
+            f'"compute_us":{(input_ns + infer_ns + output_ns) // 1000},"rows":{rows},"batch_size":{batch}{more}}}\n'
+        )
+
+
+class _Stamp:
+    """Printed form of a time, printed once for each millisecond."""
+
+    def __init__(self, print_time: Callable[[int, int], str]) -> None:
+        self._print_time = print_time
+        self._wall_ms = -1
+        self._text = ""
+
+    def at(self, wall_ms: int) -> str:
+        """Return the printed form of a time in milliseconds since 1970."""
+        if wall_ms != self._wall_ms:
+            self._text, self._wall_ms = self._print_time(*divmod(wall_ms, 1000)), wall_ms
+        return self._text
+
+
+def valid_id(value: bytes | None) -> str:
+    """Return a request id that a client may choose: printable ASCII without spaces, not too long; else ""."""
+    if value is None or not 0 < len(value) <= _MOST_ID:
+        return ""
+    text = value.decode("latin-1")
+    return text if text.isascii() and text.isprintable() and " " not in text else ""
+
+
+def is_failure(line: RequestLine, status: int) -> bool:
+    """Return True if a status reports a failure of the request."""
+    return bool(status) if line.grpc else status >= 400
+
+
+def _severity(line: RequestLine, status: int) -> str:
+    if not is_failure(line, status):
+        return "INFO"
+    return "ERROR" if (status in _GRPC_FAULTS if line.grpc else status >= 500) else "WARNING"
+
+
+def _legible(text: str, most: int) -> str:
+    """Return printable ASCII of at most ``most`` characters: a client must not forge lines or colours."""
+    text = text[:most]
+    return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]

@@ -1,0 +1,424 @@
+"""Access log: a line for each answered request, written in another thread, and ids of requests.
+
+The event loop prints and collects the lines. When standard error is slower than the requests, lines beyond a bound are
+dropped, and a warning reports their number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from queue import SimpleQueue
+from random import random
+from types import EllipsisType
+from typing import TYPE_CHECKING
+
+from remora.messages import Buffer, Ticket
+from remora.options import ServerOptions
+from remora.protocols.http1 import Head
+from remora.protocols.http2.frames import Fields
+from remora.protocols.http2.stream import Opener, Receiver, Stream
+from remora.protocols.rest.answer import INTERNAL, Headers, HttpAnswer, Wire, body_length, fixed_part
+from remora.server.access_lines import (
+    LOGGER,
+    Entry,
+    JsonLines,
+    RequestLine,
+    Run,
+    TextLines,
+    is_failure,
+    line_of_call,
+    line_of_head,
+)
+from remora.server.http.exchange import Answerer, Cancellable, Exchange, ForwardingExchange, Service, bind
+from remora.server.option_checks import access_share
+from remora.system import logs
+from remora.system.clock import Clock, SystemClock
+
+if TYPE_CHECKING:
+    from remora.server.key_check import KeyCheck
+
+_log = logging.getLogger(LOGGER)
+
+_DELAY_S = 0.05
+"""Longest time that a line waits for others."""
+_BATCH = 256
+MOST_WAITING = 32_768
+"""Lines that may wait for the thread."""
+_NOTICE_NS = 60_000_000_000
+_CANCELLED = 1
+_STATUS_NAME = b"\x0bgrpc-status"
+"""Name of the status in a packed header block, with its length."""
+_ID_HEADER = b"X-Request-Id"
+
+
+def open_access_log(options: ServerOptions, keys: KeyCheck | None = None) -> AccessLog:
+    """Return the access log that the options select, in the loop's thread.
+
+    ``keys`` names the API keys of requests. Raises ValueError.
+    """
+    share = access_share(options.access_log)
+    writer = None if share < 0.0 else AccessWriter(asyncio.get_running_loop(), logs.OURS.write, SystemClock())
+    key_of = _no_key if keys is None else keys.name_of
+    return AccessLog(writer, share, makes_ids=options.request_ids, key_of=key_of)
+
+
+def _no_key(_headers: Fields) -> str:
+    return ""
+
+
+class AccessWriter:
+    """Queue of lines and the thread that writes them, which starts with the first lines.
+
+    Lines are printed in the loop, because each handover of the interpreter to another thread costs more than a line.
+
+    Args:
+        loop: the event loop whose thread calls `put` and `close`.
+        write: writes whole lines; it may block.
+        clock: relates the entries' times to wall-clock time.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, write: Callable[[str], object], clock: Clock) -> None:
+        self.dropped = 0
+        """Lines that did not fit or could not be written."""
+        self.now_ns = clock.monotonic_ns
+        self._loop = loop
+        self._write = write
+        self._clock = clock
+        self._printers: dict[str, JsonLines | TextLines] = {
+            "json": JsonLines(),
+            "default": TextLines(),
+            "ISO8601": TextLines(iso8601=True),
+        }
+        self._lines: list[str] = []
+        self._queue: SimpleQueue[list[str] | None] = SimpleQueue()
+        self._passed = 0  # lines passed to the thread; only the loop changes it
+        self._written = 0  # only the thread changes it
+        self._thread: threading.Thread | None = None
+        self._reported = 0
+        self._quiet_until_ns = 0
+        self._begin_batch()
+
+    def put(self, entry: Entry) -> None:
+        """Queue the line of an entry."""
+        lines = self._lines
+        lines.append(self._print(entry, (entry[2] + self._offset_ns) // 1_000_000))
+        if len(lines) == 1:
+            self._loop.call_later(_DELAY_S, self.pass_on)
+        elif len(lines) >= _BATCH:
+            self.pass_on()
+
+    def close(self, timeout_s: float) -> None:
+        """Write the queued lines within the timeout."""
+        self.pass_on()
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(timeout_s)
+
+    def _begin_batch(self) -> None:
+        """Use the current format of the log and difference of the clocks from now on."""
+        self._print = self._printers[logs.OURS.change({}).log_format].line
+        self._offset_ns = self._clock.wall_ms() * 1_000_000 - self.now_ns()
+
+    def pass_on(self) -> None:
+        """Pass the lines to the thread, or drop them if too many wait for it."""
+        lines, self._lines = self._lines, []
+        self._begin_batch()
+        if not lines:
+            return
+        if self._passed - self._written > MOST_WAITING:
+            self.dropped += len(lines)
+            return
+        self._passed += len(lines)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="remora access log", daemon=True)
+            self._thread.start()
+        self._queue.put(lines)
+
+    @property
+    def waiting(self) -> int:
+        """Number of lines that wait for the thread."""
+        return self._passed - self._written
+
+    def _serve(self) -> None:
+        while (lines := self._queue.get()) is not None:
+            try:
+                self._write("".join(lines))
+            except (OSError, ValueError):  # standard error is closed or full; the requests must go on
+                self.dropped += len(lines)
+            self._written += len(lines)
+            self._report()
+        self._quiet_until_ns = 0
+        self._report()
+
+    def _report(self) -> None:
+        """Log the number of dropped lines, at most once a minute."""
+        now_ns = self.now_ns()
+        dropped = self.dropped
+        if dropped == self._reported or now_ns < self._quiet_until_ns:
+            return
+        _log.warning("%d requests are missing in the access log, because writing it fails or is too slow", dropped)
+        self._reported, self._quiet_until_ns = dropped, now_ns + _NOTICE_NS
+
+
+class AccessLog:
+    """Selection of the requests that are logged, and their ids. Use it in the loop's thread.
+
+    Args:
+        writer: writes the entries; None to log nothing.
+        share: share of the successful requests to log; failed ones are always logged.
+        makes_ids: True to answer HTTP requests with their ``X-Request-Id`` or a new one.
+        key_of: returns the name of the API key of a request from its headers, "" without one.
+    """
+
+    def __init__(
+        self,
+        writer: AccessWriter | None,
+        share: float,
+        *,
+        makes_ids: bool = False,
+        key_of: Callable[[Fields], str] = _no_key,
+    ) -> None:
+        self.now_ns = SystemClock.monotonic_ns if writer is None else writer.now_ns
+        self.makes_ids = makes_ids
+        self.share = share
+        self._write = writer.put if writer is not None else None
+        self._writer = writer
+        self._key_of = key_of
+        self._series = secrets.token_hex(8)
+        self._numbers = count(1)
+
+    def over(self, service: Service) -> Service:
+        """Return the service with a log of its requests."""
+        return _LoggedService(self, service)
+
+    def over_calls(self, open_call: Callable[[Fields], Opener]) -> Callable[[Fields], Opener]:
+        """Return how gRPC calls are opened, with a log of them."""
+        if self._writer is None:
+            return open_call
+
+        def open_logged(fields: Fields) -> Opener:
+            return partial(_LoggedCall, self, line_of_call(fields, self._key_of(fields)), open_call(fields))
+
+        return open_logged
+
+    def line(self, head: Head) -> RequestLine:
+        """Return the fixed part of the lines of requests with this head."""
+        return line_of_head(head, self._key_of(head.headers))
+
+    def new_id(self) -> str:
+        """Return a new request id."""
+        return f"{self._series}{next(self._numbers):016x}"
+
+    def put(
+        self, line: RequestLine, begin_ns: int, status: int, size: int, peer: str, request_id: str, pending: object
+    ) -> None:
+        """Log a request that is answered now, if its status or the share selects it."""
+        share = self.share
+        if share != 1.0 and (share < 0.0 or not (is_failure(line, status) or random() < share)):
+            return
+        run: Run | None = None
+        if type(pending) is Ticket and pending.start_ns:
+            request, context = pending.request, pending.context
+            try:  # the contexts of both front ends of V2 have the model there
+                model, version = context[1].name, context[1].version_text  # type: ignore[index]
+            except (TypeError, LookupError, AttributeError):
+                model = version = ""
+            queue_ns = pending.start_ns - pending.arrival_ns
+            run = (model, version, request.rows, pending.batch_rows, queue_ns, pending.spent_ns, request.form.id)
+        end_ns = self.now_ns()
+        if self._write is not None:
+            self._write((line, status, end_ns, end_ns - begin_ns, size, peer, request_id, run))
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Write what is queued within the timeout."""
+        if self._writer is not None:
+            self._writer.close(timeout_s)
+
+
+class _LoggedService:
+    """Service whose requests are logged."""
+
+    def __init__(self, log: AccessLog, service: Service) -> None:
+        self._log = log
+        self._service = service
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Answer one request; see `Service.handle`."""
+        return self.bind(head)(body, exchange)
+
+    def bind(self, head: Head) -> Answerer:
+        """See `BindingService.bind`."""
+        return partial(_answer, self._log, self._log.line(head), bind(self._service, head))
+
+
+def _answer(
+    log: AccessLog, line: RequestLine, answer: Answerer, body: Buffer, exchange: Exchange
+) -> Cancellable | None:
+    logged = _LoggedExchange(log, line, exchange)
+    try:
+        pending = answer(body, logged)
+    except Exception:
+        logged.record(500, len(INTERNAL), None)  # the connection answers so
+        raise
+    if logged.pending is None:  # answered before the service returned
+        logged.record(*logged.reply, pending)
+    else:
+        logged.pending = pending
+    return pending
+
+
+class _LoggedExchange(ForwardingExchange):
+    """Exchange that logs its answer.
+
+    ``pending`` is ``...`` until the service returns, or None from an answer before that; then it is what the service
+    returned. ``reply`` is the status and the size of that answer, or of a stream so far.
+    """
+
+    __slots__ = ("_begin_ns", "_id", "_line", "_log", "pending", "reply")
+
+    reply: tuple[int, int]
+
+    def __init__(self, log: AccessLog, line: RequestLine, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._log = log
+        self._line = line
+        self._id = line.id or (log.new_id() if log.makes_ids else "")
+        self.pending: Cancellable | EllipsisType | None = ...
+        self._begin_ns = log.now_ns()
+
+    def respond(self, answer: HttpAnswer) -> None:
+        self._exchange.respond(_with_id(answer, self._id.encode()) if self._log.makes_ids else answer)
+        pending, self.pending, body = self.pending, None, answer.body  # a ticket refers to this exchange
+        if len(body) == 2 and type(body[0]) is type(body[1]) is bytes:
+            size = len(body[0]) + len(body[1])  # the usual case
+        else:
+            size = body_length(body)
+        if pending is ...:
+            self.reply = (answer.status, size)
+        else:
+            self._log.put(self._line, self._begin_ns, answer.status, size, self._exchange.peer, self._id, pending)
+
+    def begin(self, status: int, headers: Headers) -> None:
+        self.reply = (status, 0)
+        if self._log.makes_ids:
+            headers = (*headers, (_ID_HEADER, self._id.encode()))
+        self._exchange.begin(status, headers)
+
+    def send(self, piece: Buffer) -> None:
+        status, size = self.reply
+        self.reply = (status, size + len(piece))
+        self._exchange.send(piece)
+
+    def finish(self) -> None:
+        self._exchange.finish()
+        pending = self.pending
+        if pending is ...:
+            self.pending = None
+        else:
+            self.record(*self.reply, pending)
+
+    def record(self, status: int, size: int, pending: Cancellable | None) -> None:
+        """Log the answer."""
+        self.pending = None  # a ticket refers to this exchange
+        self._log.put(self._line, self._begin_ns, status, size, self._exchange.peer, self._id, pending)
+
+
+def _with_id(answer: HttpAnswer, request_id: bytes) -> HttpAnswer:
+    """Return the answer with its request id, its serialized form included."""
+    wire = answer.wire
+    if wire is not None:
+        wire.start = wire.start or fixed_part(answer)
+        wire = Wire(wire.start.replace(b"\r\n", b"\r\n%b: %b\r\n" % (_ID_HEADER, request_id), 1))
+    return answer._replace(headers=(*answer.headers, (_ID_HEADER, request_id)), wire=wire)
+
+
+class _LoggedCall(Stream):
+    """Stream of a gRPC call and its receiver, between the connection and the call; it logs the call's end."""
+
+    __slots__ = ("_begin_ns", "_call", "_inner", "_line", "_log", "_size")
+
+    def __init__(self, log: AccessLog, line: RequestLine, opener: Opener, inner: Stream) -> None:
+        self._log = log
+        self._line = line
+        self._inner = inner
+        self._size = 0
+        self._begin_ns = log.now_ns()
+        self._call: Receiver | None = None
+        self._call = opener(self)
+
+    # -- for the connection ----------------------------------------------------------------------------------------
+
+    def received(self, data: bytes, ended: bool) -> None:
+        """See `Receiver`."""
+        if self._call is not None:
+            self._call.received(data, ended)
+
+    def lost(self) -> None:
+        """See `Receiver`."""
+        call = self._call
+        if call is not None:
+            self._end(_CANCELLED)
+            call.lost()
+
+    def sent(self, size: int) -> None:
+        """See `Receiver`."""
+        if self._call is not None:
+            self._call.sent(size)
+
+    def stalls(self) -> bool:
+        """See `Receiver`."""
+        return self._call is not None and self._call.stalls()
+
+    # -- for the call ----------------------------------------------------------------------------------------------
+
+    @property
+    def connection(self) -> object:
+        return self._inner.connection
+
+    @property
+    def backlog(self) -> int:
+        return self._inner.backlog
+
+    @property
+    def peer(self) -> str:
+        return self._inner.peer
+
+    def respond(self, head: bytes, data: bytes | memoryview, trailers: bytes = b"") -> None:
+        self._size += len(data)
+        self._inner.respond(head, data, trailers)
+        self._end(_status_in(trailers))
+
+    def headers(self, block: bytes, *, end: bool = False) -> None:
+        self._inner.headers(block, end=end)
+        if end:
+            self._end(_status_in(block))
+
+    def data(self, data: bytes | memoryview, *, end: bool = False) -> int:
+        self._size += len(data)
+        return self._inner.data(data, end=end)
+
+    def consumed(self, size: int) -> None:
+        self._inner.consumed(size)
+
+    def reset(self, code: int) -> None:
+        self._inner.reset(code)
+        self._end(_CANCELLED)
+
+    def _end(self, status: int) -> None:
+        call, self._call = self._call, None  # the call refers to this stream
+        ticket = getattr(call, "ticket", None)
+        self._log.put(self._line, self._begin_ns, status, self._size, self._inner.peer, self._line.id, ticket)
+
+
+def _status_in(block: bytes) -> int:
+    """Return gRPC's status in trailers made by `pack`; 2 (UNKNOWN) without one."""
+    at = block.find(_STATUS_NAME)
+    value = block[at + len(_STATUS_NAME) + 1 :] if at >= 0 else b""
+    digits = value[: block[at + len(_STATUS_NAME)]] if value else b""
+    return int(digits) if digits.isdigit() else 2

@@ -1,0 +1,193 @@
+"""Connections of all ports: opened, counted, swept for timeouts and drained at shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import TYPE_CHECKING
+
+from remora.options import ServerOptions
+from remora.server.early_port import EarlyPort
+from remora.server.http.exchange import Service
+from remora.server.http.http1 import Connection
+from remora.server.http.http1_listener import Handover, Listener
+from remora.server.listening import Port, bind
+from remora.server.option_checks import StartError
+
+if TYPE_CHECKING:
+    from remora.server.http.http2 import Http2Connection, Http2Listener
+    from remora.server.tls import PortTls
+
+    Accept = Callable[[list[socket.socket], Listener | Http2Listener, PortTls | None], Port]
+    """Returns a port on listening sockets that serves their connections by the listener; see `Connections.accept`."""
+
+_SWEEP_S = 5.0
+_POLL_S = 0.01
+_STALL_LIMIT_S = 120.0
+"""How long a request may take to arrive; also the timeout for the first request of a connection."""
+_CLOSED_AT_ONCE = 8
+"""Idle connections to close at a time when file descriptors run out."""
+
+
+class Connections:
+    """Listeners, ports and connections of one server. Use it in the loop's thread.
+
+    It is a `Drainable`: connections close after the answer in flight.
+
+    Args:
+        options: addresses and limits.
+        early: the HTTP port, if it is already open.
+    """
+
+    def __init__(self, options: ServerOptions, early: EarlyPort | None = None) -> None:
+        self._options = options
+        self._early = early
+        self._listeners: list[Listener | Http2Listener] = []
+        self._inferring: list[Listener | Http2Listener] = []  # all but those of metrics
+        self._ports: list[Port] = []
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    def is_alone(self) -> bool:
+        """Return True if no other inference can arrive in this loop turn while a request is handled.
+
+        That is the case if one connection is open, and it has sent one request.
+        """
+        alone: Listener | Http2Listener | None = None
+        for listener in self._inferring:
+            if listener.connections:
+                if alone is not None:
+                    return False
+                alone = listener
+        return alone is not None and alone.is_alone()
+
+    async def listen(self, service: Service, address: str, port: int, what: str, http2: Handover | None = None) -> int:
+        """Open a port, serve HTTP/1.1 on it and return its number; ``what`` is its name in messages.
+
+        ``http2`` takes over HTTP/2 connections. Raises StartError if the address cannot be bound.
+        """
+        options = self._options
+        listener = Listener(
+            service, max_body_bytes=options.http_max_input_size, max_chunks=options.http_max_chunks, http2=http2
+        )
+        waiting: list[socket.socket] = []
+        try:
+            if what == "HTTP" and self._early is not None:
+                listening, waiting = self._early.take()
+                sockets = [listening]
+            else:
+                # A metrics port is not shared, because each scrape would reach a random process and its counts only.
+                sockets = await bind(address, port, reuse_port=options.reuse_http_port and what != "metrics")
+        except OSError as error:
+            reason = f"{error.strerror or error}{self._remedy(what)}"
+            raise StartError(f"cannot listen for {what} on {address}:{port}: {reason}") from error
+        accepting = self.accept(sockets, listener, self._tls(http2) if what == "HTTP" else None)
+        self.add([listener], [accepting], infers=what != "metrics")
+        for each in waiting:
+            accepting.adopt(each)
+        return accepting.number
+
+    def _tls(self, http2: Handover | None) -> PortTls | None:
+        """Return the TLS of the HTTP port. Raises ConfigError."""
+        if not self._options.http_server_cert:
+            return None
+        from remora.server.tls import PortTls, http_files  # imported here, because most servers have no TLS
+
+        files = http_files(self._options)
+        return None if files is None else PortTls(files, ("http/1.1",) if http2 is None else ("h2", "http/1.1"))
+
+    def accept(
+        self,
+        sockets: list[socket.socket],
+        listener: Listener | Http2Listener,
+        tls: PortTls | None = None,
+    ) -> Port:
+        """Return a port on listening sockets that serves their connections by ``listener``."""
+        return Port(sockets, listener.connection, self.make_room, tls)
+
+    def add(self, listeners: Sequence[Listener | Http2Listener], ports: Sequence[Port], *, infers: bool = True) -> None:
+        """Take over listeners and ports that another part has opened; ``infers`` is False for ports of metrics."""
+        self._listeners += listeners
+        self._inferring += listeners if infers else ()
+        self._ports += ports
+
+    def sweep(self) -> None:
+        """Close connections that have timed out, now and every few seconds until `close`."""
+        loop = asyncio.get_running_loop()
+        for listener in self._listeners:
+            listener.sweep(loop.time(), _STALL_LIMIT_S, self._options.idle_connection_secs or inf)
+        self._sweeper = loop.call_later(_SWEEP_S, self.sweep)
+
+    def make_room(self) -> bool:
+        """Close the longest idle connections; return False if there are none.
+
+        This happens when descriptors have run out.
+        """
+        idle = [connection for connection in self._open() if connection.is_idle]
+        for connection in sorted(idle, key=lambda connection: connection.idle_since)[:_CLOSED_AT_ONCE]:
+            connection.abort()
+        return bool(idle)
+
+    def count(self) -> dict[str, int]:
+        """Return the number of open connections per protocol."""
+        counts = {"http1": 0, "http2": 0}
+        for listener in self._listeners:
+            counts[listener.protocol] += len(listener.connections)
+        return counts
+
+    def answers(self) -> dict[int, int]:
+        """Return the number of answers over HTTP by status, without those of the port of metrics."""
+        counts: Counter[int] = Counter()
+        for listener in self._inferring:
+            counts.update(listener.answers)
+        return dict(counts)
+
+    def announce(self) -> None:
+        """See `Drainable.announce`: answers carry ``Connection: close`` from now on."""
+        for listener in self._listeners:
+            listener.closing = True
+
+    def stop_accepting(self) -> None:
+        """See `Drainable.stop_accepting`."""
+        for port in self._ports:
+            port.close()
+
+    async def drain(self, end: float) -> bool:
+        """See `Drainable.drain`.
+
+        `close` tells whether a client still waits, because the engine may yet answer it.
+        """
+        loop = asyncio.get_running_loop()
+        while self._close_idle() and loop.time() < end:
+            await asyncio.sleep(_POLL_S)
+        return True
+
+    def close(self) -> bool:
+        """See `Drainable.close`."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        connections = self._open()
+        answered = not any(connection.owes_an_answer for connection in connections)
+        for connection in connections:
+            connection.abort()
+        return answered
+
+    def _open(self) -> list[Connection | Http2Connection]:
+        return [connection for listener in self._listeners for connection in listener.connections]
+
+    def _close_idle(self) -> int:
+        """Close connections without a request.
+
+        Returns the number of those that remain or are being opened.
+        """
+        opening = sum(port.opening for port in self._ports)
+        return sum(listener.close_idle() for listener in self._listeners) + opening
+
+    def _remedy(self, what: str) -> str:
+        flag = {"HTTP": "--http-port", "metrics": "--metrics-port"}.get(what)
+        remedy = f"; is another server there? Choose another {flag}" if flag else ""
+        if what == "metrics" and self._options.reuse_http_port:
+            remedy += ": each process that shares the HTTP port needs its own, or --allow-metrics=false"
+        return remedy

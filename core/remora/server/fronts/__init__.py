@@ -1,0 +1,1 @@
+"""Front processes, which own the connections for an engine in another process."""

@@ -1,0 +1,161 @@
+"""Choice of the gRPC transport by the options.
+
+The package of a transport is imported here and may be missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from remora.protocols.http2 import frames
+from remora.protocols.restriction import Restrictions
+from remora.server.host import ServerContext
+from remora.server.http.exchange import Service
+from remora.server.http.http1_listener import Handover
+from remora.server.shutdown import Drainable, in_own_thread
+from remora.system.install_advice import install_command
+from remora.tensors.shared_memory import Regions
+
+if TYPE_CHECKING:
+    from remora.server.connections import Accept
+    from remora.server.grpc.grpcio_transport import GrpcServer
+    from remora.server.http.http2 import Http2Listener
+    from remora.server.listening import Port
+
+_log = logging.getLogger("remora.server")
+
+
+class GrpcTransport(Drainable, Protocol):
+    """gRPC as a part of the server."""
+
+    @property
+    def listeners(self) -> Sequence[Http2Listener]:
+        """Listeners of all its ports, whose connections the server sweeps and closes."""
+
+    @property
+    def ports(self) -> Sequence[Port]:
+        """Its open ports."""
+
+    @property
+    def on_http_port(self) -> bool:
+        """True if the HTTP port accepts gRPC."""
+
+    @property
+    def starts_in_thread(self) -> bool:
+        """True if `start` opens the port, while the models load."""
+
+    async def listen(self) -> int:
+        """Open the dedicated port before the models load, and return its number or 0."""
+
+    async def start(self) -> int:
+        """Open the dedicated port in another thread, and return its number or 0."""
+
+    def beside(self, service: Service) -> Handover:
+        """Return the handover for HTTP/2 connections on the HTTP port.
+
+        ``service`` answers requests other than gRPC.
+        """
+
+
+def open_grpc(inside: ServerContext, restricted: Restrictions, regions: Regions, accept: Accept) -> GrpcTransport:
+    """Return the transport that the options select, or `NoGrpc` without its package.
+
+    Raises ConfigError if the forward pattern is not a regular expression.
+    """
+    options = inside.options
+    if not (options.allow_grpc or options.grpc_on_http_port):
+        return NoGrpc()
+    if options.grpc_transport == "grpcio":
+        return Grpcio(inside, regions)
+    try:
+        from remora.server.grpc.listener import OwnGrpc
+    except ImportError as error:
+        _log.warning("gRPC is off: %s. Install it with: %s", error, install_command("grpc"))
+        return NoGrpc()
+    return OwnGrpc(inside, restricted, regions, accept)
+
+
+class NoGrpc:
+    """Absence of gRPC: it is disabled, or its package is not installed."""
+
+    listeners: Sequence[Http2Listener] = ()
+    ports: Sequence[Port] = ()
+    on_http_port = False
+    starts_in_thread = False
+
+    async def listen(self) -> int:
+        """Return 0."""
+        return 0
+
+    async def start(self) -> int:
+        """Return 0."""
+        return 0
+
+    def beside(self, _service: Service) -> Handover:
+        """Return a handover that refuses HTTP/2."""
+        return _refuse_http2
+
+    def announce(self) -> None:
+        """Do nothing."""
+
+    def stop_accepting(self) -> None:
+        """Do nothing."""
+
+    async def drain(self, _end: float) -> bool:
+        """Return True."""
+        return True
+
+    def close(self) -> bool:
+        """Return True."""
+        return True
+
+
+class Grpcio(NoGrpc):
+    """gRPC on grpcio, opened and stopped in other threads.
+
+    Both would block the event loop.
+    """
+
+    starts_in_thread = True
+
+    def __init__(self, inside: ServerContext, regions: Regions) -> None:
+        self._inside = inside
+        self._regions = regions
+        self._server: GrpcServer | None = None
+        self._opening: asyncio.Future[int] | None = None
+
+    async def start(self) -> int:
+        """See `GrpcTransport.start`."""
+        self._opening = asyncio.get_running_loop().run_in_executor(None, self.start_server)
+        return await asyncio.shield(self._opening)
+
+    def start_server(self) -> int:
+        """Import grpcio and open its port; return the port number, or 0 without grpcio. It blocks."""
+        try:
+            from remora.server.grpc.grpcio_transport import GrpcServer
+        except ImportError as error:
+            _log.warning("gRPC is off: %s. Install it with: %s", error, install_command("grpcio"))
+            return 0
+        server = GrpcServer(self._inside.engine, self._inside.options, self._regions, keys=self._inside.keys)
+        port = server.start()
+        self._server = server
+        return port
+
+    async def drain(self, end: float) -> bool:
+        """See `Drainable.drain`; a port that is being opened is awaited first."""
+        loop = asyncio.get_running_loop()
+        if self._opening is not None:
+            await asyncio.wait((self._opening,), timeout=max(end - loop.time(), 0.0))
+        if self._server is None:
+            return True
+        return await in_own_thread(self._server.stop, max(end - loop.time(), 0.0))
+
+
+def _refuse_http2(transport: asyncio.Transport, _received: bytes) -> None:
+    """Close an HTTP/2 connection with HTTP_1_1_REQUIRED (RFC 9113 section 7)."""
+    text = b"gRPC is off, its package is not installed: use HTTP/1.1"
+    transport.write(frames.settings() + frames.goaway(0, frames.HTTP_1_1_REQUIRED, text))
+    transport.close()

@@ -1,0 +1,147 @@
+"""Requests to language models on a platform's single path, answered by OpenAI's routes.
+
+Invariant: each exchange ends once; a client that disconnects frees its rows.
+"""
+
+from __future__ import annotations
+
+from remora.engine import Engine
+from remora.errors import InvalidArgumentError, NotFoundError, RemoraError
+from remora.messages import Buffer
+from remora.models.table import LoadingError
+from remora.protocols.hosted_generation import (
+    Shaped,
+    Texts,
+    TextStream,
+    answer_of_texts,
+    error_of_texts,
+    predictions_of,
+    read_shape,
+)
+from remora.protocols.http1 import Head
+from remora.protocols.openai.routes import error_answer, find_route, refused
+from remora.protocols.rest.answer import JSON, Headers, HttpAnswer
+from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
+from remora.server.http.rest import RestService
+
+_EVENTS: Headers = ((b"Content-Type", b"text/event-stream; charset=utf-8"), (b"Cache-Control", b"no-cache"))
+_LINES: Headers = ((b"Content-Type", b"application/jsonlines"), (b"Cache-Control", b"no-cache"))
+_OPENAI = ("/v1/", "/openai/v1/")
+_EXPECTED = (
+    "the body must be a JSON object with messages (a chat), prompt (a completion), or inputs as text with parameters"
+)
+
+
+class HostedGeneration:
+    """Language models of one engine behind a platform's routes. Use it in the event loop's thread.
+
+    Args:
+        rest: the V2 service, which has OpenAI's routes.
+        engine: has the models.
+    """
+
+    def __init__(self, rest: RestService, engine: Engine) -> None:
+        self._rest = rest
+        self._engine = engine
+
+    def shape_of(self, model: str, body: Buffer) -> Shaped | HttpAnswer | None:
+        """Return what a body means to a model.
+
+        Returns None if the body is for the V2 routes, and a refusal for a wrong parameter.
+
+        Raises:
+            LoadingError: the model is being loaded.
+        """
+        try:
+            generates = self._engine.resolve(model).generation is not None
+            if not generates and not _may_be_vectors(body):
+                return None
+            shaped = read_shape(body)
+            if shaped is None and generates and not _may_be_tensors(body):
+                raise InvalidArgumentError(_EXPECTED)
+            return shaped
+        except LoadingError:
+            raise  # the host's route waits for the model
+        except NotFoundError:
+            return None
+        except RemoraError as error:
+            return error_answer(error)
+
+    def handle(self, shaped: Shaped, model: str, head: Head, exchange: Exchange) -> Cancellable | None:
+        """Answer a request of this shape for a model."""
+        back: Exchange = exchange
+        if shaped.texts is not None:
+            accepts_events = b"text/event-stream" in (head.get(b"accept") or b"").lower()
+            back = _TextExchange(exchange, shaped.texts, events=accepts_events)
+        elif shaped.predictions:
+            back = _PredictionExchange(exchange)
+        locked = self._rest.locked(shaped.route.v2_action, head)
+        if locked is not None:
+            back.respond(refused(locked))
+            return None
+        return self._rest.openai.handle(shaped.route, head, shaped.body, back, model)
+
+    def handle_path(self, head: Head, body: Buffer, exchange: Exchange, model: str) -> tuple[bool, Cancellable | None]:
+        """Answer a request to one of OpenAI's paths, for ``model`` if it names none.
+
+        Returns True and the pending request, or False for another path.
+        """
+        where = find_route(head.path) if head.path.startswith(_OPENAI) else None
+        if where is None:
+            return False, None
+        locked = self._rest.locked(where.v2_action, head)
+        if locked is not None:
+            exchange.respond(refused(locked))
+            return True, None
+        return True, self._rest.openai.handle(where, head, body, exchange, model)
+
+
+def _may_be_tensors(body: Buffer) -> bool:
+    """Return True if a body may be a request of V2 or V1."""
+    octets = bytes(body)
+    return b'"inputs"' in octets or b'"instances"' in octets
+
+
+def _may_be_vectors(body: Buffer) -> bool:
+    """Return True if a body is not V2's and may ask for embeddings or a reranking."""
+    octets = bytes(body)
+    return b'"inputs"' not in octets and (b'"input"' in octets or b'"documents"' in octets)
+
+
+class _PredictionExchange(ForwardingExchange):
+    """Exchange whose good answers become the value of ``predictions``."""
+
+    __slots__ = ()
+
+    def respond(self, answer: HttpAnswer) -> None:
+        """Forward the whole answer."""
+        if answer.status == 200:
+            answer = answer._replace(body=[predictions_of(b"".join(answer.body))], wire=None)
+        self._exchange.respond(answer)
+
+
+class _TextExchange(ForwardingExchange):
+    """Exchange that converts a completion to the LMI schema."""
+
+    __slots__ = ("_events", "_stream", "_texts")
+
+    def __init__(self, exchange: Exchange, texts: Texts, *, events: bool) -> None:
+        super().__init__(exchange)
+        self._texts = texts
+        self._events = events
+        self._stream = TextStream(texts, events=events)
+
+    def respond(self, answer: HttpAnswer) -> None:
+        """Forward the whole answer."""
+        body = b"".join(answer.body)
+        made = answer_of_texts(body, self._texts) if answer.status == 200 else error_of_texts(body)
+        headers = tuple(pair for pair in answer.headers if pair[0].lower() != b"content-type")
+        self._exchange.respond(HttpAnswer(answer.status, (JSON, *headers), [made]))
+
+    def begin(self, status: int, headers: Headers) -> None:
+        """Begin a stream of lines or events."""
+        self._exchange.begin(status, _EVENTS if self._events else _LINES)
+
+    def send(self, piece: Buffer) -> None:
+        """Send what the next part of the completion becomes."""
+        self._exchange.send(self._stream.feed(piece))

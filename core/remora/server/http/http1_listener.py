@@ -1,0 +1,80 @@
+"""State that all HTTP/1.1 connections of one port share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from math import inf
+
+from remora.protocols.http1 import MAX_CHUNKS, Head, HeadParser
+from remora.server.http.exchange import Bound, Service, TlsNotice, bind
+from remora.server.http.http1 import Connection
+
+_SCRATCH_BYTES = 262_144
+
+Handover = Callable[[asyncio.Transport, bytes], None]
+"""Takes over a connection and the bytes received so far."""
+
+
+class Listener:
+    """State that all connections of one port share.
+
+    It holds the service, the limits, the receive buffer and the connections. Connections that begin with the HTTP/2
+    preface are handed over to ``http2`` with their first bytes; without ``http2`` they are refused as an unsupported
+    version.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        max_body_bytes: int,
+        max_chunks: int = MAX_CHUNKS,
+        http2: Handover | None = None,
+    ) -> None:
+        self.service = service
+        self.max_body_bytes = max_body_bytes
+        self.max_chunks = max_chunks
+        self.http2 = http2
+        self.heads = HeadParser(self._bind)
+        self.scratch = bytearray(_SCRATCH_BYTES)
+        self.view = memoryview(self.scratch)
+        self.connections: dict[Connection, None] = {}
+        self.closing = False
+        self.answers: defaultdict[int, int] = defaultdict(int)
+        """Answers by status."""
+        self.protocol = "http1"
+        self.tls_notice = TlsNotice("HTTP")
+
+    def _bind(self, head: Head) -> Bound:
+        return Bound(head, bind(self.service, head), self.max_body_bytes)
+
+    def connection(self) -> Connection:
+        """Return the protocol of a new connection."""
+        return Connection(self)
+
+    def is_alone(self) -> bool:
+        """Return True if there is one connection.
+
+        No other request can arrive then while its request is handled.
+        """
+        return len(self.connections) == 1
+
+    def close_idle(self) -> int:
+        """Close connections after the answer in flight from now on.
+
+        Returns the number of open connections.
+        """
+        self.closing = True
+        for connection in list(self.connections):
+            connection.close_when_done()
+        return len(self.connections)
+
+    def sweep(self, now: float, limit_s: float, idle_s: float = inf) -> None:
+        """Close connections that time out; call it every few seconds.
+
+        ``limit_s`` bounds the time to receive one request or the first byte, ``idle_s`` the time without a request.
+        """
+        for connection in list(self.connections):
+            connection.sweep(now, limit_s, idle_s)

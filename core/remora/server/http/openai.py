@@ -1,0 +1,514 @@
+"""Service of OpenAI's routes, which turns requests into tasks of language models.
+
+The pieces of all requests of a step reach the event loop in one wake-up. Decoding of large bodies, and what compiles a
+grammar, runs in another thread.
+
+Invariants: each exchange ends once; a client that disconnects frees its rows; the model of a request stays open until
+its last task has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from hashlib import blake2b
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import orjson
+
+from remora._version import __version__
+from remora.engine import Engine
+from remora.errors import ConfigError, NotFoundError, RemoraError, UnavailableError
+from remora.generation import Generation
+from remora.generation.tasks import ParameterError, Piece, Task
+from remora.messages import Buffer, Mailbox
+from remora.models.served_model import ServedModel
+from remora.models.table import LoadingError
+from remora.protocols.http1 import Head
+from remora.protocols.openai.mapping import TensorUse, derive_use
+from remora.protocols.openai.replies import Heading, Reply
+from remora.protocols.openai.requests import Query, decode, encode_prompts, tasks_of
+from remora.protocols.openai.routes import ApiError, Route, error_answer, refused
+from remora.protocols.openai.vectors import VECTORS, VectorQuery, decode_vectors
+from remora.protocols.rest.answer import JSON, PLAIN, Headers, HttpAnswer, Refusal
+from remora.protocols.rest.content_encoding import inflate
+from remora.server.http import deadlines
+from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
+from remora.server.http.openai_delivery import Delivery, cancelled
+from remora.system.clock import SystemClock
+
+_log = logging.getLogger("remora.http")
+
+_LARGE = 16_384
+"""Bytes of a body from which decoding, templates and tokenization run in another thread."""
+_JSON_TYPES = (b"application/json", b"text/json")
+_GENERATES = ("chat", "completions")
+
+Wait = Callable[[Callable[[Head, Buffer, Exchange], Cancellable | None], Head, Buffer, Exchange], Cancellable | None]
+"""Runs work, and runs it again once the model that it needs is loaded; see `RestService.when_loaded`."""
+
+
+class OpenAiRoutes:
+    """Handler of OpenAI's routes. Use it in the event loop's thread.
+
+    Args:
+        engine: has the models.
+        wait: repeats work that raised LoadingError.
+        mailbox: receives the responses of ordinary models.
+        max_input_bytes: limit of a decompressed body.
+        ignore_unknown: unknown fields of a request are ignored, and named in the answer's header.
+    """
+
+    def __init__(
+        self, engine: Engine, wait: Wait, mailbox: Mailbox | None, max_input_bytes: int, *, ignore_unknown: bool = False
+    ) -> None:
+        self._engine = engine
+        self.mailbox = mailbox
+        self._wait = wait
+        self._limit = max_input_bytes
+        self._ignore_unknown = ignore_unknown
+        self._clock = SystemClock()
+        self._news: _News | None = None
+        self._uses: WeakKeyDictionary[ServedModel, TensorUse | None] = WeakKeyDictionary()
+
+    def handle(
+        self, where: Route, head: Head, body: Buffer, exchange: Exchange, default_model: str = ""
+    ) -> Cancellable | None:
+        """Answer one request through ``exchange``, now or later.
+
+        Returns a cancellable if the request is still pending. ``default_model`` is the model of a request that names
+        none, for hosts whose endpoints have one model.
+        """
+        try:
+            self._check_head(where, head)
+            if where.method == "GET":
+                exchange.respond(self._schema(head) if where.action == "schema" else self._list(where))
+                return None
+            encoding = head.get(b"content-encoding") or b""
+            plain = inflate(body, encoding, self._limit) if encoding else body
+            call = _Call(self, where, head, exchange, default_model)
+            if len(plain) > _LARGE:
+                call.in_thread(lambda: call.decode(plain), call.resolve)
+            else:
+                call.decode(plain)
+                call.resolve()
+            return call
+        except LoadingError:
+            raise
+        except Exception as error:
+            exchange.respond(_failure(error))
+            return None
+
+    def _check_head(self, where: Route, head: Head) -> None:
+        """Raise ApiError for another method or content type."""
+        if head.method != where.method and not (where.method == "GET" and head.method == "HEAD"):
+            allowed: Headers = ((b"Allow", where.method.encode()),)
+            raise ApiError(405, f"{head.method} is not allowed here: send {where.method}", headers=allowed)
+        kind = head.get(b"content-type")
+        if where.method == "POST" and kind is not None:
+            name = kind.split(b";")[0].strip().lower()
+            if name not in _JSON_TYPES and not name.endswith(b"+json"):
+                shown = name[:80].decode("latin-1")
+                raise ApiError(415, f"the body has the content type {shown!r}: send application/json")
+
+    # -- Models --------------------------------------------------------------------------------------------------------
+
+    def _rows(self) -> dict[str, dict[str, object]]:
+        """Return the models that the routes serve, by name."""
+        rows: dict[str, dict[str, object]] = {}
+        for model in self._engine.models():
+            generation = model.generation
+            if generation is None:
+                if self.use_of(model) is not None:
+                    rows[model.name] = _row(model.name, model)
+                continue
+            facts = generation.engine.facts
+            names = (model.name, *generation.served_names, *(f"{model.name}:{each}" for each in facts.adapters))
+            for name in names:
+                rows[name] = {**_row(name, model), "max_model_len": facts.context}
+        return rows
+
+    def use_of(self, model: ServedModel) -> TensorUse | None:
+        """Return how the routes use an ordinary model's tensors, None if they cannot."""
+        if model not in self._uses:
+            try:
+                self._uses[model] = derive_use(model.config)
+            except ConfigError as error:
+                _log.error("OpenAI's routes do not serve a model: %s", error)
+                self._uses[model] = None
+        return self._uses[model]
+
+    def _schema(self, head: Head) -> HttpAnswer:
+        from remora.protocols.openai.schema import openapi_document  # imported here, because few clients read it
+
+        root = head.path.removesuffix("/v1/openapi.json")
+        document = openapi_document(__version__, root, ignore_unknown=self._ignore_unknown)
+        return HttpAnswer(200, (JSON,), [orjson.dumps(document)])
+
+    def _list(self, where: Route) -> HttpAnswer:
+        rows = self._rows()
+        if where.action == "models":
+            return HttpAnswer(200, (JSON,), [orjson.dumps({"object": "list", "data": list(rows.values())})])
+        if where.model not in rows:
+            raise self._unknown(where.model)
+        return HttpAnswer(200, (JSON,), [orjson.dumps(rows[where.model])])
+
+    def _unknown(self, name: str) -> RemoraError:
+        if not self._engine.readiness().started:
+            return ApiError(
+                503, f"the model '{name}' is not ready: models are being loaded", headers=((b"Retry-After", b"1"),)
+            )
+        names = ", ".join(f"'{each}'" for each in self._rows()) or "none"
+        return ApiError(
+            404, f"the model '{name}' does not exist; available: {names}", param="model", reason="model_not_found"
+        )
+
+    def find(self, name: str) -> tuple[ServedModel, str]:
+        """Return a model and the name of an adapter, "" for none.
+
+        Raises:
+            ApiError: there is no such model.
+            LoadingError: the model is being loaded.
+        """
+        try:
+            return self._engine.resolve(name), ""
+        except NotFoundError:
+            found = self._by_other_name(name)
+            if found is None:
+                raise self._unknown(name) from None
+            return found
+
+    def _by_other_name(self, name: str) -> tuple[ServedModel, str] | None:
+        base, _, adapter = name.rpartition(":")
+        for model in self._engine.models():
+            generation = model.generation
+            if generation is None:
+                continue
+            if name in generation.served_names:
+                return model, ""
+            if adapter in generation.engine.facts.adapters and base in (model.name, *generation.served_names):
+                return model, adapter
+        return None
+
+    # -- For calls -----------------------------------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine:
+        """The engine."""
+        return self._engine
+
+    @property
+    def ignores_unknown(self) -> bool:
+        """True if unknown fields are ignored."""
+        return self._ignore_unknown
+
+    @property
+    def news(self) -> _News:
+        """Sink of all tasks, which delivers in the current event loop."""
+        if self._news is None:
+            self._news = _News(asyncio.get_running_loop())
+        return self._news
+
+    def heading(self, model: str, fingerprint: str) -> Heading:
+        """Return the heading of a new answer."""
+        return Heading(secrets.token_hex(12), self._clock.wall_ms() // 1000, model, fingerprint)
+
+    def now_ns(self) -> int:
+        """Return the time of the clock of deadlines."""
+        return self._clock.monotonic_ns()
+
+    def when_loaded(self, work: Callable[[], Cancellable | None], head: Head, exchange: Exchange) -> Cancellable | None:
+        """Run work that may raise LoadingError, again after the load."""
+        return self._wait(lambda _head, _body, _exchange: work(), head, b"", _ErrorExchange(exchange))
+
+
+def _row(name: str, model: ServedModel) -> dict[str, object]:
+    """Return a model as it is listed."""
+    created = model.loaded_ms // 1000
+    return {"id": name, "object": "model", "created": created, "owned_by": "remora", "root": model.name}
+
+
+class _ErrorExchange(ForwardingExchange):
+    """Exchange whose errors take OpenAI's form."""
+
+    __slots__ = ()
+
+    def respond(self, answer: HttpAnswer) -> None:
+        self._exchange.respond(refused(answer))
+
+
+def _failure(error: Exception) -> HttpAnswer:
+    """Return the answer for an error, and log one without a known cause."""
+    if isinstance(error, Refusal):
+        return refused(error.answer._replace(headers=(PLAIN, *error.headers)))
+    if isinstance(error, RecursionError):
+        error = ApiError(400, "the body is nested too deep")
+    if not isinstance(error, RemoraError):
+        _log.error("a request to OpenAI's routes failed", exc_info=error)
+    return error_answer(error)
+
+
+class _Call:
+    """One request between its arrival and the begin of its tasks, and what it became."""
+
+    def __init__(self, routes: OpenAiRoutes, where: Route, head: Head, exchange: Exchange, default_model: str) -> None:
+        self._routes = routes
+        self._where = where
+        self._head = head
+        self._exchange = exchange
+        self._default_model = default_model
+        self._received_ns = routes.now_ns()
+        self._query: Query | VectorQuery | None = None
+        self._became: Cancellable | None = None
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Cancel the request, because its client has disconnected."""
+        self._cancelled = True
+        if self._became is not None:
+            self._became.cancel()
+
+    def in_thread(self, work: Callable[[], object], go_on: Callable[[], object]) -> None:
+        """Run ``work`` in another thread, then ``go_on`` in the loop.
+
+        The exchange is answered with an error of either.
+        """
+
+        def ended(done: asyncio.Future[object]) -> None:
+            error = done.exception()
+            try:
+                if error is not None:
+                    raise error
+                go_on()
+            except Exception as failure:
+                self._exchange.respond(_failure(self._renamed(failure)))
+
+        asyncio.get_running_loop().run_in_executor(None, work).add_done_callback(ended)
+
+    def decode(self, body: Buffer) -> None:
+        """Decode the body. May run in another thread."""
+        read = decode_vectors if self._where.action in VECTORS else decode
+        self._query = read(self._where.action, body, ignore_unknown=self._routes.ignores_unknown)
+
+    def resolve(self) -> None:
+        """Begin the request once its model is loaded."""
+        if self._cancelled:  # while the body was being decoded
+            self._exchange.respond(error_answer(cancelled()))
+        else:
+            self._became = self._routes.when_loaded(self._begin, self._head, self._exchange)
+
+    def _begin(self) -> Cancellable | None:
+        """Begin the request. Raises LoadingError."""
+        query = self._query
+        assert query is not None
+        try:
+            name = query.model or self._default_model
+            if not name:
+                raise ParameterError("model", "the parameter model is missing")
+            model, adapter = self._routes.find(name)
+            timeout_ns = deadlines.timeout_ns(self._head.get(deadlines.HEADER), plain=True)
+            generation = model.generation
+            if generation is None:
+                return self._begin_tensors(query, model, timeout_ns)
+            if isinstance(query, VectorQuery):
+                raise ApiError(400, f"the model '{name}' writes text and gives no vectors or scores", param="model")
+            if query.action not in _GENERATES:
+                self._exchange.respond(_tokens(query, generation))
+                return None
+            return self._begin_tasks(query, model, generation, adapter, timeout_ns)
+        except LoadingError:
+            raise
+        except Exception as error:
+            self._exchange.respond(_failure(self._renamed(error)))
+            return None
+
+    def _begin_tasks(
+        self, query: Query, model: ServedModel, generation: Generation, adapter: str, timeout_ns: int
+    ) -> Cancellable:
+        if not model.acquire():
+            raise UnavailableError(f"the model '{model.name}' is being unloaded")
+        request = _Request(self._exchange, query, model, generation, self._routes.news)
+        deadline_ns = self._received_ns + timeout_ns if timeout_ns else 0
+        changes = {"adapter": adapter, "deadline_ns": deadline_ns, "received_ns": self._received_ns}
+        begin = partial(request.begin, changes, _key_of(self._head), self._routes.heading)
+        if query.is_constrained or self._head.content_length > _LARGE:
+            self.in_thread(begin, partial(self._began, request))
+        else:
+            begin()
+        return request
+
+    def _begin_tensors(self, query: Query | VectorQuery, model: ServedModel, timeout_ns: int) -> Cancellable | None:
+        from remora.server.http.openai_tensors import (  # imported here, because few servers need it
+            Origin,
+            TensorRequests,
+        )
+
+        use = self._routes.use_of(model)
+        if use is None:
+            raise ApiError(
+                400,
+                f"the model '{model.name}' has no tensors that these routes can use: its configuration may declare "
+                "them in the parameter openai",
+                param="model",
+            )
+        origin = Origin(self._exchange, self._head, timeout_ns, self._routes.heading)
+        return TensorRequests(self._routes.engine, self._routes.mailbox, model, use, origin).begin(query)
+
+    def _began(self, request: _Request) -> None:
+        if self._cancelled:  # while the tasks were being begun
+            request.cancel()
+
+    def _renamed(self, error: Exception) -> Exception:
+        """Return an error with the name of the parameter in the request."""
+        names = self._query.renamed if isinstance(self._query, Query) else {}
+        if isinstance(error, ParameterError) and error.parameter in names:
+            name = names[error.parameter]
+            return ParameterError(name, error.message.replace(f"{error.parameter} is", f"{name} is"))
+        return error
+
+
+def _key_of(head: Head) -> str:
+    """Return a digest of the client's key, "" without one.
+
+    It is the user of a request that names none, so that keys share the rows equally.
+    """
+    key = head.get(b"authorization")
+    return "" if key is None else blake2b(key, digest_size=8).hexdigest()
+
+
+def _tokens(query: Query, generation: Generation) -> HttpAnswer:
+    """Return the answer to tokenize and detokenize."""
+    tokens = generation.tokens
+    if query.action == "detokenize":
+        (given,) = query.prompts
+        assert not isinstance(given, str)
+        return HttpAnswer(200, (JSON,), [orjson.dumps({"prompt": tokens.decode(given, skip_special=False)})])
+    (encoded,) = encode_prompts(query, generation)
+    context = generation.engine.facts.context
+    document: dict[str, object] = {"count": len(encoded), "max_model_len": context, "tokens": list(encoded)}
+    if query.token_ids:
+        document["token_strs"] = [tokens.token_name(token) for token in encoded]
+    return HttpAnswer(200, (JSON,), [orjson.dumps(document)])
+
+
+class _News:
+    """Sink that delivers the pieces of all requests in the event loop.
+
+    A wake-up is posted only if none is pending.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[Sequence[Piece]] = deque()
+        self._posted = False
+        self._requests: dict[Task, _Request] = {}
+
+    def add(self, task: Task, request: _Request) -> None:
+        """Deliver the pieces of a task to a request. Any thread may call this."""
+        self._requests[task] = request
+
+    def remove(self, task: Task) -> None:
+        """Forget a task that did not begin."""
+        self._requests.pop(task, None)
+
+    def take(self, pieces: Sequence[Piece]) -> None:
+        """Post the pieces of a step; see `Sink`."""
+        self._waiting.append(pieces)
+        if self._posted:
+            return
+        self._posted = True
+        try:
+            self._loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:  # the loop and all its connections are closed
+            self._deliver()
+
+    def _deliver(self) -> None:
+        self._posted = False  # before the pieces are taken, so that later ones post again
+        touched: dict[_Request, list[Piece]] = {}
+        while self._waiting:
+            for piece in self._waiting.popleft():
+                request = self._requests.get(piece.task)
+                if request is not None:
+                    touched.setdefault(request, []).append(piece)
+        for request, pieces in touched.items():
+            try:
+                request.take(pieces)
+            except Exception:  # a fault of one request must not reach the others
+                _log.exception("an answer of OpenAI's routes failed")
+                request.give_up()
+
+
+class _Request:
+    """A request whose tasks run."""
+
+    __slots__ = ("_delivery", "_exchange", "_generation", "_left", "_model", "_news", "_query", "_tasks")
+
+    def __init__(
+        self, exchange: Exchange, query: Query, model: ServedModel, generation: Generation, news: _News
+    ) -> None:
+        self._exchange = exchange
+        self._query = query
+        self._model = model
+        self._generation = generation
+        self._news = news
+        self._tasks: list[Task] = []
+        self._left = 0
+        self._delivery: Delivery | None = None
+
+    def begin(self, changes: Mapping[str, Any], user: str, heading: Callable[[str, str], Heading]) -> None:
+        """Begin the tasks with changed attributes, and with this user where the request names none.
+
+        May run in another thread. Raises RemoraError; then no task runs and the model is released.
+        """
+        query, generation = self._query, self._generation
+        engine = generation.engine
+        try:
+            made = heading(query.model or self._model.name, engine.facts.fingerprint)
+            answer_id = made.answer_id(query)
+            tasks = [
+                replace(task, id=answer_id, user=task.user or user, **changes)
+                for task in tasks_of(query, generation, secrets.randbits(63))
+            ]
+            reply = Reply(query, tasks, made, generation.tokens, generation.tool_parser)
+            self._delivery = Delivery(self._exchange, query, reply, self.cancel)
+            self._left = sum(task.choices for task in tasks)
+            for task in tasks:
+                self._news.add(task, self)
+                self._tasks.append(task)
+                engine.begin(task, self._news)
+        except BaseException:
+            for task in self._tasks:
+                self._news.remove(task)
+                engine.cancel(task)
+            self._model.release()
+            raise
+
+    def cancel(self) -> None:
+        """Cancel the tasks, because the client has disconnected or a task failed."""
+        for task in self._tasks:
+            self._generation.engine.cancel(task)
+        if self._delivery is not None:
+            self._delivery.leave()
+
+    def give_up(self) -> None:
+        """End the exchange after a fault."""
+        if self._delivery is not None:
+            self._delivery.give_up()
+
+    def take(self, pieces: Sequence[Piece]) -> None:
+        """Answer with new pieces, and release the model after the last end."""
+        for piece in pieces:
+            if piece.end is not None:
+                self._left -= 1
+                if not self._left:
+                    for task in self._tasks:
+                        self._news.remove(task)
+                    self._model.release()
+        if self._delivery is not None:
+            self._delivery.take(pieces)

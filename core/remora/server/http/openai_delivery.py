@@ -1,0 +1,112 @@
+"""Delivery of an answer of OpenAI's routes through an exchange, whole or as events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from remora.errors import CancelledError, RemoraError
+from remora.generation.tasks import Piece
+from remora.protocols.openai.replies import Reply
+from remora.protocols.openai.requests import Query
+from remora.protocols.openai.routes import ApiError, error_answer
+from remora.protocols.rest.answer import JSON, Headers, HttpAnswer
+from remora.server.http.exchange import Exchange
+
+_EVENTS: Headers = ((b"Content-Type", b"text/event-stream; charset=utf-8"), (b"Cache-Control", b"no-cache"))
+
+
+class Delivery:
+    """Answer of one request, sent as its pieces arrive.
+
+    Args:
+        exchange: receives the answer.
+        query: the request.
+        reply: makes the answer.
+        cancel: called after an error, to end what still runs.
+    """
+
+    __slots__ = ("_begun", "_cancel", "_exchange", "_query", "_reply", "done")
+
+    def __init__(self, exchange: Exchange, query: Query, reply: Reply, cancel: Callable[[], None]) -> None:
+        self._exchange = exchange
+        self._query = query
+        self._reply = reply
+        self._cancel = cancel
+        self._begun = False
+        self.done = False
+        """True if the exchange has ended or its client has disconnected."""
+
+    def take(self, pieces: Sequence[Piece]) -> None:
+        """Answer with new pieces."""
+        if self.done:
+            return
+        if self._query.stream:
+            self._send(pieces)
+        else:
+            self._collect(pieces)
+
+    def give_up(self) -> None:
+        """End the exchange after a fault."""
+        if not self.done:
+            self.done = True
+            self._cancel()
+            self._end(RuntimeError())
+
+    def leave(self) -> None:
+        """End the exchange of a client that has disconnected, perhaps only for sending. Idempotent."""
+        if not self.done:
+            self.done = True
+            self._end(cancelled())
+
+    def _end(self, error: Exception) -> None:
+        if self._begun:
+            self._exchange.finish()
+        else:
+            self._exchange.respond(error_answer(error))
+
+    def _send(self, pieces: Sequence[Piece]) -> None:
+        reply = self._reply
+        events = reply.events(pieces)
+        if not self._begun:
+            if reply.error is not None:
+                self._refuse(reply.error)
+                return
+            self._begun = True
+            self._exchange.begin(200, (*_EVENTS, *ignored_header(self._query.ignored)))
+        self._exchange.send(events)
+        if reply.error is not None or reply.done:
+            self.done = True
+            if reply.error is not None:
+                self._cancel()
+            self._exchange.finish()
+
+    def _collect(self, pieces: Sequence[Piece]) -> None:
+        reply = self._reply
+        reply.add(pieces)
+        if reply.error is not None:
+            self._refuse(reply.error)
+        elif reply.done:
+            self.done = True
+            if reply.timed_out:
+                self._exchange.respond(error_answer(ApiError(504, "the deadline passed before the first token")))
+            else:
+                headers = (JSON, *ignored_header(self._query.ignored))
+                self._exchange.respond(HttpAnswer(200, headers, [reply.body()]))
+
+    def _refuse(self, error: RemoraError) -> None:
+        self.done = True
+        self._cancel()
+        self._exchange.respond(error_answer(error))
+
+
+def cancelled() -> RemoraError:
+    """Return the error of a request whose client has disconnected."""
+    return CancelledError("the request was cancelled")
+
+
+def ignored_header(names: Sequence[str]) -> Headers:
+    """Return the header that names ignored fields."""
+    if not names:
+        return ()
+    shown = ", ".join(name for name in names if name.isidentifier() and name.isascii())
+    return ((b"X-Ignored-Parameters", shown[:1000].encode()),)

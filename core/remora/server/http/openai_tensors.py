@@ -1,0 +1,322 @@
+"""Service of OpenAI's routes for ordinary models, which are called by tensors.
+
+Texts of one request to embed, rerank or score form one batch, and more than the model's largest batch several.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from remora.engine import Engine, FrontEnd
+from remora.errors import InternalError, RemoraError
+from remora.generation.tasks import ParameterError
+from remora.generation.templates import JinjaTemplate
+from remora.in_process import as_form, as_request
+from remora.messages import Array, Mailbox, Outcome, Response, Streamed, Ticket
+from remora.models.served_model import ServedModel
+from remora.protocols.http1 import Head
+from remora.protocols.openai.mapping import TensorUse, tensors_of
+from remora.protocols.openai.replies import Heading, Reply
+from remora.protocols.openai.requests import Query
+from remora.protocols.openai.routes import ApiError, error_answer
+from remora.protocols.openai.tensors import TextAnswer, stops_of, task_for, text_inputs
+from remora.protocols.openai.vectors import VectorQuery, encode_embeddings, encode_scores, similarities
+from remora.protocols.rest.answer import JSON, HttpAnswer
+from remora.server.held_mailbox import HeldMailbox
+from remora.server.http.exchange import Cancellable, Exchange, arrival_of
+from remora.server.http.openai_delivery import Delivery, cancelled, ignored_header
+from remora.system.clock import SystemClock
+
+_MAX_UNBATCHED = 256
+"""Texts of one request to a model without batches, each of which is a request to it."""
+
+
+class _NoTokens:
+    """Tokenizer of a model that takes texts: no token is special."""
+
+    special: Mapping[int, str] = {}
+
+
+class _Group:
+    """The tickets of one request, cancelled together."""
+
+    def __init__(self) -> None:
+        self._tickets: list[Ticket] = []
+        self.cancelled = False
+        self.leave: Callable[[], None] = lambda: None
+        """Ends the exchange of a client that has disconnected."""
+
+    def add(self, ticket: Ticket | None) -> None:
+        """Add a ticket, and cancel it if the group is cancelled."""
+        if ticket is not None:
+            self._tickets.append(ticket)
+            if self.cancelled:
+                ticket.cancel()
+
+    def cancel(self) -> None:
+        """Cancel all tickets and end the exchange, because the client has disconnected."""
+        self.stop()
+        self.leave()
+
+    def stop(self) -> None:
+        """Cancel all tickets, because the request has failed."""
+        self.cancelled = True
+        for ticket in self._tickets:
+            ticket.cancel()
+
+
+class Origin(NamedTuple):
+    """Where a request comes from.
+
+    ``exchange`` receives the answer to ``head``; ``timeout_ns`` is the client's timeout, 0 for none. ``heading``
+    returns the heading of a new answer for the name of a model and a fingerprint.
+    """
+
+    exchange: Exchange
+    head: Head
+    timeout_ns: int
+    heading: Callable[[str, str], Heading]
+
+
+class TensorRequests:
+    """One request of a client, as requests to an ordinary model.
+
+    Args:
+        engine: has the model.
+        mailbox: receives the responses.
+        model: as it was found.
+        use: of its tensors.
+        origin: of the request.
+    """
+
+    def __init__(
+        self, engine: Engine, mailbox: Mailbox | None, model: ServedModel, use: TensorUse, origin: Origin
+    ) -> None:
+        self._engine = engine
+        self._mailbox = mailbox
+        self._model = model
+        self._use = use
+        self._exchange, self._head, self._timeout_ns, self._heading = origin
+        self._group = _Group()
+        self._inputs, self._outputs = tensors_of(model.config)
+        self._batch = model.config.max_batch_size
+
+    def begin(self, query: Query | VectorQuery) -> Cancellable:
+        """Submit the requests to the model.
+
+        Raises:
+            ApiError: the model does something else.
+            ParameterError: a parameter cannot be honoured.
+            RemoraError: the model refuses a request.
+        """
+        if isinstance(query, VectorQuery):
+            self._begin_vectors(query)
+        elif self._use.task != "text":
+            raise ApiError(400, f"the model '{self._model.name}' does not write text", param="model")
+        elif query.action not in ("chat", "completions"):
+            raise ApiError(400, f"the model '{self._model.name}' has no tokenizer here", param="model")
+        else:
+            self._begin_texts(query)
+        return self._group
+
+    def _submit(
+        self, inputs: Mapping[str, Array], outputs: Sequence[str], reply: Callable[[Ticket, Outcome], None],
+        held: HeldMailbox | None = None,
+    ) -> None:  # fmt: skip
+        """Submit one request. Raises RemoraError, and then cancels the others."""
+        mailbox = held or self._mailbox
+
+        def submit(model: ServedModel, *_: object) -> Ticket:
+            specs, data = as_request(model, inputs)
+            form = as_form(specs, outputs, "", {})
+            return model.submit(form, data, reply, mailbox=mailbox, timeout_ns=self._timeout_ns)
+
+        try:
+            front_end = FrontEnd(submit, arrival_of)
+            ticket = self._engine.submit_to(front_end, self._model.name, -1, self._head, self._exchange)
+        except BaseException:
+            self._group.stop()
+            raise
+        if held is not None and ticket is not None:
+            held.release_with(ticket.request)
+        self._group.add(ticket)
+
+    # -- Texts ---------------------------------------------------------------------------------------------------------
+
+    def _begin_texts(self, query: Query) -> None:
+        prompts = [self._chat_prompt(query)] if query.chat is not None else [str(each) for each in query.prompts]
+        tasks = [task_for(query) for _ in prompts]
+        made = self._heading(query.model or self._model.name, "")
+        reply = Reply(query, tasks, made, None, self._use.tool_parser)
+        reply.usage.prompt = 0
+        delivery = Delivery(self._exchange, query, reply, self._group.stop)
+        self._group.leave = delivery.leave
+        stops = stops_of(query, self._use, self._inputs)
+        known = (self._use.answer, "finish_reason", "num_input_tokens", "num_output_tokens")
+        outputs = [name for name in known if name in self._outputs]
+        inputs = [text_inputs(query, each, self._use, self._inputs, batched=self._batch > 0) for each in prompts]
+        for task, one in zip(tasks, inputs, strict=True):
+            answer = TextAnswer(task, self._use, stops)
+            flow, mailbox = self._exchange.flow, self._mailbox
+            held = HeldMailbox(mailbox, flow) if mailbox is not None and flow is not None and query.stream else None
+            self._submit(one, outputs, partial(self._take_text, answer, reply, delivery, held), held)
+
+    def _take_text(
+        self, answer: TextAnswer, reply: Reply, delivery: Delivery, held: HeldMailbox | None, ticket: Ticket,
+        outcome: Outcome,
+    ) -> None:  # fmt: skip
+        """Process the next response of the model."""
+        found, final = (outcome.outcome, outcome.final) if isinstance(outcome, Streamed) else (outcome, True)
+        if not answer.ended and not self._group.cancelled:
+            piece = answer.piece(found, final=final)
+            if piece.end is not None:
+                reply.usage.prompt += answer.prompt_tokens
+                if not final:
+                    ticket.cancel()  # a stop string was found
+            delivery.take([piece])
+        if held is not None:
+            if final:
+                held.end()
+            else:
+                held.sent()
+
+    def _chat_prompt(self, query: Query) -> str:
+        """Return the prompt of a chat, or its messages as JSON for a model that takes them."""
+        chat, use = query.chat, self._use
+        assert chat is not None
+        if use.messages:
+            if chat.tools is not None:
+                raise ParameterError("tools", "the model takes messages, and has no input for tools")
+            return json.dumps(chat.messages, ensure_ascii=False)
+        if not use.chat_template:
+            raise ParameterError(
+                "messages",
+                f"the model '{self._model.name}' takes a prompt and has no chat template: use /v1/completions, declare "
+                "a chat_template in the parameter openai of its configuration, or give it an input 'messages'",
+            )
+        clock = SystemClock().monotonic_ns
+        tokens = _NoTokens()
+        template = JinjaTemplate(use.chat_template, tokens, {}, self._model.name, clock, time.strftime)  # type: ignore[arg-type]
+        return template.render_text(
+            chat.messages,
+            tools=chat.tools.tools if chat.tools is not None else (),
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            arguments=chat.arguments,
+        )
+
+    # -- Vectors and scores --------------------------------------------------------------------------------------------
+
+    def _begin_vectors(self, query: VectorQuery) -> None:
+        use, columns = self._use, {}
+        if use.task == "embeddings":
+            columns = {use.prompt: (*query.queries, *query.texts)}
+        elif use.task == "score" and query.queries:
+            queries, documents = query.pairs
+            columns = {use.prompt: queries, use.document: documents}
+        if not columns:
+            name = self._model.name
+            raise ApiError(400, f"the model '{name}' cannot answer {query.action}: it is for {use.task}", param="model")
+        rows = _Rows(partial(self._answer_vectors, query), self._exchange, self._group)
+        count = len(next(iter(columns.values())))
+        size = self._batch or self._whole_size(count)
+        if not size:
+            raise ParameterError(
+                "input" if query.action == "embeddings" else "documents",
+                f"the model has no batches, so that at most {_MAX_UNBATCHED} texts are possible",
+            )
+        places = range(0, count, size)
+        rows.left = len(places)
+        self._group.leave = rows.leave
+        for place, first in enumerate(places):
+            inputs = {name: self._column(name, texts[first : first + size]) for name, texts in columns.items()}
+            self._submit(inputs, [use.answer], partial(rows.take, place))
+
+    def _whole_size(self, count: int) -> int:
+        """Return the number of texts for each request to a model without batches.
+
+        It is 0 if there are too many.
+        """
+        if self._inputs[self._use.prompt].dims == (-1,) and len(self._outputs[self._use.answer].dims) > 1:
+            return count  # the model's own first dimension
+        return 1 if count <= _MAX_UNBATCHED else 0
+
+    def _column(self, name: str, texts: Sequence[str]) -> Array:
+        """Return texts in the shape of an input."""
+        flat = np.empty(len(texts), object)
+        flat[:] = [text.encode("utf-8", "replace") for text in texts]
+        dims = len(self._inputs[name].dims)
+        return flat.reshape([len(texts), *[1] * dims]) if self._batch else flat.reshape([len(texts), *[1] * (dims - 1)])
+
+    def _answer_vectors(self, query: VectorQuery, values: npt.NDArray[np.float64]) -> HttpAnswer:
+        """Return the answer for the values of all texts."""
+        heading = self._heading(query.model or self._model.name, "")
+        if query.action == "embeddings":
+            body = encode_embeddings(query, values, heading)
+        elif self._use.task == "embeddings":
+            body = encode_scores(query, similarities(values, query), heading)
+        else:
+            body = encode_scores(query, values.reshape(len(values), -1)[:, -1].tolist(), heading)
+        return HttpAnswer(200, (JSON, *ignored_header(query.ignored)), [body])
+
+
+class _Rows:
+    """Values of the texts of one request, which may come in several batches.
+
+    Args:
+        encode: returns the answer for the values of all texts.
+        exchange: receives it.
+        group: stopped after an error.
+    """
+
+    def __init__(
+        self, encode: Callable[[npt.NDArray[np.float64]], HttpAnswer], exchange: Exchange, group: _Group
+    ) -> None:
+        self._encode = encode
+        self._exchange = exchange
+        self._group = group
+        self._found: dict[int, npt.NDArray[np.float64]] = {}
+        self.left = 0
+
+    def take(self, place: int, _ticket: Ticket, outcome: Outcome) -> None:
+        """Process a response of the model."""
+        if isinstance(outcome, Streamed):
+            if outcome.outcome is None:
+                if outcome.final and place not in self._found:
+                    self._fail(InternalError("the model gave no response"))
+                return
+            outcome = outcome.outcome
+        if isinstance(outcome, RemoraError):
+            self._fail(outcome)
+            return
+        self._keep(place, outcome)
+
+    def _keep(self, place: int, response: Response) -> None:
+        if self._group.cancelled:
+            return
+        values = response.outputs[0].data
+        self._found[place] = values if values.ndim > 1 else values.reshape(-1, values.size)
+        if len(self._found) < self.left:
+            return
+        try:
+            answer = self._encode(np.concatenate([self._found[each] for each in sorted(self._found)]))
+        except Exception as error:  # such as a length that the client does not want
+            answer = error_answer(error)
+        self._exchange.respond(answer)
+
+    def leave(self) -> None:
+        """End the exchange of a client that has disconnected."""
+        if len(self._found) < self.left:
+            self._exchange.respond(error_answer(cancelled()))
+
+    def _fail(self, error: RemoraError) -> None:
+        if not self._group.cancelled:
+            self._group.stop()
+            self._exchange.respond(error_answer(error))

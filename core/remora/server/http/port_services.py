@@ -1,0 +1,107 @@
+"""Services in front of a port's service: the Host check on loopback, the API key, and CORS (Fetch standard)."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from functools import partial
+from typing import TYPE_CHECKING
+
+from remora.messages import Buffer
+from remora.protocols.cross_site import SharedOrigins, is_loopback, refuse_host
+from remora.protocols.http1 import Head, HeadNote
+from remora.protocols.rest.answer import Headers, HttpAnswer, failure
+from remora.server.http.exchange import Answerer, Cancellable, Exchange, ForwardingExchange, Service, bind, binder_of
+
+if TYPE_CHECKING:
+    from remora.server.key_check import KeyCheck
+
+
+def at(
+    address: str,
+    service: Service,
+    allowed_hosts: Container[str],
+    keys: KeyCheck | None = None,
+    origins: tuple[str, ...] = (),
+) -> Service:
+    """Return the service for a port at ``address``.
+
+    On loopback it checks the Host header first, then the API key with ``keys``. Its answers are shared with pages of
+    ``origins``. Raises ValueError for text that is not an origin.
+    """
+    if keys is not None:
+        service = keys.over(service)
+    if origins:
+        service = SharingService(service, SharedOrigins(origins))
+    return _LoopbackService(service, allowed_hosts) if is_loopback(address) else service
+
+
+class _LoopbackService:
+    """Service of a loopback port, protected against DNS rebinding.
+
+    It refuses requests whose Host header names another host.
+    """
+
+    def __init__(self, service: Service, allowed_hosts: Container[str]) -> None:
+        self._service = service
+        self._allowed = allowed_hosts
+        self._answerers = HeadNote[Answerer]()
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        answer = self._answerers.get(head) or self._answerers.put(head, self.bind(head))
+        return answer(body, exchange)
+
+    def bind(self, head: Head) -> Answerer:
+        """See `BindingService.bind`."""
+        reason = refuse_host(head.get, self._allowed)
+        if reason:
+            return partial(_respond, failure(403, reason, plain=True))
+        return bind(self._service, head)
+
+
+class SharingService:
+    """Service whose answers carry CORS headers for pages of ``origins``.
+
+    It answers preflights itself: a browser sends them without the page's headers, and so without its key.
+    """
+
+    def __init__(self, service: Service, origins: SharedOrigins) -> None:
+        self._bind = binder_of(service)
+        self._origins = origins
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Answer one request; see `Service.handle`."""
+        return self.bind(head)(body, exchange)
+
+    def bind(self, head: Head) -> Answerer:
+        """See `BindingService.bind`."""
+        headers = self._origins.headers(head.get)
+        if not headers:
+            return self._bind(head)
+        preflight = self._origins.preflight(head.method, head.get)
+        if preflight:
+            return partial(_respond, HttpAnswer(204, (*headers, *preflight), []))
+        return partial(_share, headers, self._bind(head))
+
+
+def _respond(answer: HttpAnswer, _body: Buffer, exchange: Exchange) -> None:
+    exchange.respond(answer)
+
+
+def _share(headers: Headers, answer: Answerer, body: Buffer, exchange: Exchange) -> Cancellable | None:
+    return answer(body, _SharingExchange(exchange, headers))
+
+
+class _SharingExchange(ForwardingExchange):
+    """Exchange that adds headers to the answer."""
+
+    __slots__ = ("_headers",)
+
+    def __init__(self, exchange: Exchange, headers: Headers) -> None:
+        super().__init__(exchange)
+        self._headers = headers
+
+    def respond(self, answer: HttpAnswer) -> None:
+        self._exchange.respond(answer._replace(headers=(*answer.headers, *self._headers), wire=None))
+
+    def begin(self, status: int, headers: Headers) -> None:
+        self._exchange.begin(status, (*headers, *self._headers))

@@ -1,0 +1,404 @@
+"""The check of API keys, the same for every port, protocol and route.
+
+`KeyCheck` holds the keys and counts failures. `KeyCheck.over` stands in front of a port's HTTP service and
+`KeyCheck.over_calls` in front of a gRPC transport: a request without a valid key passes only if it is a probe. What the
+key permits is checked where the meaning of the request is known: in `RestService.locked` for HTTP, and by the path of
+a gRPC call.
+
+The decision is remembered with the request's head and made again when the keys have changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable, Container, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+from remora.messages import Buffer
+from remora.protocols.api_keys import (
+    INFER,
+    OPEN,
+    Caller,
+    KeyEntry,
+    Keys,
+    Limits,
+    credential_of,
+    parse_word,
+    permission_of_action,
+    permission_of_call,
+    read_entries,
+)
+from remora.protocols.http1 import Head
+from remora.protocols.http2.frames import Fields
+from remora.protocols.http2.stream import Opener, Receiver, Stream
+from remora.protocols.rates import PeerBudget, TokenBucket
+from remora.protocols.rest.answer import Headers, HttpAnswer, failure
+from remora.server.http.exchange import Answerer, Cancellable, Exchange, ForwardingExchange, Service, binder_of
+from remora.server.http.http2 import OpenRequest
+from remora.server.http.probes import PATHS as PROBES
+
+_log = logging.getLogger("remora.keys")
+
+_LOOK_S = 1.0
+"""Interval at which the file of keys is looked at."""
+_FAILURES_A_SECOND, _FAILURES_AT_ONCE = 1 / 6, 10.0
+"""Wrong keys that a peer may send: ten at once, then ten a minute."""
+_LOG_S = 60.0
+_V2_PROBES = ("/v2/health/live", "/v2/health/ready")
+
+UNAUTHENTICATED, PERMISSION_DENIED, RESOURCE_EXHAUSTED = 16, 7, 8
+_HTTP_STATUS = {UNAUTHENTICATED: 401, PERMISSION_DENIED: 403, RESOURCE_EXHAUSTED: 429}
+_MISSING = "this server requires an API key: send it as 'X-API-Key: KEY' or 'Authorization: Bearer KEY'"
+_UNKNOWN = "the API key is not valid on this server"
+
+
+class Usage:
+    """Requests of one limited key. Thread-safe."""
+
+    def __init__(self, name: str, limits: Limits, now: Callable[[], float]) -> None:
+        self.limits = limits
+        self._name = name
+        self._now = now
+        self._lock = threading.Lock()
+        self._running = 0
+        rate = limits.requests_per_second
+        self._bucket = TokenBucket(rate, limits.burst or max(rate, 1.0), now()) if rate else None
+
+    def begin(self) -> Denial | None:
+        """Count a request, or return why its key has too many; `end` ends one that was counted."""
+        with self._lock:
+            if self.limits.concurrent and self._running >= self.limits.concurrent:
+                return self._deny(f"{self._running} requests in flight", 1.0)
+            wait_s = 0.0 if self._bucket is None else self._bucket.take(self._now())
+            if wait_s:
+                return self._deny(f"{self.limits.requests_per_second:g} requests a second", wait_s)
+            self._running += 1
+        return None
+
+    def end(self) -> None:
+        """Count a request as ended."""
+        with self._lock:
+            self._running -= 1
+
+    def _deny(self, limit: str, wait_s: float) -> Denial:
+        return Denial(
+            RESOURCE_EXHAUSTED, f"the API key '{self._name}' has its limit of {limit}: try again later", wait_s
+        )
+
+
+class _CountedExchange(ForwardingExchange):
+    """Exchange that ends its request's count with the answer, or when it is dropped."""
+
+    __slots__ = ("_usage",)
+
+    def __init__(self, exchange: Exchange, usage: Usage) -> None:
+        super().__init__(exchange)
+        self._usage: Usage | None = usage
+
+    def respond(self, answer: HttpAnswer) -> None:
+        self._end()
+        self._exchange.respond(answer)
+
+    def finish(self) -> None:
+        self._end()
+        self._exchange.finish()
+
+    def _end(self) -> None:
+        usage, self._usage = self._usage, None
+        if usage is not None:
+            usage.end()
+
+    def __del__(self) -> None:
+        self._end()  # a client that disconnects amid a stream gets no end
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Denial(NamedTuple):
+    """Refusal of a request: the gRPC status, its text, and when to try again."""
+
+    status: int
+    text: str
+    retry_after_s: float = 0.0
+
+    def answer(self) -> HttpAnswer:
+        """Return the refusal over HTTP."""
+        headers: Headers = ()
+        if self.status == UNAUTHENTICATED:
+            headers = ((b"WWW-Authenticate", b'Bearer realm="remora"'),)
+        elif self.retry_after_s:
+            headers = ((b"Retry-After", b"%d" % (self.retry_after_s + 1)),)
+        return failure(_HTTP_STATUS[self.status], self.text, plain=False, headers=headers)
+
+
+def denial_of(caller: Caller | None, permission: str) -> Denial | None:
+    """Return why a caller may not do what needs ``permission``, or None if it may."""
+    if permission == OPEN:
+        return None
+    if caller is None:
+        return Denial(UNAUTHENTICATED, _MISSING)
+    if permission in caller.permissions:
+        return None
+    roles = " and ".join(caller.roles)
+    return Denial(
+        PERMISSION_DENIED, f"the API key '{caller.name}' has the role {roles}, which does not permit '{permission}'"
+    )
+
+
+class KeyCheck:
+    """Keys of a server and the failures of its peers. Use it in the loop's thread.
+
+    Args:
+        words: entries of ``--api-key``.
+        path: file of keys, or "".
+        now: monotonic time in seconds.
+
+    Raises ValueError if the file cannot be read or two keys have the same name.
+    """
+
+    def __init__(self, words: Sequence[str], path: str, now: Callable[[], float]) -> None:
+        self._words = tuple(parse_word(word) for word in words)
+        self._path = path
+        self._now = now
+        self._seen: object = None
+        self._failures = PeerBudget(_FAILURES_A_SECOND, _FAILURES_AT_ONCE)
+        self._logged_at = -_LOG_S
+        self._lock = threading.Lock()
+        self._usages: dict[str, Usage] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self.denied = {"no key": 0, "wrong key": 0, "too many wrong keys": 0}
+        """Requests refused for want of a valid key, by reason."""
+        try:
+            self.keys = self._read()
+        except (OSError, ValueError) as error:
+            raise ValueError(f"--api-keys-file={path}: {_reason(error)}") from error
+
+    def _read(self) -> Keys:
+        entries: tuple[KeyEntry, ...] = ()
+        if self._path:
+            with open(self._path, encoding="utf-8") as file:
+                self._seen = _identity(os.fstat(file.fileno()))
+                entries = read_entries(file.read())
+        return Keys((*self._words, *entries))
+
+    # -- changes of the file ----------------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Read the file again when it has changed, now and every second until `close`."""
+        if self._path:
+            self.look()
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self.follow)
+
+    def close(self) -> None:
+        """Follow the file no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def look(self) -> None:
+        """Read the file if it has changed. The previous keys stay if it cannot be read."""
+        seen = self._seen
+        try:
+            if _identity(os.stat(self._path)) == seen:
+                return
+            self.keys = self._read()
+        except (OSError, ValueError) as error:
+            self._seen = None
+            if seen is not None:  # once for each change
+                _log.error("the API keys stay as they were: %s: %s", self._path, _reason(error))
+        else:
+            _log.info("%d API keys from %s", len(self.keys), self._path)
+
+    # -- ports ------------------------------------------------------------------------------------------------------
+
+    def over(self, service: Service) -> Service:
+        """Return the HTTP service of a port behind the check of keys."""
+        return _Guarded(service, self)
+
+    def over_calls(self, open_call: OpenRequest) -> OpenRequest:
+        """Return what opens gRPC calls behind the check of keys."""
+
+        def decide(fields: Fields) -> Opener:
+            path = ""
+            for name, value in fields:
+                if name == b":path":
+                    path = value.decode("latin-1")
+                    break
+            caller = self.caller(fields)
+            if denial_of(caller, permission_of_call(path)) is not None:
+                return partial(_refuse_call, self, path, fields)
+            usage = self.usage_of(caller)
+            return open_call(fields) if usage is None else partial(_open_counted, usage, open_call(fields))
+
+        return partial(self.renewed, decide)
+
+    def renewed(self, decide: Callable[[T], Callable[..., R]], subject: T) -> Callable[..., R]:
+        """Return what ``decide(subject)`` returns, decided again when the keys have changed."""
+        keys, act = self.keys, decide(subject)
+
+        def latest(*arguments: Any) -> R:
+            nonlocal keys, act
+            if self.keys is not keys:
+                keys, act = self.keys, decide(subject)
+            return act(*arguments)
+
+        return latest
+
+    def usage_of(self, caller: Caller | None) -> Usage | None:
+        """Return the count of a caller's requests, None for a caller without limits."""
+        if caller is None or caller.limits is None:
+            return None
+        usage = self._usages.get(caller.name)
+        if usage is None or usage.limits != caller.limits:
+            usage = self._usages[caller.name] = Usage(caller.name, caller.limits, self._now)
+        return usage
+
+    # -- decisions --------------------------------------------------------------------------------------------------
+
+    def caller(self, headers: Headers) -> Caller | None:
+        """Return who holds the key among the headers, None without a valid one."""
+        credential = credential_of(headers)
+        return None if credential is None else self.keys.find(credential)
+
+    def name_of(self, headers: Headers) -> str:
+        """Return the name of the valid key among the headers, "" without one."""
+        caller = self.caller(headers)
+        return "" if caller is None else caller.name
+
+    def name_by(self, carrier: Callable[[bytes], bytes | None]) -> str:
+        """Return the name of a valid key; ``carrier`` returns a header by its lower-case name."""
+        found = ((name, carrier(name)) for name in (b"authorization", b"x-api-key"))
+        return self.name_of(tuple((name, value) for name, value in found if value is not None))
+
+    def deny_action(self, head: Head, action: str) -> HttpAnswer | None:
+        """Return the refusal of ``action`` by the roles of the caller, None if they permit it."""
+        denial = denial_of(head.caller, permission_of_action(action, head.method))
+        return None if denial is None else denial.answer()
+
+    def permits_inference(self, headers: Headers) -> bool:
+        """Return True if the key among the headers permits inference without limits."""
+        caller = self.caller(headers)
+        return caller is not None and caller.limits is None and INFER in caller.permissions
+
+    def permits_call(self, path: str, headers: Headers) -> bool:
+        """Return True if a gRPC call with this path and these headers may be served."""
+        return denial_of(self.caller(headers), permission_of_call(path)) is None
+
+    def deny_call(self, path: str, headers: Headers, peer: str) -> Denial:
+        """Return the refusal of a gRPC call that is not permitted, and count it."""
+        caller = self.caller(headers)
+        denial = None if caller is None else denial_of(caller, permission_of_call(path))
+        return denial or self.deny(headers, peer)
+
+    def deny(self, headers: Headers, peer: str) -> Denial:
+        """Return the refusal of a request without a valid key, and count it."""
+        if credential_of(headers) is None:
+            self.denied["no key"] += 1
+            return Denial(UNAUTHENTICATED, _MISSING)
+        now = self._now()
+        with self._lock:  # grpcio refuses calls in other threads
+            wait_s = self._failures.take(peer, now)
+            self.denied["too many wrong keys" if wait_s else "wrong key"] += 1
+        if wait_s:
+            return Denial(RESOURCE_EXHAUSTED, "too many requests with wrong API keys: try again later", wait_s)
+        if now - self._logged_at >= _LOG_S:
+            self._logged_at = now
+            _log.warning("a client%s sent a wrong API key", f" at {peer}" if peer else "")
+        return Denial(UNAUTHENTICATED, _UNKNOWN)
+
+
+def _identity(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error)
+
+
+# -- HTTP -------------------------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class ProbedService(Protocol):
+    """Service with probes of its platform, which send no key."""
+
+    @property
+    def probes(self) -> Container[str]:
+        """Paths of the probes, for GET and HEAD."""
+
+
+class _Guarded:
+    """Service that lets requests with a valid key through, and probes."""
+
+    def __init__(self, service: Service, keys: KeyCheck) -> None:
+        self._bind = binder_of(service)
+        self._keys = keys
+        self._probes: Container[str] = service.probes if isinstance(service, ProbedService) else ()
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Answer one request; see `Service.handle`."""
+        return self._decide(head)(body, exchange)
+
+    def bind(self, head: Head) -> Answerer:
+        """See `BindingService.bind`."""
+        return self._keys.renewed(self._decide, head)
+
+    def _decide(self, head: Head) -> Answerer:
+        caller = self._keys.caller(head.headers)
+        if caller is None and not self._is_probe(head):
+            return partial(self._refuse, head)
+        if head.notes is not None or caller is None:  # notes may hold what was decided about another key
+            head = head.to(head.path)
+        head.caller = caller
+        if caller is None:
+            head.query = ""  # the details of a probe are for holders of a key
+        usage = self._keys.usage_of(caller)
+        return self._bind(head) if usage is None else partial(_count, usage, self._bind(head))
+
+    def _is_probe(self, head: Head) -> bool:
+        path = head.path
+        return head.method in ("GET", "HEAD") and (path in PROBES or path in _V2_PROBES or path in self._probes)
+
+    def _refuse(self, head: Head, _body: Buffer, exchange: Exchange) -> None:
+        exchange.respond(self._keys.deny(head.headers, exchange.peer).answer())
+
+
+def _count(usage: Usage, answer: Answerer, body: Buffer, exchange: Exchange) -> Cancellable | None:
+    """Answer a request of a limited key."""
+    denial = usage.begin()
+    if denial is not None:
+        exchange.respond(denial.answer())
+        return None
+    return answer(body, _CountedExchange(exchange, usage))
+
+
+# -- gRPC -------------------------------------------------------------------------------------------------------------
+
+
+def _open_counted(usage: Usage, opener: Opener, link: Stream) -> Receiver | None:
+    """Open a call of a limited key."""
+    from remora.server.grpc.call import GrpcCall
+
+    denial = usage.begin()
+    if denial is not None:
+        _refuse_with(denial, link)
+        return None
+    call = opener(link)
+    if not (isinstance(call, GrpcCall) and call.add_callback(usage.end)):
+        usage.end()
+    return call
+
+
+def _refuse_call(keys: KeyCheck, path: str, fields: Fields, link: Stream) -> None:
+    _refuse_with(keys.deny_call(path, fields, link.peer), link)
+
+
+def _refuse_with(denial: Denial, link: Stream) -> None:
+    from remora.protocols.grpc.framing import trailers  # imported here, because most servers refuse no call
+
+    link.headers(trailers(denial.status, denial.text, alone=True), end=True)

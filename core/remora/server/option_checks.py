@@ -1,0 +1,164 @@
+"""Checks of the server options and the host's extra ports before any port opens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from remora.options import ServerOptions
+from remora.protocols.cross_site import SharedOrigins, is_loopback
+from remora.server.host import ExtraPort
+
+if TYPE_CHECKING:
+    from remora.server.key_check import KeyCheck
+
+
+class StartError(Exception):
+    """Error that prevents the server from starting; its text is for the operator."""
+
+
+_MIN_CORES, _CORES_A_FRONT, _MOST_FRONTS = 4, 3, 6
+
+
+def front_count(text: str, cores: int) -> int:
+    """Return the number of front processes for the option ``--frontends``.
+
+    ``auto`` is none on fewer than four cores, else one for each three, at most six. Raises ValueError.
+    """
+    if text == "auto":
+        return min(cores // _CORES_A_FRONT, _MOST_FRONTS) if cores >= _MIN_CORES else 0
+    if not (text.isascii() and text.isdigit() and len(text) < 4):
+        raise ValueError(f"--frontends={text}: expected a number of processes, or auto")
+    return int(text)
+
+
+def check_ports(options: ServerOptions, doors: Sequence[ExtraPort]) -> None:
+    """Raise StartError if options contradict each other or two ports have the same number.
+
+    Raises ValueError for text that is not an origin.
+    """
+    if options.allow_grpc:
+        _check_tls(options)
+    if bool(options.http_server_cert) != bool(options.http_server_key):
+        raise StartError("--http-server-cert and --http-server-key are needed together")
+    if options.http_root_cert and not options.http_server_cert:
+        raise StartError("--http-root-cert needs --http-server-cert and --http-server-key")
+    SharedOrigins(options.cors_origin)  # raises ValueError
+    if options.grpc_on_http_port:
+        _check_shared_port(options)
+    if options.frontends != "0" and options.allow_grpc and options.grpc_transport == "grpcio":
+        raise StartError("--frontends: grpcio serves in one process, --grpc-transport=own does not; leave one out")
+    used: dict[int, str] = {}
+    for on, port, what in (
+        (options.allow_http, options.http_port, "HTTP"),
+        (options.allow_grpc, options.grpc_port, "gRPC"),
+        (options.allow_metrics, options.metrics_port, "metrics"),
+        *((True, door.port, door.what) for door in doors),
+    ):
+        if on and port and port in used:
+            raise StartError(
+                f"The server cannot listen to {used[port]} requests and {what} requests at the same address and "
+                f"port {options.http_address}:{port}"
+            )
+        if on:
+            used[port] = what
+
+
+def _check_shared_port(options: ServerOptions) -> None:
+    if options.grpc_use_ssl or options.grpc_use_ssl_mutual:
+        raise StartError("--grpc-on-http-port: --http-server-cert is the TLS of that port; leave --grpc-use-ssl out")
+    if not options.allow_http:
+        raise StartError("--grpc-on-http-port: with --allow-http=false there is no such port; leave one out")
+    if options.grpc_transport == "grpcio":
+        raise StartError("--grpc-on-http-port: grpcio needs a separate port, --grpc-transport=own does not")
+
+
+def _check_tls(options: ServerOptions) -> None:
+    """Raise StartError if a file name for gRPC's TLS is missing."""
+    mutual = options.grpc_use_ssl_mutual
+    if not (options.grpc_use_ssl or mutual):
+        return
+    files = {"--grpc-server-cert": options.grpc_server_cert, "--grpc-server-key": options.grpc_server_key}
+    if mutual:
+        files["--grpc-root-cert"] = options.grpc_root_cert
+    missing = [flag for flag, path in files.items() if not path]
+    if missing:
+        raise StartError(f"--grpc-use-ssl{'-mutual' if mutual else ''} needs {' and '.join(missing)}")
+
+
+def grpc_restrictions(options: ServerOptions) -> tuple[str, ...]:
+    """Return gRPC's restrictions; on a shared port they default to those of HTTP."""
+    shared = options.http_restricted_api if options.grpc_on_http_port else ()
+    return options.grpc_restricted_protocol or shared
+
+
+def open_key_check(options: ServerOptions, now: Callable[[], float]) -> KeyCheck | None:
+    """Return the check of API keys that the options ask for, None without keys.
+
+    ``now`` returns monotonic seconds. Raises ValueError.
+    """
+    if not (options.api_key or options.api_keys_file):
+        return None
+    from remora.server.key_check import KeyCheck  # imported here, because few servers have keys
+
+    return KeyCheck(options.api_key, options.api_keys_file, now)
+
+
+def exposure(options: ServerOptions) -> str:
+    """Return a warning about ports beyond this machine that every client may use, or "".
+
+    API keys, client certificates and a restriction of inference count as protection.
+    """
+    ports = (
+        (options.allow_http, options.http_address, options.http_root_cert or _restricts(options.http_restricted_api)),
+        (
+            options.allow_grpc,
+            options.grpc_address or options.http_address,
+            options.grpc_use_ssl_mutual or _restricts(options.grpc_restricted_protocol),
+        ),
+    )
+    open_to = sorted({address for on, address, guarded in ports if on and not guarded and not is_loopback(address)})
+    if not open_to or options.api_key or options.api_keys_file:
+        return ""
+    return (
+        f"every client that reaches {' or '.join(open_to)} may use this server. --api-keys-file=FILE requires API "
+        "keys; make one with: remora keys new --file FILE --name NAME --role all"
+    )
+
+
+def _restricts(entries: Sequence[str]) -> bool:
+    """Return True if an entry of restricted APIs covers inference."""
+    return any("inference" in entry.partition(":")[0].split(",") for entry in entries)
+
+
+def compile_pattern(text: str, flag: str) -> re.Pattern[str] | None:
+    """Compile a pattern from the command line, case-insensitive [H25]. Raises StartError."""
+    if not text:
+        return None
+    try:
+        return re.compile(text, re.IGNORECASE)
+    except re.error as error:
+        raise StartError(f"{flag}={text}: not a regular expression: {error}") from error
+
+
+def access_share(text: str) -> float:
+    """Return the share of successful requests that ``--access-log`` selects, -1 if it is off.
+
+    Raises ValueError.
+    """
+    fixed = {"off": -1.0, "errors": 0.0, "all": 1.0}
+    if text in fixed:
+        return fixed[text]
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0.0 < share <= 1.0:
+        raise ValueError(f"--access-log={text}: expected all, errors, off, or a share such as 0.01")
+    return share
+
+
+def logs_requests(options: ServerOptions) -> bool:
+    """Return True if the options select an access log or ids of requests. Raises ValueError."""
+    return access_share(options.access_log) >= 0.0 or options.request_ids

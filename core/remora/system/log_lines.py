@@ -1,0 +1,87 @@
+"""Forms of log records: lines for people, and JSON objects for the log services of clouds. Pure.
+
+The names in an object are those that the services read. Cloud Logging takes ``severity``, ``message``, ``stack_trace``,
+``httpRequest`` and its own names for the trace; Lambda filters by ``timestamp`` and ``level``; CloudWatch Logs Insights
+and Azure's log tables index every member; ``trace_id`` and ``span_id`` are OpenTelemetry's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+LINE: Final = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
+_MODEL_LOGGER: Final = "remora.model."
+_LEVELS: Final = {"WARNING": "WARN", "CRITICAL": "FATAL"}
+"""Lambda's names of the severities that are not Python's."""
+_COLOURS: Final = {logging.DEBUG: "2", logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "31;1"}
+"""Codes of the colours and intensities of ECMA-48, by severity."""
+
+
+def utc(seconds: float) -> str:
+    """Return a time in seconds since 1970 as RFC 3339 with milliseconds."""
+    whole, milliseconds = divmod(int(seconds * 1000), 1000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{milliseconds:03d}Z"
+
+
+def json_line(seconds: float, severity: str, logger: str, message: str, members: Mapping[str, Any]) -> str:
+    """Return a record as one JSON object on one line.
+
+    ``severity`` is a name of the module ``logging``. Members that JSON has no form for become their text.
+    """
+    line = {
+        "timestamp": utc(seconds),
+        "severity": severity,
+        "level": _LEVELS.get(severity, severity),
+        "logger": logger,
+        "message": message,
+        **members,
+    }
+    return json.dumps(line, separators=(",", ":"), default=str)
+
+
+def trace_members(trace_id: str, span_id: str) -> dict[str, str]:
+    """Return the members that connect a record with its trace; ids are lower-case hexadecimal, "" for none."""
+    if not trace_id:
+        return {}
+    members = {"trace_id": trace_id, "logging.googleapis.com/trace": trace_id}
+    return members | {"span_id": span_id, "logging.googleapis.com/spanId": span_id} if span_id else members
+
+
+class JsonLines(logging.Formatter):
+    """Formatter of records as JSON objects.
+
+    The attribute ``fields`` of a record, a dictionary, adds members.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        members: dict[str, Any] = {}
+        if record.name.startswith(_MODEL_LOGGER):
+            members["model"] = record.name.removeprefix(_MODEL_LOGGER)
+        members |= getattr(record, "fields", None) or {}
+        if record.exc_info and record.exc_info[0] is not None:
+            members["stack_trace"] = self.formatException(record.exc_info)
+        return json_line(record.created, record.levelname, record.name, record.getMessage(), members)
+
+
+class TextLines(logging.Formatter):
+    """Formatter of records as lines for people.
+
+    Args:
+        iso8601: print times in UTC, in the form of ISO 8601.
+        coloured: colour all severities but INFO.
+    """
+
+    def __init__(self, *, iso8601: bool = False, coloured: bool = False) -> None:
+        super().__init__(LINE, "%Y-%m-%dT%H:%M:%SZ" if iso8601 else None)
+        if iso8601:
+            self.converter = time.gmtime
+        self._coloured = coloured
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
+        line = super().formatMessage(record)
+        colour = _COLOURS.get(record.levelno) if self._coloured else None
+        return f"\x1b[{colour}m{line}\x1b[0m" if colour else line

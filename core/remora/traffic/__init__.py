@@ -1,0 +1,1 @@
+"""Deciders of offline scoring, load generation and releases. Pure."""

@@ -1,0 +1,67 @@
+"""Shares of the traffic: limits, splits, tags and the target of a rollback."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remora_adapters.deploy import shares
+from remora_adapters.deploy.plan import RefusedError
+
+percents = st.integers(1, 100)
+
+
+@given(percents, st.integers(0, 100))
+def test_a_split_gives_all_requests_to_the_main_version_and_the_new_one(percent: int, main: int) -> None:
+    stable = {"a": main, "b": 100 - main}
+    found = shares.split(stable, "new", percent)
+    assert sum(found.values()) == 100
+    assert found["new"] == percent
+    assert set(found) <= {"new", shares.main_of(stable)}
+
+
+@given(st.dictionaries(st.sampled_from("abc"), percents, min_size=1), st.sampled_from("abcd"))
+def test_targets_keep_the_shares_and_tag_one_version(known: dict[str, int], version: str) -> None:
+    targets = shares.tagged(known, "revision", version, "candidate", type="T")
+    assert shares.shares_of(targets, "revision") == known
+    assert [each["revision"] for each in targets if each.get("tag") == "candidate"] == [version]
+    assert {each["type"] for each in targets} == {"T"}
+
+
+def test_a_target_without_a_revision_means_the_latest_one() -> None:
+    assert shares.shares_of([{"percent": 30}, {"revision": "a", "percent": 70}], "revision", "b") == {"b": 30, "a": 70}
+
+
+def test_the_version_before_is_the_next_older_one() -> None:
+    assert shares.before(["c", "b", "a"], "b") == "a"
+    assert shares.before(["c", "b", "a"], "a") == ""
+    assert shares.before(["c"], "unknown") == ""
+
+
+def test_others_are_the_versions_that_get_traffic() -> None:
+    assert shares.others({"a": 100, "b": 0, "new": 5}, "new") == {"a": 100}
+
+
+def test_a_rollback_ends_a_split_before_it_returns_to_an_earlier_version() -> None:
+    assert shares.target_of_rollback({"a": 90, "b": 10}, "older", "digits") == "a"
+    assert shares.target_of_rollback({"b": 100}, "older", "digits") == "older"
+    with pytest.raises(RefusedError, match="digits has no earlier version"):
+        shares.target_of_rollback({"b": 100}, "", "digits")
+
+
+def test_shares_are_shown_as_text() -> None:
+    assert shares.shown({"a": 90, "b": 10}) == "a 90 percent, b 10 percent"
+    assert shares.shown({}) == "none"
+
+
+@pytest.mark.parametrize("percent", [0, 101])
+def test_a_share_outside_of_1_to_100_is_refused(percent: int) -> None:
+    with pytest.raises(ValueError, match="1 to 100 percent"):
+        shares.check_share(percent)
+
+
+@pytest.mark.parametrize(("least", "most"), [(-1, 1), (2, 1), (0, 0)])
+def test_limits_without_a_replica_are_refused(least: int, most: int) -> None:
+    with pytest.raises(ValueError, match="the maximum must be at least 1"):
+        shares.check_replicas(least, most)

@@ -1,0 +1,76 @@
+"""Vertex AI: versions of a model, shares of the traffic, and the return to an earlier version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deploy_clouds.google import FakeGoogle
+from deploy_clouds.journeys import Deployments
+
+
+@pytest.fixture
+def stage() -> Deployments:
+    def flags(version: str) -> list[str]:
+        return ["--image", "europe-west4-docker.pkg.dev/p/ml/remora:1", "--model", f"gs://bucket/models/{version}/"]
+
+    return Deployments("vertex", FakeGoogle(), flags, ["--project", "p", "--region", "europe-west4"])
+
+
+def test_the_version_before_is_undeployed_only_after_the_golden_request(stage: Deployments) -> None:
+    google: Any = stage.cloud
+    assert stage.deploy("v1"), stage.text()
+    google.calls.clear()
+    assert stage.deploy("v2"), stage.text()
+    paths = [call.arguments.get("path", "") for call in google.calls]
+    golden = next(at for at, path in enumerate(paths) if path.endswith(":rawPredict"))
+    dropped = next(at for at, path in enumerate(paths) if path.endswith(":undeployModel"))
+    assert golden < dropped
+    assert len(google.endpoint["deployedModels"]) == 1
+
+
+def test_a_share_stays_beside_the_stable_version_until_it_is_promoted(stage: Deployments) -> None:
+    google: Any = stage.cloud
+    assert not stage.deploy("v1", "--traffic", "10")
+    assert stage.deploy("v1"), stage.text()
+    assert stage.deploy("v2", "--traffic", "10"), stage.text()
+    assert sorted(google.endpoint["trafficSplit"].values()) == [10, 90]
+    assert google.serving() == "v1"
+    assert stage.rollback(), stage.text()
+    assert (google.serving(), len(google.endpoint["deployedModels"])) == ("v1", 1)
+    assert stage.deploy("v2", "--traffic", "10"), stage.text()
+    assert stage.deploy("v2"), stage.text()
+    assert (google.serving(), len(google.endpoint["deployedModels"])) == ("v2", 1)
+
+
+def test_a_rollback_deploys_the_earlier_version_with_the_same_resources(stage: Deployments) -> None:
+    google: Any = stage.cloud
+    flags = ("--machine-type", "n1-standard-8", "--max", "3")
+    assert stage.deploy("v1", *flags), stage.text()
+    assert stage.deploy("v2", *flags), stage.text()
+    assert stage.rollback(), stage.text()
+    (deployed,) = google.endpoint["deployedModels"]
+    assert deployed["dedicatedResources"] == {
+        "machineSpec": {"machineType": "n1-standard-8"},
+        "minReplicaCount": 1,
+        "maxReplicaCount": 3,
+    }
+    assert google.serving() == "v1"
+    assert not stage.rollback()
+    assert "no earlier version" in stage.text()
+
+
+def test_requests_go_to_the_dedicated_name_of_an_endpoint(stage: Deployments) -> None:
+    google: Any = stage.cloud
+    assert stage.deploy("v1"), stage.text()
+    google.endpoint["dedicatedEndpointDns"] = "7.europe-west4-1.prediction.vertexai.goog"
+    call = stage.service().ask(stage.runner().read(stage.service()), b"{}")
+    assert call.target == "7.europe-west4-1.prediction.vertexai.goog"
+
+
+def test_the_model_is_removed_with_the_endpoint(stage: Deployments) -> None:
+    google: Any = stage.cloud
+    assert stage.deploy("v1"), stage.text()
+    assert stage.undeploy(), stage.text()
+    assert (google.endpoint, google.versions) == (None, {})

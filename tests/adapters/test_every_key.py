@@ -1,0 +1,342 @@
+"""Each route of each platform, port and protocol: without a key, with a wrong one, and with a key of each role."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from eventually import eventually
+from hosting import PATIENCE_S, ask, running, v2_request, write_scale
+from remora.engine import Engine
+from remora.protocols.api_keys import ROLES
+from remora.server.host import Host, find_adapter
+from remora.server.main import Ports
+
+pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
+grpcio = pytest.importorskip("grpc", reason="grpcio is not installed: pip install '.[grpcio]'")
+
+SERVICE, HEALTH = "/inference.GRPCInferenceService/", "/grpc.health.v1.Health/"
+REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+WORDS = tuple(f"{role}:{role}=sha256:{hashlib.sha256(f'key-{role}'.encode()).hexdigest()}" for role in ROLES)
+ROWS = [[1.0, 2.0, 3.0, 4.0]]
+V2 = v2_request(ROWS)
+V1 = {"instances": ROWS}
+
+
+class Way(NamedTuple):
+    """A request and the permission that it needs; "" for a probe."""
+
+    needs: str
+    method: str
+    path: str
+    body: object = b""
+    port: str = "http"
+
+
+PROBES = [Way("", "GET", path) for path in ("/livez", "/readyz", "/startupz", "/v2/health/live", "/v2/health/ready")]
+INFER = Way("infer", "POST", "/v2/models/scale/infer", V2)
+READS = [
+    INFER,
+    Way("infer", "POST", "/v2/models/scale/versions/1/infer", V2),
+    Way("infer", "POST", "/v2/models/scale/generate", {"x": ROWS[0]}),
+    Way("infer", "POST", "/v2/models/scale/generate_stream", {"x": ROWS[0]}),
+    Way("metadata", "GET", "/v2"),
+    Way("metadata", "GET", "/v2/models/scale"),
+    Way("metadata", "GET", "/v2/models/scale/ready"),
+    Way("read", "GET", "/v2/models/scale/config"),
+    Way("read", "GET", "/v2/models/scale/stats"),
+    Way("read", "GET", "/v2/models/stats"),
+    Way("read", "GET", "/v2/models/scale/explain"),
+    Way("read", "GET", "/v2/models/scale/sequences"),
+    Way("read", "GET", "/v2/startup"),
+    Way("read", "GET", "/v2/metrics"),
+    Way("read", "POST", "/v2/repository/index", {}),
+    Way("read", "GET", "/v2/logging"),
+    Way("read", "GET", "/v2/trace/setting"),
+    Way("read", "GET", "/v2/systemsharedmemory/status"),
+    Way("read", "GET", "/v2/cudasharedmemory/status"),
+]
+CHANGES = [
+    Way("control", "POST", "/v2/repository/models/none/load", {}),
+    Way("control", "POST", "/v2/repository/models/none/unload", {}),
+    Way("control", "POST", "/v2/logging", {"log_verbose_level": 0}),
+    Way("control", "POST", "/v2/trace/setting", {"trace_rate": "1000"}),
+    Way("control", "POST", "/v2/systemsharedmemory/region/r/register", {}),
+    Way("control", "POST", "/v2/cudasharedmemory/region/r/unregister", {}),
+]
+PAGES = [Way("read", "GET", path) for path in ("/", "/v2/docs", "/v2/openapi.json", "/v2/status")]
+UNKNOWN = [Way("any", "GET", "/nothing"), Way("any", "POST", "/v1/none", {}), Way("any", "GET", "/v2/models/scale/x")]
+OPENAI = [
+    Way("infer", "POST", "/v1/chat/completions", {}),
+    Way("infer", "POST", "/openai/v1/completions", {}),
+    Way("infer", "POST", "/v1/embeddings", {}),
+    Way("infer", "POST", "/tokenize", {}),
+    Way("metadata", "GET", "/v1/models"),
+    Way("metadata", "GET", "/openai/v1/models"),
+]
+METRICS = [Way("read", "GET", "/metrics", port="metrics"), Way("any", "GET", "/", port="metrics")]
+
+PLATFORMS = {
+    "container": [*PROBES, *READS, *CHANGES, *PAGES, *UNKNOWN, *METRICS, *OPENAI],
+    "cloud_run": [*PROBES, *READS, *CHANGES, *PAGES, Way("read", "GET", "/metrics")],
+    "knative": [*PROBES, *READS, Way("read", "GET", "/metrics")],
+    "kserve": [
+        *PROBES,
+        *READS,
+        *CHANGES,
+        Way("read", "GET", "/metrics"),
+        Way("", "GET", "/"),
+        Way("metadata", "GET", "/v1/models"),
+        Way("metadata", "GET", "/v1/models/scale"),
+        Way("metadata", "GET", "/v2/models"),
+        Way("infer", "POST", "/v1/models/scale:predict", V1),
+        Way("infer", "POST", "/v1/models/sc%61le:predict", V1),
+    ],
+    "sagemaker": [
+        *PROBES[:0],
+        Way("", "GET", "/ping"),
+        Way("", "GET", "/execution-parameters"),
+        Way("infer", "POST", "/invocations", V2),
+        Way("read", "GET", "/models"),
+        Way("control", "POST", "/models", {"model_name": "none", "url": "/nowhere"}),
+        Way("control", "DELETE", "/models/none"),
+    ],
+    "azureml": [
+        *PROBES,
+        *READS,
+        Way("", "GET", "/"),
+        Way("infer", "POST", "/score", V2),
+        Way("read", "GET", "/swagger.json"),
+        Way("read", "GET", "/metrics"),
+    ],
+    "vertex": [
+        *PROBES,
+        *READS,
+        Way("", "GET", "/health"),
+        Way("infer", "POST", "/predict", V1),
+        Way("infer", "POST", "/predict", V2),
+    ],
+}
+CALLS = {
+    "": ("ServerLive", "ServerReady"),
+    "infer": ("ModelInfer", "ModelStreamInfer"),
+    "metadata": ("ServerMetadata", "ModelMetadata", "ModelReady", "NoSuchMethod"),
+    "read": (
+        "ModelConfig",
+        "ModelStatistics",
+        "RepositoryIndex",
+        "SystemSharedMemoryStatus",
+        "CudaSharedMemoryStatus",
+    ),
+    "control": (
+        "RepositoryModelLoad",
+        "RepositoryModelUnload",
+        "TraceSetting",
+        "LogSettings",
+        "SystemSharedMemoryRegister",
+        "SystemSharedMemoryUnregister",
+        "CudaSharedMemoryRegister",
+        "CudaSharedMemoryUnregister",
+    ),
+}
+RPCS = [
+    *((needs, SERVICE + name) for needs, names in CALLS.items() for name in names),
+    ("", f"{HEALTH}Check"),
+    ("metadata", REFLECTION),
+]
+HTTP_CODES = {"UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403, "RESOURCE_EXHAUSTED": 429}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mounts") / "model"
+    write_scale(folder / "scale")
+    return folder
+
+
+def host_of(platform: str, repository: Path, **more: Any) -> Host:
+    """A platform's host with a key of each role and models that clients may load."""
+    host = find_adapter(platform).host(
+        {
+            "REMORA_MODEL_REPOSITORY": str(repository),
+            "AZUREML_MODEL_DIR": str(repository),
+            "SAGEMAKER_BASE_DIR": str(repository.parent),
+        }
+    )
+    return replace(host, server=replace(host.server, api_key=WORDS, **more))
+
+
+def expected(needs: str, role: str | None) -> int | None:
+    """The status of a refusal, or None if the request is not refused for its key."""
+    if needs == "":
+        return None
+    if role is None:
+        return 401
+    return None if needs == "any" or needs in ROLES[role] else 403
+
+
+def headers_of(key: str, number: int) -> dict[str, str]:
+    """A key in one header or the other."""
+    return {"X-API-Key": key} if number % 2 else {"Authorization": f"Bearer {key}"}
+
+
+def check_http(ports: Ports, ways: list[Way]) -> None:
+    for number, way in enumerate(ways):
+        port = ports.metrics if way.port == "metrics" else ports.http
+        for role in (None, *ROLES):
+            headers = {} if role is None else headers_of(f"key-{role}", number)
+            got = ask(port, way.method, way.path, way.body, headers)
+            want = expected(way.needs, role)
+            assert (got.status if got.status in (401, 403) else None) == want, (way, role, got)
+            assert b"key-" not in got.body, way
+            assert (got.headers.get("www-authenticate") == 'Bearer realm="remora"') == (want == 401)
+        wrong = ask(port, way.method, way.path, way.body, headers_of("wrong", number))
+        assert wrong.status not in (401, 429) if way.needs == "" else wrong.status in (401, 429), (way, wrong)
+
+
+def call(port: int, path: str, key: str | None) -> str:
+    """The name of the status of a call with an empty message."""
+    metadata = [] if key is None else [("authorization", f"Bearer {key}")]
+    streams = path.endswith(("ModelStreamInfer", "ServerReflectionInfo"))
+    with grpcio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        try:
+            if streams:
+                list(channel.stream_stream(path)(iter([b""]), timeout=PATIENCE_S, metadata=metadata))
+            else:
+                channel.unary_unary(path)(b"", timeout=PATIENCE_S, metadata=metadata)
+        except grpcio.RpcError as error:
+            return str(error.code().name)
+        return "OK"
+
+
+def check_grpc(port: int) -> None:
+    for needs, path in RPCS:
+        for role in (None, *ROLES):
+            name = call(port, path, None if role is None else f"key-{role}")
+            want = expected(needs, role)
+            assert HTTP_CODES.get(name) == want, (path, role, name)
+        wrong = call(port, path, "wrong")
+        assert (wrong not in HTTP_CODES) == (needs == ""), (path, wrong)
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_each_route_of_a_platform_wants_the_same_roles(platform: str, repository: Path) -> None:
+    with running(host_of(platform, repository, allow_grpc=False, openai=True)) as ports:
+        check_http(ports, PLATFORMS[platform])
+
+
+@pytest.mark.parametrize("transport", ["own", "grpcio"])
+def test_each_rpc_wants_the_same_roles(transport: str, repository: Path) -> None:
+    with running(host_of("container", repository, grpc_transport=transport)) as ports:
+        check_grpc(ports.grpc)
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="front processes need Linux")
+def test_front_processes_ask_for_the_same_roles(repository: Path) -> None:
+    host = host_of("container", repository, frontends="2", grpc_on_http_port=True)
+    with running(host) as ports:
+        check_http(ports, [INFER, PROBES[0], READS[4], READS[-1], *CHANGES[:2], PAGES[0], *UNKNOWN, *METRICS])
+        check_grpc(ports.grpc)
+        check_grpc(ports.http)
+
+
+@pytest.fixture(scope="module")
+def container(repository: Path) -> Iterator[Ports]:
+    with running(host_of("container", repository)) as ports:
+        yield ports
+
+
+def test_a_probe_shows_its_details_only_to_a_key(container: Ports) -> None:
+    path = "/readyz?verbose"
+    assert ask(container.http, "GET", path).body == b"ok\n"
+    assert ask(container.http, "GET", path, headers={"X-API-Key": "key-read"}).status == 200
+
+
+def test_wrong_keys_are_counted_and_limited_while_right_ones_work(container: Ports) -> None:
+    statuses = [ask(container.http, "GET", "/v2", headers={"X-API-Key": f"wrong{each}"}).status for each in range(20)]
+    assert statuses.index(429) <= 10
+    assert set(statuses) == {401, 429}
+    late = ask(container.http, "GET", "/v2", headers={"X-API-Key": "wrong"})
+    assert late.status == 429
+    assert 1 <= int(late.headers["retry-after"]) <= 7
+    page = ask(container.metrics, "GET", "/metrics", headers={"X-API-Key": "key-read"})
+    assert page.status == 200
+    counts = {
+        line.split('"')[1]: float(line.split()[-1])
+        for line in page.body.decode().splitlines()
+        if "denied_" in line and line[0] != "#"
+    }
+    assert counts["wrong key"] >= 10
+    assert counts["too many wrong keys"] >= 9
+
+
+def test_the_roles_of_two_keys_do_not_add_up(container: Ports) -> None:
+    both = {"X-API-Key": "key-infer", "Authorization": "Bearer key-control"}
+    assert ask(container.http, "POST", "/v2/repository/models/none/load", {}, both).status == 403
+    assert json.loads(ask(container.http, *INFER[1:4], headers=both).body)["outputs"]
+
+
+def file_of(folder: Path, **limits: Any) -> dict[str, str]:
+    """The option of a file with one limited key, "limited"."""
+    path = folder / "keys.json"
+    row = {"name": "ann", "roles": ["all"], "sha256": hashlib.sha256(b"limited").hexdigest(), **limits}
+    path.write_text(json.dumps({"keys": [row]}))
+    return {"api_keys_file": str(path)}
+
+
+@pytest.mark.parametrize("fronts", ["0", "2"])
+def test_a_rate_holds_for_a_key_over_all_connections_and_protocols(
+    repository: Path, tmp_path: Path, fronts: str
+) -> None:
+    limits = file_of(tmp_path, requests_per_second=0.001, burst=6)
+    host = host_of("container", repository, grpc_on_http_port=True, frontends=fronts, **limits)
+    with running(host) as ports:
+        key = {"X-API-Key": "limited"}
+        statuses = [ask(ports.http, *INFER[1:4], headers=key).status for _ in range(3)]
+        names = [call(port, f"{SERVICE}ServerMetadata", "limited") for port in (ports.http, ports.grpc, ports.grpc)]
+        assert (statuses, names) == ([200] * 3, ["OK"] * 3)
+        late = ask(ports.http, *INFER[1:4], headers=key)
+        assert (late.status, int(late.headers["retry-after"]) > 900) == (429, True)
+        assert call(ports.grpc, f"{SERVICE}ServerMetadata", "limited") == "RESOURCE_EXHAUSTED"
+        assert ask(ports.http, *INFER[1:4], headers={"X-API-Key": "key-infer"}).status == 200
+
+
+@pytest.mark.parametrize("transport", ["own", "grpcio"])
+def test_calls_in_flight_are_limited_for_a_key(repository: Path, tmp_path: Path, transport: str) -> None:
+    host = host_of("container", repository, grpc_transport=transport, **file_of(tmp_path, concurrent=1))
+    with running(host) as ports, grpcio.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
+        path, metadata = f"{SERVICE}ModelStreamInfer", [("x-api-key", "limited")]
+        for _ in range(2):
+            gate = threading.Event()
+
+            def messages(gate: threading.Event = gate) -> Iterator[bytes]:
+                yield b""
+                gate.wait(PATIENCE_S)
+
+            stream = channel.stream_stream(path)(messages(), timeout=PATIENCE_S, metadata=metadata)
+            next(iter(stream))
+            assert call(ports.grpc, f"{SERVICE}ServerMetadata", "limited") == "RESOURCE_EXHAUSTED"
+            assert ask(ports.http, "GET", "/v2", headers={"X-API-Key": "limited"}).status == 429
+            gate.set()
+            list(stream)
+            eventually(lambda: call(ports.grpc, f"{SERVICE}ServerMetadata", "limited") == "OK")
+
+
+def test_traces_have_the_name_of_the_key_and_never_the_key(repository: Path, tmp_path: Path) -> None:
+    file = tmp_path / "trace"
+    host = host_of("container", repository)
+    traced = ("rate=1", "level=TIMESTAMPS", f"triton,file={file}")
+    with running(host, Engine(options=replace(host.engine, trace_config=traced))) as ports:
+        assert ask(ports.http, *INFER[1:4], headers={"Authorization": "Bearer key-infer"}).status == 200
+        assert ask(ports.http, *INFER[1:4], headers={"X-API-Key": "key-all"}).status == 200
+    heads = [row for row in json.loads(file.read_text()) if "model_name" in row]
+    assert [head["api_key"] for head in heads] == ["infer", "all"]
+    assert "key-infer" not in file.read_text()

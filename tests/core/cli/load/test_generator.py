@@ -1,0 +1,95 @@
+"""Process of the load generator, by its lines on stdin and stdout."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from remora.cli.load import Plan, results_from_json
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+MESSAGE = b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n"
+
+
+def plan(port: int, **changes: Any) -> Plan:
+    fields: dict[str, Any] = {
+        "protocol": "http", "host": "127.0.0.1", "port": port, "tls": False, "messages": (MESSAGE,), "connections": 1,
+        "rate_per_s": 0.0, "shape": "poisson", "seed": 1, "part": 0, "parts": 1, "sequence": 0,
+        "window_ns": 100_000_000, "timeout_s": 5.0,
+    }  # fmt: skip
+    return Plan(**(fields | changes))
+
+
+@contextmanager
+def generator(settings: Plan, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    words = [sys.executable, "-m", "remora.cli.load.generator"]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(settings.to_json()) + "\n")
+        process.stdin.flush()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def test_windows_follow_until_stdin_ends(listener: socket.socket, child_environment: dict[str, str]) -> None:
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            while connection.recv(1000):
+                connection.sendall(ANSWER)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with generator(plan(listener.getsockname()[1]), child_environment) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.stdin.write(f"{time.monotonic_ns()}\n")
+        process.stdin.flush()
+        windows = []
+        while len(windows) < 2 or not any(window.latency.count for window in windows):  # the test's timeout ends this
+            windows.append(results_from_json(json.loads(process.stdout.readline())))
+        process.stdin.close()
+        assert process.wait(60) == 0
+        process.stdin = None
+    thread.join()
+    assert all(window.seconds >= 0.1 and not window.failures for window in windows)
+
+
+def test_an_answer_that_never_comes_is_a_timeout(listener: socket.socket, child_environment: dict[str, str]) -> None:
+    settings = plan(listener.getsockname()[1], timeout_s=0.2)
+    with generator(settings, child_environment) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.stdin.write(f"{time.monotonic_ns()}\n")
+        process.stdin.flush()
+        failures: dict[str, int] = {}
+        while not failures:  # the test's timeout ends this
+            failures = results_from_json(json.loads(process.stdout.readline())).failures
+    assert set(failures) == {"timeout"}
+
+
+def test_a_server_that_is_absent_is_reported(child_environment: dict[str, str]) -> None:
+    with generator(plan(1), child_environment) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline()) == {"error": "cannot connect to 127.0.0.1:1: Connection refused"}
+        assert process.wait(60) == 1

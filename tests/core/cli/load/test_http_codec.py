@@ -1,0 +1,67 @@
+"""Client side of HTTP/1.1: answers in any pieces, and damaged ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from remora.cli.load import Answer
+from remora.cli.load.http_codec import HttpCodec
+
+PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
+EMPTY = b"HTTP/1.1 204 No Content\r\n\r\n"
+FAILED = b"HTTP/1.1 503 No\r\ncontent-length: 2\r\nConnection: close\r\n\r\n{}"
+CHUNKS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=1\r\nabc\r\n10\r\n0123456789abcdef\r\n0\r\n\r\n"
+EVENTS = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"9\r\ndata: 1\n\n\r\n9\r\ndata: 2\n\n\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("wire", "failure", "closes", "events"),
+    [
+        (PLAIN, "", False, 0),
+        (EMPTY, "", False, 0),
+        (FAILED, "HTTP 503", True, 0),
+        (CHUNKS, "", False, 0),
+        (EVENTS, "", False, 2),
+    ],
+)
+def test_an_answer_is_complete_with_its_last_byte(wire: bytes, failure: str, closes: bool, events: int) -> None:
+    for cut in range(1, len(wire)):
+        codec = HttpCodec()
+        for _ in range(2):  # the second answer on the same connection
+            first = codec.feed(wire[:cut], 1)
+            assert first is None or wire is CHUNKS or wire is EVENTS
+            answer = first or codec.feed(wire[cut:], 2)
+            assert answer is not None
+            assert (answer.failure, answer.closes, len(answer.events_ns)) == (failure, closes, events)
+            if first is not None:
+                break
+    codec = HttpCodec()
+    assert [codec.feed(wire[place : place + 1], place) is not None for place in range(len(wire))].count(True) == 1
+
+
+def test_events_have_the_times_of_their_bytes() -> None:
+    codec = HttpCodec()
+    head, _, rest = EVENTS.partition(b"9\r\n")
+    first, _, last = rest.partition(b"9\r\n")
+    assert codec.feed(head, 1) is None
+    assert codec.feed(b"9\r\n" + first, 20) is None
+    assert codec.feed(b"9\r\n" + last, 30) == Answer("", (20, 30), False)
+
+
+def test_a_body_without_a_length_ends_with_its_connection() -> None:
+    codec = HttpCodec()
+    assert codec.feed(b"HTTP/1.0 200 OK\r\n\r\nabc", 1) is None
+    assert codec.feed(b"def", 2) is None
+    assert codec.end() == Answer("", (), True)
+    assert HttpCodec().end() is None
+
+
+@pytest.mark.parametrize(
+    "wire", [b"SSH-2.0\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"x" * 70_000, CHUNKS.replace(b"10\r\n", b"zz\r\n")]
+)
+def test_damaged_answers_are_refused(wire: bytes) -> None:
+    with pytest.raises(ValueError, match=r"HTTP/1\.1|longer than|no length"):
+        HttpCodec().feed(wire, 1)

@@ -1,0 +1,249 @@
+"""`remora bench load` against real servers, and against doubles that stall, fail and stream."""
+
+from __future__ import annotations
+
+import csv
+import json
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remora.cli import main
+from remora.cli.bench_load import mean_times, split_plan
+from remora.cli.load import Plan
+
+SHORT = ("--duration=2", "--window=0.5", "--warm-up=0.1", "--quiet", "--json-out")
+METADATA = {
+    "name": "m",
+    "versions": ["1"],
+    "platform": "",
+    "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}],
+    "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 2]}],
+}
+
+
+class Double(BaseHTTPRequestHandler):
+    """Server of one model without statistics, which answers by ``act`` and keeps the requests."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    act: Callable[[Double], None]
+    bodies: list[tuple[int, bytes]]
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.reply(200 if self.path == "/v2/models/m" else 404, json.dumps(METADATA).encode())
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        length = int(self.headers.get("Inference-Header-Content-Length", len(body)))
+        self.bodies.append((self.client_address[1], body[:length]))
+        type(self).act(self)
+
+    def reply(self, status: int, body: bytes = b"{}", **headers: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@contextmanager
+def double(act: Callable[[Double], None]) -> Iterator[tuple[str, list[tuple[int, bytes]]]]:
+    bodies: list[tuple[int, bytes]] = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("D", (Double,), {"act": staticmethod(act), "bodies": bodies}))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", bodies
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def bench(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
+    assert main(["bench", "load", *SHORT, *words]) == code
+    shown = capsys.readouterr()
+    return json.loads(shown.out) if code == 0 else shown.err
+
+
+@pytest.fixture(scope="module")
+def server(digits: Any, serving: Any) -> Iterator[Any]:
+    with serving(digits.models) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--encoding=json",), ("--grpc",), ("--processes=2",), ("--batch=3",), ("--rate=50",)], ids=str
+)
+def test_a_real_server_is_measured_with_its_share(
+    words: tuple[str, ...], server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = tuple(word if word != "--grpc" else f"--grpc=127.0.0.1:{server.grpc}" for word in words)
+    load = () if "--rate=50" in words else ("--concurrency=2,4",)
+    levels = bench(capsys, "digits", "--url", f"http://127.0.0.1:{server.http}", *words, *load)
+    assert len(levels) == len(load) + 1
+    for level in levels:
+        assert level["requests"] > 0
+        assert level["failures"] == {}
+        times = level["latency_us"]
+        assert 0 < times["p50"] <= times["p90"] <= times["p99"] <= times["max"]
+        assert 0 < level["server_us"]["whole"] < level["latency_us"]["max"]
+        assert level["server_us"]["rows per batch"] >= (3 if "--batch=3" in words else 1)
+        assert level["generator"]["processes"] == (2 if "--processes=2" in words else 1)
+
+
+def test_the_server_has_answered_what_is_reported(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def answered() -> int:
+        url = f"http://127.0.0.1:{server.http}/v2/models/digits/stats"
+        with urllib.request.urlopen(url) as reply:
+            count = json.load(reply)["model_stats"][0]["inference_stats"]["success"]["count"]
+        return int(count)
+
+    before = answered()
+    words = ("digits", "--url", f"http://127.0.0.1:{server.http}", "--concurrency=3", "--fixed")
+    level = bench(capsys, *words)[0]
+    sent = answered() - before
+    assert level["requests"] <= sent, "the warm-up counts only in the server"
+    assert level["seconds"] >= 0.9
+
+
+def test_results_are_written_as_csv_and_page(server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--csv", str(tmp_path / "r.csv"), "--html", str(tmp_path / "r.html"))
+    levels = bench(capsys, "digits", "--url", f"http://127.0.0.1:{server.http}", *words)
+    rows = list(csv.DictReader((tmp_path / "r.csv").read_text().splitlines()))
+    assert [float(row["requests_per_s"]) for row in rows] == [level["requests_per_s"] for level in levels]
+    assert "<svg" in (tmp_path / "r.html").read_text()
+
+
+def test_requests_come_from_a_file_in_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "requests.jsonl").write_text('{"x": [[1, 2]]}\n{"x": [[3, 4]]}\n')
+    with double(lambda handler: handler.reply(200)) as (url, bodies):
+        words = ("m", "--url", url, "--encoding=json", "--requests", str(tmp_path / "requests.jsonl"))
+        level = bench(capsys, *words)[0]
+    sent = [json.loads(body)["inputs"][0]["data"] for _, body in bodies]
+    assert sent[:4] in ([[1.0, 2.0], [3.0, 4.0]] * 2, [[3.0, 4.0], [1.0, 2.0]] * 2)
+    assert level["server_us"] == {}, "a server without statistics is measured all the same"
+
+
+def test_an_open_loop_counts_the_time_that_requests_wait_for_a_stalled_server(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One answer stalls; a closed view sees one slow request, the schedule sees all that were due meanwhile."""
+    pause, lock, count = threading.Event(), threading.Lock(), [0]
+
+    def act(handler: Double) -> None:
+        with lock:
+            count[0] += 1
+            if count[0] == 30:
+                pause.wait(0.6)
+        handler.reply(200)
+
+    with double(act) as (url, _):
+        words = ("m", "--url", url, "--rate=100", "--arrivals=constant", "--connections=1", "--fixed", "--duration=3")
+        level = bench(capsys, *words)[0]
+    assert level["latency_us"]["max"] >= 590_000
+    assert level["latency_us"]["p90"] >= 1.5 * level["service_us"]["p90"]
+    assert level["latency_us"]["mean"] >= level["service_us"]["mean"] + 50_000
+
+
+def test_sequences_have_ids_and_their_first_and_last_requests_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    with double(lambda handler: handler.reply(200)) as (url, bodies):
+        bench(capsys, "m", "--url", url, "--sequence=3", "--concurrency=2")
+    by_connection: dict[int, list[dict[str, Any]]] = {}
+    for port, body in bodies:
+        by_connection.setdefault(port, []).append(json.loads(body)["parameters"])
+    assert len(by_connection) == 2
+    ids = [
+        {each["sequence_id"] for each in sent[place : place + 3]}
+        for sent in by_connection.values()
+        for place in range(0, len(sent) - 2, 3)
+    ]
+    assert all(len(each) == 1 for each in ids)
+    assert len(set.union(*ids)) == len(ids), "each sequence has another id"
+    for sent in by_connection.values():
+        flags = [(each["sequence_start"], each["sequence_end"]) for each in sent[:6]]
+        assert flags[:6] == ([(True, False), (False, False), (False, True)] * 2)[: len(flags)]
+
+
+def test_failures_are_counted_by_reason_and_do_not_count_as_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    number = [0]
+
+    def act(handler: Double) -> None:
+        number[0] += 1
+        if number[0] % 3 == 0:
+            handler.reply(503)
+        elif number[0] % 3 == 1:
+            handler.close_connection = True
+            handler.connection.close()
+        else:
+            handler.reply(200)
+
+    with double(act) as (url, _):
+        level = bench(capsys, "m", "--url", url)[0]
+    assert level["requests"] > 0
+    assert level["failures"]["HTTP 503"] > 0
+    assert sum(level["failures"].values()) > level["failures"]["HTTP 503"]
+
+
+def test_any_path_is_measured_and_streams_have_times_of_events(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "body.json").write_text('{"stream": true}')
+
+    def act(handler: Double) -> None:
+        handler.reply(200, b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\n", Content_Type="text/event-stream")
+
+    with double(act) as (url, bodies):
+        words = ("--path=/v1/completions", "--body", str(tmp_path / "body.json"), "--url", url)
+        level = bench(capsys, *words)[0]
+    assert json.loads(bodies[0][1]) == {"stream": True}
+    assert 0 < level["first_event_us"]["p50"] <= level["latency_us"]["max"]
+    assert "between_events_us" in level
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        ((), 2, "expected a MODEL, or --path"),
+        (("m", "--rate=5", "--concurrency=1"), 2, "choose --concurrency (closed loop) or --rate"),
+        (("m", "--sequence=2", "--grpc=h:1"), 2, "--sequence takes one MODEL over HTTP"),
+        (("m", "--url=http://127.0.0.1:1"), 1, "cannot connect to http://127.0.0.1:1"),
+        (("--path=/x", "--url=http://127.0.0.1:1"), 1, "cannot connect to 127.0.0.1:1: Connection refused"),
+        (("--path=/x", "--url=ftp://h"), 2, "--url ftp://h: expected http://HOST:PORT"),
+        (("--path=/x", "--grpc=h"), 2, "--grpc h: expected HOST:PORT"),
+    ],
+)
+def test_a_wrong_call_is_explained(
+    words: tuple[str, ...], code: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert text in bench(capsys, *words, code=code)
+
+
+def test_a_load_is_split_without_a_remainder() -> None:
+    plan = Plan("http", "h", 1, False, (b"",), 1, 0.0, "poisson", 0, 0, 1, 0, 1, 1.0)
+    parts = split_plan(plan, 7, 30.0, 3)
+    assert [(part.connections, part.part, part.parts, part.rate_per_s) for part in parts] == [
+        (3, 0, 3, 30.0),
+        (2, 1, 3, 30.0),
+        (2, 2, 3, 30.0),
+    ]
+    assert len(split_plan(plan, 2, 0.0, 8)) == 2
+
+
+def test_the_servers_share_is_the_difference_of_two_statistics() -> None:
+    before = {"success": (10, 1000), "queue": (10, 500), "executions": (5, 10)}
+    after = {"success": (20, 51_000), "queue": (20, 10_500), "executions": (7, 18)}
+    assert mean_times(before, after) == {"whole": 5.0, "queue": 1.0, "rows per batch": 4.0}
+    assert mean_times({}, {}) == {}

@@ -1,0 +1,96 @@
+"""Tests of ``remora.generation.grammar`` with a model whose logits are random."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import pytest
+
+from generation_models import tiny
+from remora.errors import InternalError
+from remora.generation.grammar import GrammarCompiler
+from remora.generation.tasks import Grammar, ParameterError
+from remora.generation.tokenizing import TokenizerFile
+
+pytest.importorskip("llguidance")
+END = 2
+
+
+@cache
+def parts() -> tuple[TokenizerFile, GrammarCompiler]:
+    content = (tiny(Path(mkdtemp())) / "tokenizer.json").read_text()
+    tokens = TokenizerFile(content, "tiny")
+    return tokens, GrammarCompiler(content, tokens.vocabulary, {END})
+
+
+def written(grammar: Grammar, seed: int) -> str:
+    """Return what random logits write under a grammar."""
+    tokens, compiler = parts()
+    matcher, random = compiler.compile(grammar), np.random.default_rng(seed)
+    answer: list[int] = []
+    for _ in range(2000):
+        allowed = matcher.allowed()
+        assert allowed.any()
+        token = int(np.where(allowed, random.standard_normal(tokens.vocabulary), -np.inf).argmax())
+        if token == END:
+            break
+        matcher.accept(token)
+        answer.append(token)
+        if matcher.done:
+            break
+    else:
+        raise AssertionError("the answer did not end")
+    return tokens.decode(answer)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_random_model_writes_what_the_grammar_permits(seed: int) -> None:
+    answer: Any = json.loads(written(Grammar("json_schema", json.dumps(SCHEMA)), seed))
+    assert set(answer) == {"city", "unit"}
+    assert answer["unit"] in ("celsius", "fahrenheit")
+    assert re.fullmatch(r"[0-9]{3}-[a-f]{2}", written(Grammar("regex", r"[0-9]{3}-[a-f]{2}"), seed))
+    choices = ["yes", 'a "quoted" word', "Größe"]
+    assert written(Grammar("choice", json.dumps(choices)), seed) in choices
+    assert written(Grammar("lark", 'start: "a" ("b" | "c") "d"'), seed) in ("abd", "acd")
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("json_schema", "{"),
+        Grammar("json_schema", '{"type": "nothing"}'),
+        Grammar("json_schema", '{"$ref": "#/missing"}'),
+        Grammar("regex", "("),
+        Grammar("regex", "a" * (1 << 21)),
+        Grammar("lark", "start: missing"),
+        Grammar("choice", "5"),
+    ],
+    ids=lambda grammar: f"{grammar.kind}-{grammar.text[:12]}",
+)
+def test_a_grammar_that_cannot_be_enforced_is_refused_with_the_reason(grammar: Grammar) -> None:
+    _, compiler = parts()
+    with pytest.raises(ParameterError) as raised:
+        compiler.compile(grammar)
+    assert raised.value.parameter == "response_format"
+
+
+def test_a_token_that_is_not_allowed_is_an_error() -> None:
+    tokens, compiler = parts()
+    matcher = compiler.compile(Grammar("regex", "a"))
+    (other,) = tokens.encode("b")
+    with pytest.raises(InternalError, match="grammar failed"):
+        matcher.accept(other)

@@ -1,0 +1,89 @@
+"""Tests of ``remora.protocols.openai.routes``: paths, and errors as OpenAI's clients expect them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from remora.errors import InternalError, InvalidArgumentError, NotFoundError, QueueFullError, UnavailableError
+from remora.generation.tasks import ParameterError
+from remora.protocols.openai.routes import ApiError, Route, error_answer, find_route, refused
+from remora.protocols.rest.answer import HttpAnswer, failure
+
+
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        ("/v1/chat/completions", Route("chat", "POST")),
+        ("/openai/v1/chat/completions", Route("chat", "POST")),
+        ("/v1/completions", Route("completions", "POST")),
+        ("/v1/models", Route("models", "GET")),
+        ("/openai/v1/models/org%2Fname", Route("model", "GET", "org/name")),
+        ("/tokenize", Route("tokenize", "POST")),
+        ("/v1/detokenize", Route("detokenize", "POST")),
+        ("/v1/models/", None),
+        ("/v1/", None),
+        ("/v1/chat/completions/", None),
+        ("/v2/models/m/generate", None),
+        ("/completions", None),
+    ],
+)
+def test_a_path_has_a_route_or_none(path: str, route: Route | None) -> None:
+    assert find_route(path) == route
+
+
+def test_reading_models_is_restricted_as_metadata_and_all_else_as_inference() -> None:
+    actions = {
+        path: route.v2_action for path in ("/v1/models", "/v1/completions", "/tokenize") if (route := find_route(path))
+    }
+    assert actions == {"/v1/models": "server_metadata", "/v1/completions": "generate", "/tokenize": "generate"}
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "param", "code"),
+    [
+        (ParameterError("top_p", "wrong"), 400, "invalid_request_error", "top_p", None),
+        (InvalidArgumentError("wrong"), 400, "invalid_request_error", None, None),
+        (NotFoundError("gone"), 404, "not_found_error", None, None),
+        (QueueFullError("full"), 429, "rate_limit_error", None, None),
+        (UnavailableError("stopping"), 503, "server_error", None, None),
+        (InternalError("broken"), 500, "server_error", None, None),
+        (
+            ApiError(404, "no", param="model", reason="model_not_found"),
+            404,
+            "not_found_error",
+            "model",
+            "model_not_found",
+        ),
+    ],
+)
+def test_an_error_has_openais_object(error: Exception, status: int, kind: str, param: str, code: str) -> None:
+    answer = error_answer(error)
+    assert answer.status == status
+    assert json.loads(bytes(answer.body[0])) == {
+        "error": {"message": str(error), "type": kind, "param": param, "code": code}
+    }
+
+
+def test_a_full_queue_names_the_time_of_the_next_attempt() -> None:
+    assert (b"Retry-After", b"7") in error_answer(QueueFullError("full", retry_after_s=7)).headers
+
+
+def test_the_text_of_an_unexpected_error_stays_in_the_log() -> None:
+    answer = error_answer(RuntimeError("/secret/path"))
+    assert answer.status == 500
+    assert b"secret" not in bytes(answer.body[0])
+
+
+def test_a_refusal_of_v2_takes_openais_form() -> None:
+    answer = refused(failure(403, "expecting header 'key'", plain=True))
+    assert answer.status == 403
+    assert json.loads(bytes(answer.body[0]))["error"] == {
+        "message": "expecting header 'key'",
+        "type": "permission_error",
+        "param": None,
+        "code": None,
+    }
+    fine = HttpAnswer(200, (), [b"{}"])
+    assert refused(fine) is fine

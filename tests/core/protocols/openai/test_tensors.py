@@ -1,0 +1,98 @@
+"""Tests of ``remora.protocols.openai.tensors``: parameters to inputs, responses to pieces."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from remora.errors import InternalError
+from remora.generation.tasks import ParameterError
+from remora.messages import Response
+from remora.messages import Tensor as Output
+from remora.protocols.openai.mapping import Tensor, TensorUse
+from remora.protocols.openai.requests import Query, decode
+from remora.protocols.openai.tensors import TextAnswer, stops_of, task_for, text_inputs
+
+USE = TensorUse("text", "P", "A", inputs={"max_tokens": "limit", "stop": "stops", "top_k": "k"})
+INPUTS = {
+    "P": Tensor("P", "BYTES", (-1,)),
+    "limit": Tensor("limit", "INT32", (1,)),
+    "stops": Tensor("stops", "BYTES", (-1,), True),
+    "k": Tensor("k", "INT32", (1,), True),
+    "stream": Tensor("stream", "BOOL", (1,), True),
+}
+
+
+def query(**fields: Any) -> Query:
+    return decode("completions", json.dumps({"prompt": "Hi", **fields}).encode())
+
+
+def values(given: Query, inputs: Any = INPUTS, use: TensorUse = USE, *, batched: bool = True) -> dict[str, Any]:
+    return {name: array.tolist() for name, array in text_inputs(given, "Hi", use, inputs, batched=batched).items()}
+
+
+def test_each_parameter_has_its_input_and_a_needed_limit_a_default() -> None:
+    assert values(query(top_k=3, stop="x")) == {
+        "P": [[b"Hi"]], "stops": [[b"x"]], "k": [[3]], "limit": [[16]], "stream": [[False]]
+    }  # fmt: skip
+    assert values(query(max_tokens=4, stop=["a", "b"]), batched=False)["stops"] == [b"a", b"b"]
+    chat = decode("chat", b'{"messages": [{"role": "user", "content": "Hi"}]}')
+    assert values(chat)["limit"] == [[USE.default_max_tokens]]
+
+
+def test_all_parameters_go_into_one_input_as_json_where_there_is_one() -> None:
+    inputs = {**INPUTS, "sampling_parameters": Tensor("sampling_parameters", "BYTES", (1,))}
+    found = values(query(seed=4, top_k=2, priority=1, user="me"), inputs)
+    assert json.loads(found["sampling_parameters"][0][0]) == {"seed": 4, "top_k": 2}
+    assert "k" not in found
+
+
+def test_what_a_model_cannot_honour_is_refused() -> None:
+    with pytest.raises(ParameterError, match="no input for seed"):
+        values(query(seed=1))
+    for fields in ({"n": 2}, {"logprobs": 1}, {"prompt": [1]}, {"return_token_ids": True}):
+        with pytest.raises(ParameterError):
+            task_for(query(**fields))
+
+
+def test_stop_strings_are_searched_here_if_the_model_takes_none() -> None:
+    assert stops_of(query(stop="x"), USE, INPUTS) == ()
+    assert stops_of(query(stop="x"), TensorUse("text", "P", "A"), INPUTS) == ("x",)
+    assert stops_of(query(), TensorUse("text", "P", "A"), INPUTS) == ()
+
+
+def response(text: str, **more: Any) -> Response:
+    rows = [Output("A", "BYTES", np.array([text.encode()], object))]
+    return Response([*rows, *(Output(name, "BYTES", np.array([value], object)) for name, value in more.items())])
+
+
+def test_responses_are_pieces_of_an_answer_with_its_end() -> None:
+    answer = TextAnswer(task_for(query()), USE, ())
+    first = answer.piece(response("He", num_output_tokens=2, num_input_tokens=7), final=False)
+    assert (first.text, len(first.tokens), first.end) == ("He", 2, None)
+    last = answer.piece(response("llo", finish_reason=b"length"), final=True)
+    assert last.text == "llo"
+    assert last.end is not None
+    assert last.end.reason == "length"
+    assert answer.prompt_tokens == 7
+
+
+def test_a_stop_string_ends_an_answer_wherever_responses_are_cut() -> None:
+    answer = TextAnswer(task_for(query()), USE, ("END",))
+    texts = [answer.piece(response(part), final=False) for part in ("aE", "N", "Dx", "more")]
+    assert "".join(piece.text for piece in texts) == "a"
+    assert texts[2].end is not None
+    assert (texts[2].end.reason, texts[2].end.stop) == ("stop", "END")
+    held = TextAnswer(task_for(query()), USE, ("END",))
+    assert held.piece(response("aEN"), final=False).text == "a"
+    assert held.piece(None, final=True).text == "EN"
+
+
+def test_an_error_of_the_model_ends_its_answer() -> None:
+    answer = TextAnswer(task_for(query()), USE, ())
+    piece = answer.piece(InternalError("broken"), final=True)
+    assert piece.end is not None
+    assert (piece.end.reason, str(piece.end.error)) == ("error", "broken")

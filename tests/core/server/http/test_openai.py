@@ -1,0 +1,448 @@
+"""OpenAI's routes between codec and engine: what a client gets, and what becomes of its rows when it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from eventually import eventually_in_loop
+from fakes import FakeExchange
+from remora.errors import NotFoundError
+from remora.generation import Extension, Generation, Sink
+from remora.generation.step_loop import LoopSettings, StepLoop
+from remora.generation.tasks import Task
+from remora.generation.templates import JinjaTemplate
+from remora.generation.tokenizing import TokenizerFile
+from remora.messages import Buffer
+from remora.models.readiness import Readiness
+from remora.models.table import LoadingError
+from remora.proto.model_config_pb2 import ModelConfig
+from remora.protocols.http1 import Head
+from remora.protocols.openai.routes import find_route
+from remora.server.http.exchange import Cancellable, Exchange
+from remora.server.http.openai import OpenAiRoutes
+from remora.testing.generation import ByteTokens, ScriptedStepper
+
+TEXT = "Hello, world"
+
+
+class FakeModel:
+    """A served language model whose steps the test runs."""
+
+    name = "m"
+    loaded_ms = 7000
+    config = ModelConfig()
+
+    def __init__(self, script: str | None = TEXT, **settings: Any) -> None:
+        self.clock_ns = 0
+        self.broken = False
+        tokens = ByteTokens()
+        stepper = ScriptedStepper(length=2000, script=script, before_step=self._before_step)
+        self.loop = StepLoop(stepper, tokens, LoopSettings("m", **settings), lambda: self.clock_ns, threaded=False)
+        self.generation: Generation | None = Generation(self.loop, tokens, served_names=("alias",))
+        self.users = 0
+
+    def _before_step(self, _extensions: Sequence[Extension]) -> None:
+        if self.broken:
+            raise RuntimeError("the device is gone")
+
+    def acquire(self) -> bool:
+        self.users += 1
+        return True
+
+    def release(self) -> None:
+        self.users -= 1
+
+
+class FakeEngine:
+    """An engine with one model."""
+
+    def __init__(self, model: FakeModel) -> None:
+        self.model = model
+        self.loading: Future[None] | None = None
+        self.started = True
+
+    def models(self) -> list[FakeModel]:
+        return [self.model]
+
+    def resolve(self, name: str, version: int = -1) -> FakeModel:
+        if self.loading is not None:
+            raise LoadingError("the model is being loaded", self.loading)
+        if name != "m":
+            raise NotFoundError(f"no model {name}")
+        return self.model
+
+    def readiness(self) -> Readiness:
+        return Readiness(self.started, self.started, False, ())
+
+
+class Server:
+    """The routes over one model, without sockets."""
+
+    def __init__(self, model: FakeModel | None = None, *, chat: bool = False, **options: Any) -> None:
+        self.model = model or FakeModel()
+        if chat and self.model.generation is not None:
+            content = '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}'
+            source = "{% for m in messages %}{{ m.content }}{% endfor %}"
+            template = JinjaTemplate(source, TokenizerFile(content, "m"), {}, "m", lambda: 0, str)
+            self.model.generation = replace(self.model.generation, chat=template)
+        self.engine = FakeEngine(self.model)
+        self.waited: list[Callable[[], Cancellable | None]] = []
+        self.routes = OpenAiRoutes(self.engine, self._wait, None, 1 << 20, **options)  # type: ignore[arg-type]
+
+    def _wait(self, work: Any, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        try:
+            return work(head, body, exchange)
+        except LoadingError:
+            self.waited.append(lambda: work(head, body, exchange))
+            return None
+
+    def ask(
+        self, path: str = "/v1/completions", method: str = "POST", headers: Any = (), body: Any = None, **fields: Any
+    ):
+        exchange = FakeExchange()
+        head = Head(method, path, ((b"content-type", b"application/json"), *headers))
+        where = find_route(path)
+        assert where is not None
+        raw = body if body is not None else json.dumps({"model": "m", "prompt": "Hi", **fields}).encode()
+        return self.routes.handle(where, head, raw, exchange), exchange
+
+    async def turn(self, count: int = 1) -> None:
+        """Run steps, and let the event loop deliver what they made."""
+        for _ in range(count):
+            self.model.loop.turn()
+            await asyncio.sleep(0)
+
+    async def answer(self, exchange: FakeExchange) -> tuple[int, Any]:
+        for _ in range(100):
+            if exchange.answers:
+                break
+            await self.turn()
+        (answer,) = exchange.answers
+        return answer.status, json.loads(b"".join(answer.body))
+
+    def refusal(self, **fields: Any) -> tuple[int, dict[str, Any]]:
+        _, exchange = self.ask(**fields)
+        (answer,) = exchange.answers
+        return answer.status, json.loads(b"".join(answer.body))["error"]
+
+
+def running(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a test in an event loop."""
+
+    def run() -> None:
+        asyncio.run(test())
+
+    run.__name__ = test.__name__
+    return run
+
+
+@running
+async def test_a_completion_is_answered_whole() -> None:
+    server = Server()
+    _, exchange = server.ask(max_tokens=5)
+    status, answer = await server.answer(exchange)
+    assert status == 200
+    assert answer["choices"][0]["text"] == TEXT[:5]
+    assert server.model.users == 0
+
+
+@running
+async def test_a_stream_begins_with_its_first_token_and_ends_with_done() -> None:
+    server = Server()
+    _, exchange = server.ask(stream=True, max_tokens=50)
+    assert exchange.begun == []
+    await server.turn()
+    assert exchange.begun[0][0] == 200
+    assert dict(exchange.begun[0][1])[b"Content-Type"].startswith(b"text/event-stream")
+    assert len(exchange.pieces) == 1
+    await server.turn(30)
+    assert exchange.finished == 1
+    assert b"".join(exchange.pieces).endswith(b"data: [DONE]\n\n")
+    assert server.model.users == 0
+
+
+@running
+async def test_a_client_that_leaves_frees_its_row_with_the_next_step() -> None:
+    server = Server()
+    call, exchange = server.ask(stream=True, max_tokens=900, ignore_eos=True)
+    await server.turn(3)
+    assert server.model.loop.stats().running == 1
+    assert call is not None
+    call.cancel()
+    sent = len(exchange.pieces)
+    await server.turn()
+    assert server.model.loop.stats().running == 0
+    assert server.model.users == 0
+    assert len(exchange.pieces) == sent
+
+
+@running
+async def test_the_model_stays_open_until_the_last_choice_has_ended() -> None:
+    server = Server()
+    _, exchange = server.ask(prompt=["a", "b"], n=2, max_tokens=3)
+    assert server.model.users == 1
+    status, answer = await server.answer(exchange)
+    assert (status, len(answer["choices"])) == (200, 4)
+    assert server.model.users == 0
+
+
+@running
+async def test_no_prompt_runs_if_one_of_a_list_is_refused() -> None:
+    server = Server()
+    status, error = server.refusal(prompt=["a", "b" * 3000])
+    assert (status, error["param"]) == (400, "prompt")
+    await server.turn()
+    assert server.model.loop.stats().running == 0
+    assert server.model.users == 0
+
+
+@running
+async def test_a_failure_before_the_first_token_is_a_500() -> None:
+    server = Server()
+    server.model.broken = True
+    _, exchange = server.ask(stream=True)
+    status, answer = await server.answer(exchange)
+    assert status == 500
+    assert "the device is gone" in answer["error"]["message"]
+    assert not exchange.begun
+    assert server.model.users == 0
+
+
+@running
+async def test_a_failure_amid_a_stream_ends_it_with_an_error_event() -> None:
+    server = Server()
+    _, exchange = server.ask(stream=True, max_tokens=50)
+    await server.turn(2)
+    server.model.broken = True
+    await server.turn()
+    last = exchange.pieces[-1]
+    assert "the device is gone" in json.loads(last.split(b"data: ")[-1])["error"]["message"]
+    assert b"[DONE]" not in last
+    assert exchange.finished == 1
+
+
+@running
+async def test_all_pieces_of_a_step_reach_the_event_loop_in_one_wake_up() -> None:
+    server = Server()
+    exchanges = [server.ask(stream=True, max_tokens=50)[1] for _ in range(4)]
+    await server.turn(4)
+    loop = asyncio.get_running_loop()
+    posts: list[Any] = []
+    post = loop.call_soon_threadsafe
+    loop.call_soon_threadsafe = lambda *work: posts.append(work) or post(*work)  # type: ignore[method-assign]
+    before = [len(exchange.pieces) for exchange in exchanges]
+    await server.turn()
+    assert [len(exchange.pieces) - count for exchange, count in zip(exchanges, before, strict=True)] == [1] * 4
+    assert len(posts) == 1
+
+
+@running
+async def test_at_its_deadline_an_answer_is_what_there_is() -> None:
+    server = Server()
+    headers = ((b"x-request-timeout-ms", b"50"),)
+    _, exchange = server.ask(headers=headers, max_tokens=50)
+    await server.turn(3)
+    server.model.clock_ns = 1 << 62
+    status, answer = await server.answer(exchange)
+    assert status == 200
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["choices"][0]["text"] == TEXT[:3]
+    _, late = server.ask(headers=headers)
+    assert (await server.answer(late))[0] == 504
+
+
+@running
+async def test_a_large_body_is_decoded_in_another_thread() -> None:
+    server = Server()
+    _, exchange = server.ask(prompt="a", max_tokens=2, stop=["x" * 4000] * 4, user="u" * 5000)
+    assert server.model.users == 0
+    await eventually_in_loop(lambda: server.model.users == 1)
+    status, answer = await server.answer(exchange)
+    assert (status, answer["choices"][0]["text"]) == (200, TEXT[:2])
+    _, wrong = server.ask(body=b'{"prompt": "' + b"a" * 20_000)
+    await eventually_in_loop(lambda: bool(wrong.answers))
+    assert wrong.answers[0].status == 400
+
+
+@running
+async def test_a_client_may_leave_while_its_body_is_decoded() -> None:
+    server = Server()
+    call, exchange = server.ask(prompt="a", user="u" * 20_000)
+    assert call is not None
+    call.cancel()
+    await asyncio.get_running_loop().run_in_executor(None, lambda: None)
+    await server.turn(2)
+    assert server.model.users == 0
+    (answer,) = exchange.answers  # ends an exchange whose client may only have ended its sending
+    assert b"the request was cancelled" in answer.body[0]
+
+
+@running
+async def test_a_request_waits_for_its_model() -> None:
+    server = Server()
+    server.engine.loading = Future()
+    _, exchange = server.ask(max_tokens=1)
+    assert not exchange.answers
+    server.engine.loading = None
+    (again,) = server.waited
+    again()
+    assert (await server.answer(exchange))[0] == 200
+
+
+@running
+async def test_too_many_requests_are_a_429_with_the_time_of_the_next_attempt() -> None:
+    server = Server(FakeModel(max_waiting=1))
+    for _ in range(2):
+        server.ask(max_tokens=5)
+    _, exchange = server.ask(max_tokens=5)
+    (answer,) = exchange.answers
+    assert answer.status == 429
+    assert b"Retry-After" in dict(answer.headers)
+
+
+@running
+async def test_without_a_user_each_key_counts_as_one() -> None:
+    server = Server()
+    users: list[str] = []
+    begin = server.model.loop.begin
+
+    def watched(task: Task, sink: Sink) -> None:
+        users.append(task.user)
+        begin(task, sink)
+
+    server.model.loop.begin = watched  # type: ignore[method-assign]
+    for key in (b"Bearer one", b"Bearer two", b"Bearer one"):
+        server.ask(headers=((b"authorization", key),))
+    server.ask(user="me", headers=((b"authorization", b"Bearer one"),))
+    server.ask()
+    assert users[0] == users[2] != users[1]
+    assert users[3:] == ["me", ""]
+    assert "one" not in users[0]
+
+
+@running
+async def test_a_model_has_its_name_and_others() -> None:
+    server = Server()
+    _, exchange = server.ask(path="/v1/models", method="GET")
+    rows = json.loads(exchange.answers[0].body[0])["data"]
+    assert [(row["id"], row["created"], row["root"]) for row in rows] == [("m", 7, "m"), ("alias", 7, "m")]
+    _, exchange = server.ask(model="alias", max_tokens=1)
+    assert (await server.answer(exchange))[1]["model"] == "alias"
+
+
+@running
+async def test_the_schema_has_the_paths_of_the_prefix_under_which_it_is_read() -> None:
+    server = Server()
+    _, exchange = server.ask(path="/openai/v1/openapi.json", method="GET")
+    document = json.loads(exchange.answers[0].body[0])
+    assert "/openai/v1/chat/completions" in document["paths"]
+
+
+@running
+async def test_what_a_client_did_wrong_is_named() -> None:
+    server = Server()
+    status, error = server.refusal(model="other")
+    assert (status, error["param"], error["code"]) == (404, "model", "model_not_found")
+    assert "'m'" in error["message"]
+    assert server.refusal(model=None)[1]["param"] == "model"
+    assert server.refusal(path="/v1/models/other", method="GET")[0] == 404
+    assert server.refusal(method="GET")[0] == 405
+    assert server.refusal(path="/v1/chat/completions", body=b'{"model": "m", "messages": []}')[1]["param"] == "messages"
+    assert server.refusal(temperature=-1)[1]["param"] == "temperature"
+    assert server.refusal(headers=((b"content-encoding", b"br"),))[0] == 501
+    assert server.refusal(headers=((b"x-request-timeout-ms", b"soon"),))[0] == 400
+    server.model.generation = None
+    assert server.refusal()[0] == 400
+
+
+@pytest.mark.parametrize("form", ["schema", "tools", "messages", "parameters", "bias"])
+def test_a_deep_body_is_the_clients_mistake(form: str) -> None:
+    deep = b'{"properties": {"a": ' * 450 + b"{}" + b"}}" * 450
+    parts = {
+        "schema": b'"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": %b}}' % deep,
+        "tools": b'"tools": [{"type": "function", "function": {"name": "f", "parameters": %b}}]' % deep,
+        "messages": b'"messages": [{"role": "user", "content": [%b]}]' % deep,
+        "parameters": b'"chat_template_kwargs": %b' % deep,
+        "bias": b'"logit_bias": %b' % deep,
+    }
+    messages = b'"messages": [{"role": "user", "content": "x"}], ' if form != "messages" else b""
+    body = b'{"model": "m", %b%b}' % (messages, parts[form])
+
+    async def ask() -> None:
+        server = Server(FakeModel(), chat=True)
+        _, exchange = server.ask(path="/v1/chat/completions", body=body)
+        await eventually_in_loop(lambda: bool(exchange.answers))
+        assert exchange.answers[0].status == 400, exchange.answers[0].body
+        assert server.model.users == 0
+
+    asyncio.run(ask())
+
+
+@running
+async def test_another_content_type_is_a_415() -> None:
+    server = Server()
+    exchange = FakeExchange()
+    where = find_route("/v1/completions")
+    assert where is not None
+    head = Head("POST", "/v1/completions", ((b"content-type", b"application/x-www-form-urlencoded"),))
+    server.routes.handle(where, head, b"a=b", exchange)
+    assert exchange.answers[0].status == 415
+
+
+@running
+async def test_while_models_are_loaded_an_unknown_one_may_still_come() -> None:
+    server = Server()
+    server.engine.started = False
+    assert server.refusal(model="other")[0] == 503
+
+
+@running
+async def test_ignored_fields_are_named_in_a_header() -> None:
+    server = Server(ignore_unknown=True)
+    _, exchange = server.ask(max_tokens=1, fancy=1)
+    await server.answer(exchange)
+    assert (b"X-Ignored-Parameters", b"fancy") in exchange.answers[0].headers
+
+
+@running
+async def test_a_host_may_have_a_default_model() -> None:
+    server = Server()
+    where = find_route("/v1/completions")
+    assert where is not None
+    exchange = FakeExchange()
+    head = Head("POST", "/v1/completions", ())
+    server.routes.handle(where, head, b'{"prompt": "Hi", "max_tokens": 1}', exchange, "m")
+    assert (await server.answer(exchange))[0] == 200
+
+
+@running
+async def test_tokens_of_a_text_and_back() -> None:
+    server = Server()
+    _, exchange = server.ask(path="/tokenize", body=b'{"model": "m", "prompt": "Hi", "return_token_strs": true}')
+    status, answer = await server.answer(exchange)
+    assert (status, answer) == (200, {"count": 2, "max_model_len": 2000, "tokens": [72, 105], "token_strs": ["H", "i"]})
+    _, exchange = server.ask(path="/detokenize", body=b'{"model": "m", "tokens": [72, 105]}')
+    assert await server.answer(exchange) == (200, {"prompt": "Hi"})
+
+
+@pytest.mark.parametrize("code", ["decode", "tasks_of"])
+def test_an_unexpected_fault_is_a_500_without_its_text(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: Any, **_options: Any) -> None:
+        raise ZeroDivisionError("secret")
+
+    async def ask() -> None:
+        server = Server()
+        monkeypatch.setattr(f"remora.server.http.openai.{code}", fail)
+        status, error = server.refusal()
+        assert status == 500
+        assert "secret" not in error["message"]
+        assert server.model.users == 0
+
+    asyncio.run(ask())

@@ -1,0 +1,118 @@
+"""Lines of the access log: what they contain, and what a client cannot make them contain."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from remora.protocols.http1 import Head
+from remora.server.access_lines import (
+    Entry,
+    JsonLines,
+    RequestLine,
+    Run,
+    TextLines,
+    line_of_call,
+    line_of_head,
+    valid_id,
+)
+
+TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+HEADERS = ((b"X-Request-Id", b"r1"), (b"Traceparent", TRACE), (b"User-Agent", b"curl/8"))
+HEAD = Head("POST", "/v2/models/m/infer?token=SECRET", HEADERS)
+RUN: Run = ("m", "3", 2, 8, 5_000, (1_000, 20_000, 3_000), "")
+
+
+def entry(line: RequestLine, status: int = 200, *, id: str = "", run: Run | None = None) -> Entry:
+    return line, status, 7, 1_234_567, 99, "10.0.0.1", id, run
+
+
+def read(made: Entry) -> dict[str, Any]:
+    line = JsonLines().line(made, 1_700_000_000_250)
+    assert line.endswith("\n")
+    assert line.count("\n") == 1
+    return dict(json.loads(line))
+
+
+def test_a_line_has_the_names_of_cloud_logging_and_the_figures_of_the_execution() -> None:
+    assert read(entry(line_of_head(HEAD, "team"), id="r1", run=RUN)) == {
+        "timestamp": "2023-11-14T22:13:20.250Z",
+        "severity": "INFO",
+        "level": "INFO",
+        "logger": "remora.access",
+        "message": "POST /v2/models/m/infer 200",
+        "httpRequest": {
+            "requestMethod": "POST",
+            "requestUrl": "/v2/models/m/infer",
+            "userAgent": "curl/8",
+            "status": 200,
+            "responseSize": "99",
+            "latency": "0.001235s",
+            "remoteIp": "10.0.0.1",
+        },
+        "model": "m",
+        "version": "3",
+        "queue_us": 5,
+        "compute_us": 24,
+        "rows": 2,
+        "batch_size": 8,
+        "request_id": "r1",
+        "key": "team",
+        "trace_id": "0af7651916cd43dd8448eb211c80319c",
+        "logging.googleapis.com/trace": "0af7651916cd43dd8448eb211c80319c",
+        "span_id": "b7ad6b7169203331",
+        "logging.googleapis.com/spanId": "b7ad6b7169203331",
+    }
+
+
+def test_a_text_line_has_the_same_for_people() -> None:
+    line = TextLines(iso8601=True).line(entry(line_of_head(HEAD, "team"), 503, id="r1", run=RUN), 1_700_000_000_250)
+    assert line == (
+        "2023-11-14T22:13:20Z E remora.access: 10.0.0.1 POST /v2/models/m/infer 503 bytes=99 took=1234us id=r1 "
+        "model=m/3 queue=5us compute=24us rows=2 batch=8 trace=0af7651916cd43dd8448eb211c80319c key=team\n"
+    )
+
+
+@pytest.mark.parametrize(("status", "severity"), [(200, "INFO"), (302, "INFO"), (404, "WARNING"), (503, "ERROR")])
+def test_the_severity_follows_the_status(status: int, severity: str) -> None:
+    assert read(entry(line_of_head(HEAD), status))["severity"] == severity
+
+
+@pytest.mark.parametrize(("status", "severity"), [(0, "INFO"), (5, "WARNING"), (13, "ERROR"), (14, "ERROR")])
+def test_a_grpc_call_has_its_own_status(status: int, severity: str) -> None:
+    line = read(entry(line_of_call(((b":path", b"/s/m"), (b"x-request-id", b"a"))), status))
+    assert (line["severity"], line["grpc_status"], line["httpRequest"]["status"]) == (severity, status, 200)
+    assert (line["httpRequest"]["protocol"], line["message"]) == ("gRPC", f"POST /s/m {status}")
+
+
+def test_one_line_serves_all_statuses_of_a_head() -> None:
+    line = line_of_head(HEAD)
+    assert [read(entry(line, status))["httpRequest"]["status"] for status in (200, 404, 200)] == [200, 404, 200]
+
+
+@pytest.mark.parametrize("text", ["/a\nb", "/\x1b[31m", "/é", '/"}', "/\\"])
+def test_a_path_forges_neither_lines_nor_members_nor_colours(text: str) -> None:
+    made = entry(line_of_head(Head("GET", text, ())))
+    printed = TextLines().line(made, 0)
+    assert printed.count("\n") == 1
+    assert printed[:-1].isascii()
+    assert printed[:-1].isprintable()
+    assert "evil" not in read(made)
+
+
+@pytest.mark.parametrize("name", ['m"},"evil":1', "m\n", "größe"])
+def test_names_and_ids_of_clients_are_escaped(name: str) -> None:
+    line = read(entry(line_of_head(HEAD), run=(name, "1", 1, 1, 0, (0, 0, 0), name)))
+    assert (line["model"], line["request_id"]) == (name, name)
+    assert "evil" not in line
+    assert TextLines().line(entry(line_of_head(HEAD), run=("m", "1", 1, 1, 0, (0, 0, 0), name)), 0).count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(b"a-1/B_2", "a-1/B_2"), (None, ""), (b"", ""), (b"a b", ""), (b"a\tb", ""), (b"\xe9", ""), (b"x" * 129, "")],
+)
+def test_only_a_short_printable_id_is_accepted(value: bytes | None, text: str) -> None:
+    assert valid_id(value) == text

@@ -1,0 +1,206 @@
+"""Changes of the file of keys, and what is remembered with a head."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes import FakeExchange
+from remora.messages import Buffer
+from remora.protocols.api_keys import KeyEntry, Limits, caller_of, print_entries
+from remora.protocols.http1 import Head, HeadNote
+from remora.protocols.rest.answer import HttpAnswer
+from remora.server.http.exchange import Exchange, bind
+from remora.server.key_check import KeyCheck, Usage
+
+
+class Echo:
+    """Service that answers with the caller's name and roles, which it notes on the head as services do."""
+
+    def __init__(self) -> None:
+        self._names = HeadNote[str]()
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> None:
+        caller = head.caller
+        seen = "none" if caller is None else f"{caller.name}:{','.join(caller.roles)}"
+        name = self._names.get(head) or self._names.put(head, seen)
+        exchange.respond(HttpAnswer(200, (), [name.encode(), b" ", head.query.encode()]))
+
+
+def entry(name: str, *roles: str) -> KeyEntry:
+    """An entry whose key is the name."""
+    return KeyEntry(name, roles or ("infer",), hashlib.sha256(name.encode()).hexdigest())
+
+
+def write(path: Path, *entries: KeyEntry) -> None:
+    draft = path.with_suffix(".draft")
+    draft.write_text(print_entries(entries))
+    os.replace(draft, path)
+
+
+def send(answer: Callable[[Buffer, Exchange], object]) -> tuple[int, bytes]:
+    exchange = FakeExchange()
+    answer(b"", exchange)
+    (found,) = exchange.answers
+    return found.status, b"".join(found.body)
+
+
+def head_of(key: str, path: str = "/v2") -> Head:
+    return Head("GET", path, ((b"host", b"x"), (b"x-api-key", key.encode())))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "keys.json"
+    write(path, entry("ann"), entry("bob"))
+    return path
+
+
+def access_of(path: Path) -> KeyCheck:
+    return KeyCheck((), str(path), lambda: 0.0)
+
+
+def test_a_head_that_is_remembered_loses_a_revoked_key_and_gains_a_new_one(path: Path) -> None:
+    access = access_of(path)
+    service = access.over(Echo())
+    ann, eve = bind(service, head_of("ann")), bind(service, head_of("eve"))
+    assert (send(ann), send(eve)[0]) == ((200, b"ann:infer "), 401)
+    write(path, entry("bob"), entry("eve"))
+    access.look()
+    assert (send(ann)[0], send(eve)) == (401, (200, b"eve:infer "))
+
+
+def test_what_a_service_noted_about_a_key_is_forgotten_when_its_roles_change(path: Path) -> None:
+    access = access_of(path)
+    answer = bind(access.over(Echo()), head_of("ann"))
+    assert send(answer) == send(answer) == (200, b"ann:infer ")
+    write(path, entry("ann", "all"))
+    access.look()
+    assert send(answer) == (200, b"ann:all ")
+
+
+def test_a_probe_needs_no_key_and_then_shows_no_details(path: Path) -> None:
+    service = access_of(path).over(Echo())
+    probe = Head("GET", "/readyz?verbose", ((b"host", b"x"),))
+    assert send(bind(service, probe)) == (200, b"none ")
+    assert send(bind(service, head_of("ann", "/readyz?verbose"))) == (200, b"ann:infer verbose")
+    assert send(bind(service, Head("POST", "/readyz", ())))[0] == 401
+
+
+@pytest.mark.parametrize("text", ["", '{"keys": 3}', None])
+def test_a_damaged_or_missing_file_leaves_the_keys_and_is_logged_once(
+    path: Path, text: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    access = access_of(path)
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
+    for _ in range(3):
+        access.look()
+    assert send(bind(access.over(Echo()), head_of("ann"))) == (200, b"ann:infer ")
+    (record,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert "the API keys stay as they were" in record.getMessage()
+    write(path, entry("eve"))
+    access.look()
+    assert send(bind(access.over(Echo()), head_of("eve"))) == (200, b"eve:infer ")
+
+
+def test_an_unchanged_file_is_not_read_again(path: Path) -> None:
+    access = access_of(path)
+    keys = access.keys
+    access.look()
+    assert access.keys is keys
+
+
+@pytest.mark.parametrize("text", ["{}", None])
+def test_a_file_that_cannot_be_read_at_the_start_ends_it(path: Path, text: str | None) -> None:
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=f"--api-keys-file={path}: "):
+        access_of(path)
+
+
+def test_wrong_keys_are_limited_per_peer_and_their_counts_do_not_touch_others(path: Path) -> None:
+    now = 0.0
+    access = KeyCheck((), str(path), lambda: now)
+    wrong = head_of("eve").headers
+    denials = [access.deny(wrong, "192.0.2.1") for _ in range(12)]
+    assert [each.answer().status for each in denials] == [401] * 10 + [429] * 2
+    assert dict(denials[-1].answer().headers)[b"Retry-After"] == b"7"
+    assert access.deny(wrong, "192.0.2.2").answer().status == 401
+    assert access.deny((), "192.0.2.1").answer().status == 401
+    assert access.denied == {"no key": 1, "wrong key": 11, "too many wrong keys": 2}
+    now = 6.0
+    assert access.deny(wrong, "192.0.2.1").answer().status == 401
+    assert send(bind(access.over(Echo()), head_of("ann")))[0] == 200
+
+
+def limited(access: KeyCheck, **limits: Any) -> Usage:
+    usage = access.usage_of(caller_of("ann", ["infer"], Limits(**limits)))
+    assert usage is not None
+    return usage
+
+
+def test_a_key_without_limits_is_not_counted(path: Path) -> None:
+    assert access_of(path).usage_of(caller_of("ann", ["infer"])) is None
+
+
+def test_a_key_is_limited_to_its_rate_and_burst(path: Path) -> None:
+    now = 0.0
+    usage = limited(KeyCheck((), str(path), lambda: now), requests_per_second=2.0, burst=3)
+    denials = [usage.begin() for _ in range(4)]
+    assert [each is None for each in denials] == [True, True, True, False]
+    assert denials[3] is not None
+    answer = denials[3].answer()
+    assert (answer.status, dict(answer.headers)[b"Retry-After"]) == (429, b"1")
+    assert b"'ann' has its limit of 2 requests a second" in b"".join(answer.body)
+    now = 0.5
+    assert usage.begin() is None
+    assert usage.begin() is not None
+
+
+def test_a_key_keeps_its_count_when_the_file_changes_and_its_limits_do_not(path: Path) -> None:
+    access = access_of(path)
+    first = limited(access, concurrent=1)
+    assert limited(access, concurrent=1) is first
+    assert limited(access, concurrent=2) is not first
+
+
+class Open:
+    """Service that keeps the exchanges of its requests."""
+
+    def __init__(self) -> None:
+        self.exchanges: list[Exchange] = []
+
+    def handle(self, _head: Head, _body: Buffer, exchange: Exchange) -> None:
+        self.exchanges.append(exchange)
+
+
+@pytest.mark.parametrize("end", ["respond", "finish", "drop"])
+def test_a_request_in_flight_counts_until_it_is_answered_or_dropped(path: Path, end: str) -> None:
+    write(path, entry("ann")._replace(concurrent=1))
+    service = Open()
+    answer = bind(access_of(path).over(service), head_of("ann"))
+    answer(b"", FakeExchange())
+    status, body = send(answer)
+    assert status == 429
+    assert b"1 requests in flight" in body
+    exchange = service.exchanges.pop()
+    if end == "respond":
+        exchange.respond(HttpAnswer(200, (), []))
+    elif end == "finish":
+        exchange.begin(200, ())
+        exchange.finish()
+    del exchange
+    answer(b"", FakeExchange())
+    assert len(service.exchanges) == 1
+    assert send(answer)[0] == 429

@@ -1,0 +1,119 @@
+"""Options that contradict each other are refused before a port opens."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remora.engine import Engine
+from remora.options import ServerOptions
+from remora.server.host import ExtraPort, v2_alone
+from remora.server.main import Server
+from remora.server.option_checks import StartError, check_ports, compile_pattern, exposure, grpc_restrictions
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({"grpc_use_ssl": True}, "--grpc-use-ssl needs --grpc-server-cert and --grpc-server-key"),
+        ({"grpc_use_ssl": True, "grpc_server_cert": "c"}, "--grpc-use-ssl needs --grpc-server-key"),
+        (
+            {"grpc_use_ssl_mutual": True, "grpc_server_cert": "c", "grpc_server_key": "k"},
+            "--grpc-use-ssl-mutual needs --grpc-root-cert",
+        ),
+        (
+            {"grpc_on_http_port": True, "allow_http": False},
+            "--grpc-on-http-port: with --allow-http=false there is no such port; leave one out",
+        ),
+        (
+            {"grpc_on_http_port": True, "grpc_transport": "grpcio"},
+            "--grpc-on-http-port: grpcio needs a separate port, --grpc-transport=own does not",
+        ),
+        (
+            {"grpc_on_http_port": True, "grpc_use_ssl": True, "allow_grpc": False},
+            "--grpc-on-http-port: --http-server-cert is the TLS of that port; leave --grpc-use-ssl out",
+        ),
+        ({"http_server_cert": "a.pem"}, "--http-server-cert and --http-server-key are needed together"),
+        ({"http_root_cert": "a.pem"}, "--http-root-cert needs --http-server-cert and --http-server-key"),
+        (
+            {"http_port": 4711, "metrics_port": 4711},
+            "The server cannot listen to HTTP requests and metrics requests at the same address and port "
+            "127.0.0.1:4711",
+        ),
+        (
+            {"http_port": 4711},
+            "The server cannot listen to HTTP requests and second requests at the same address and port 127.0.0.1:4711",
+        ),
+    ],
+)
+def test_a_contradiction_names_the_flags(flags: dict[str, Any], text: str) -> None:
+    doors = (ExtraPort("second", "127.0.0.1", 4711, v2_alone),)
+    with pytest.raises(StartError) as refused:
+        check_ports(ServerOptions(**flags), doors)
+    assert str(refused.value) == text
+
+
+def test_an_origin_that_is_none_is_refused_before_a_port_opens() -> None:
+    with pytest.raises(ValueError, match=r"--cors-origin=app\.example: expected an origin"):
+        check_ports(ServerOptions(cors_origin=("app.example",)), ())
+
+
+def test_a_server_checks_its_options_before_it_opens_a_port(tmp_path: Path) -> None:
+    options = ServerOptions(http_port=0, grpc_port=0, allow_metrics=False, grpc_use_ssl=True)
+    server = Server(Engine(model_control_mode="explicit", model_repository=(tmp_path,)), options)
+    with pytest.raises(StartError, match="--grpc-use-ssl needs"):
+        asyncio.run(server.start())
+    assert server.ports.http == 0
+
+
+def test_ports_that_are_off_or_chosen_by_the_system_do_not_collide() -> None:
+    check_ports(ServerOptions(http_port=0, grpc_port=0, metrics_port=0), ())
+    check_ports(ServerOptions(http_port=4711, metrics_port=4711, allow_metrics=False), ())
+
+
+def test_grpc_on_the_http_port_is_restricted_like_http() -> None:
+    rule = ("metadata:key=value",)
+    other = ("health:key=value",)
+    assert grpc_restrictions(ServerOptions(http_restricted_api=rule)) == ()
+    assert grpc_restrictions(ServerOptions(http_restricted_api=rule, grpc_on_http_port=True)) == rule
+    both = ServerOptions(http_restricted_api=rule, grpc_restricted_protocol=other, grpc_on_http_port=True)
+    assert grpc_restrictions(both) == other
+
+
+def test_a_pattern_ignores_case_and_an_invalid_one_names_its_flag() -> None:
+    assert compile_pattern("", "--flag") is None
+    pattern = compile_pattern("x-.*", "--flag")
+    assert pattern is not None
+    assert pattern.match("X-Trace")
+    with pytest.raises(StartError, match=r"^--flag=\(: not a regular expression: "):
+        compile_pattern("(", "--flag")
+
+
+ANYWHERE = {"http_address": "0.0.0.0"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "open_to"),
+    [
+        ({}, ""),
+        ({"http_address": "localhost"}, ""),
+        (ANYWHERE, "0.0.0.0"),
+        ({"http_address": "::"}, "::"),
+        ({"grpc_address": "192.0.2.1"}, "192.0.2.1"),
+        ({**ANYWHERE, "grpc_address": "127.0.0.1", "http_root_cert": "ca.pem"}, ""),
+        ({**ANYWHERE, "http_root_cert": "ca.pem"}, "0.0.0.0"),
+        ({**ANYWHERE, "allow_grpc": False, "http_restricted_api": ("health,inference:key=x",)}, ""),
+        ({**ANYWHERE, "allow_grpc": False, "http_restricted_api": ("model-repository:key=x",)}, "0.0.0.0"),
+        ({**ANYWHERE, "api_keys_file": "keys.json"}, ""),
+        ({**ANYWHERE, "api_key": ("ci:infer=sha256:0",)}, ""),
+    ],
+)
+def test_a_port_that_every_client_may_use_is_named_with_the_flag_that_closes_it(
+    flags: dict[str, Any], open_to: str
+) -> None:
+    warning = exposure(ServerOptions(**flags))
+    assert bool(warning) == bool(open_to)
+    assert (f"every client that reaches {open_to} may use" in warning and "--api-keys-file" in warning) == bool(open_to)

@@ -1,0 +1,127 @@
+"""OpenAI's routes of a real process, alone and with front processes: the same answers on every wire, and one key."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import RunningServer, Serving
+from generation_models import tiny
+
+PATIENCE_S = 60.0
+KEY = "Bearer sk-test"
+SEEDED = {"model": "tiny", "max_tokens": 24, "temperature": 0.9, "seed": 7, "ignore_eos": True}
+CHAT = {**SEEDED, "messages": [{"role": "user", "content": "What is two plus two?"}]}
+
+
+@pytest.fixture(scope="module", params=["--frontends=0", "--frontends=2"])
+def server(request: Any, serving: Serving, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    models = tmp_path_factory.mktemp("models")
+    tiny(models)
+    restricted = f"--http-restricted-api=inference,metadata:authorization={KEY}"
+    with serving(models, "--allow-grpc=false", restricted, request.param) as made:
+        yield made
+
+
+def ask(
+    server: RunningServer, path: str, document: Any = None, *, key: str = KEY, method: str = ""
+) -> tuple[int, str, bytes]:
+    headers = {"Content-Type": "application/json", **({"Authorization": key} if key else {})}
+    with closing(http.client.HTTPConnection("127.0.0.1", server.http, timeout=PATIENCE_S)) as connection:
+        body = None if document is None else json.dumps(document)
+        connection.request(method or ("GET" if body is None else "POST"), path, body, headers)
+        reply = connection.getresponse()
+        return reply.status, reply.getheader("Content-Type") or "", reply.read()
+
+
+def rows(events: bytes) -> list[Any]:
+    lines = events.decode().removesuffix("\n\n").split("\n\n")
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def test_an_answer_is_explained_by_its_id(server: RunningServer) -> None:
+    _, _, body = ask(server, "/v1/chat/completions", CHAT)
+    status, _, body = ask(server, f"/v2/models/tiny/explain/{json.loads(body)['id']}")
+    assert status == 200
+    assert json.loads(body)["answers"]["answers"] == 1
+    assert ask(server, "/v2/models/tiny/explain/chatcmpl-other")[0] != 200
+
+
+def test_a_stream_is_the_whole_answer_in_pieces(server: RunningServer) -> None:
+    status, kind, body = ask(server, "/v1/chat/completions", CHAT)
+    whole = json.loads(body)["choices"][0]
+    assert (status, kind) == (200, "application/json")
+    status, kind, body = ask(server, "/openai/v1/chat/completions", {**CHAT, "stream": True})
+    assert (status, kind.split(";")[0]) == (200, "text/event-stream")
+    choices = [row["choices"][0] for row in rows(body)]
+    assert "".join(each["delta"].get("content", "") for each in choices) == whole["message"]["content"]
+    assert choices[-1]["finish_reason"] == whole["finish_reason"] == "length"
+    assert len(choices) > 5
+
+
+def test_a_seed_gives_the_same_text_over_v2_and_over_openais_routes(server: RunningServer) -> None:
+    _, _, body = ask(server, "/v1/completions", {**SEEDED, "prompt": "The baker opens"})
+    parameters = {name: value for name, value in SEEDED.items() if name != "model"}
+    document = {"text_input": "The baker opens", "exclude_input_in_output": True, "stream": False,
+                "sampling_parameters": json.dumps(parameters)}  # fmt: skip
+    _, _, over_v2 = ask(server, "/v2/models/tiny/generate", document)
+    assert json.loads(body)["choices"][0]["text"] == json.loads(over_v2)["text_output"]
+
+
+@pytest.mark.parametrize(
+    ("path", "document"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/openai/v1/completions", {**SEEDED, "prompt": "x"}),
+        ("/tokenize", {"model": "tiny", "prompt": "x"}),
+        ("/v1/detokenize", {"model": "tiny", "tokens": [5]}),
+        ("/v1/models", None),
+        ("/v1/models/tiny", None),
+    ],
+)
+def test_every_route_needs_the_key(server: RunningServer, path: str, document: Any) -> None:
+    assert ask(server, path, document)[0] == 200
+    for key in ("", "Bearer other"):
+        status, kind, body = ask(server, path, document, key=key)
+        assert (status, kind) == (403, "application/json")
+        assert json.loads(body)["error"]["type"] == "permission_error"
+
+
+def test_models_are_listed(server: RunningServer) -> None:
+    document = json.loads(ask(server, "/v1/models")[2])
+    assert [row["id"] for row in document["data"]] == ["tiny"]
+    status, _, body = ask(server, "/v1/models/other")
+    assert (status, json.loads(body)["error"]["code"]) == (404, "model_not_found")
+
+
+def test_the_form_of_an_answer_is_enforced(server: RunningServer) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "number", "schema": schema}}
+    status, _, body = ask(server, "/v1/chat/completions", {**CHAT, "ignore_eos": False, "response_format": form})
+    assert status == 200
+    assert json.loads(json.loads(body)["choices"][0]["message"]["content"])["n"] in (1, 2)
+    wrong = {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}}}
+    status, _, body = ask(server, "/v1/chat/completions", wrong)
+    assert (status, json.loads(body)["error"]["param"]) == (400, "response_format")
+
+
+def test_a_path_without_a_route_is_named(server: RunningServer) -> None:
+    status, _, body = ask(server, "/v1/other")
+    assert (status, json.loads(body)["error"]["code"]) == (404, "unknown_url")
+    assert ask(server, "/v1/models/tiny:predict", {}, method="POST")[0] == 405
+
+
+def test_without_a_language_model_there_are_no_such_routes(serving: Serving, tmp_path: Path) -> None:
+    tmp_path.joinpath("models").mkdir()
+    with serving(tmp_path / "models", "--allow-grpc=false") as empty:
+        status, kind, _ = ask(empty, "/v1/models", key="")
+        assert (status, kind) == (404, "text/plain")
+    with serving(tmp_path / "models", "--allow-grpc=false", "--openai") as empty:
+        assert json.loads(ask(empty, "/v1/models", key="")[2]) == {"object": "list", "data": []}

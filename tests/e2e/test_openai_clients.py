@@ -1,0 +1,147 @@
+"""OpenAI's routes with the clients that users have, each in a process with an environment of its own.
+
+`make test-openai` creates the environment; without it the tests are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import RunningServer, Serving
+from generation_models import ROOT, tiny
+from remora.protocols.openai.fields import CHAT, COMPLETION, STREAM_OPTIONS
+from remora.protocols.openai.vectors import EMBEDDINGS
+
+PYTHON = Path(os.environ.get("OPENAI_PYTHON", ROOT / ".venv-openai" / "bin" / "python"))
+NEWEST = Path(os.environ.get("OPENAI_NEWEST_PYTHON", ROOT / ".venv-openai-newest" / "bin" / "python"))
+PATIENCE_S = 240.0
+FLAGS = ("--openai", "--allow-grpc=false", "--backend-config=python,isolation=thread")
+OFFLINE = {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
+EMBED = """
+backend: "python" max_batch_size: 8
+input { name: "TEXT" data_type: TYPE_STRING dims: 1 }
+output { name: "VECTOR" data_type: TYPE_FP32 dims: 2 }
+"""
+EMBED_MODEL = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        rows = [request.inputs()[0].as_numpy().reshape(-1) for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("VECTOR", np.array(
+            [[len(one), one.count(b"a")] for one in each], np.float32))]) for each in rows]
+"""
+
+
+@pytest.fixture(scope="module")
+def server(serving: Serving, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    models = tmp_path_factory.mktemp("models")
+    tiny(models)
+    (models / "embed" / "1").mkdir(parents=True)
+    (models / "embed" / "config.pbtxt").write_text(EMBED)
+    (models / "embed" / "1" / "model.py").write_text(EMBED_MODEL)
+    with serving(models, *FLAGS) as made:
+        yield made
+
+
+@pytest.fixture(params=[PYTHON, NEWEST], ids=["with other clients", "newest"])
+def python(request: Any) -> Path:
+    path: Path = request.param
+    return path
+
+
+def ask(python: Path, client: str, server: RunningServer | None, model: str = "tiny") -> Any:
+    if not python.exists():
+        pytest.skip(f"{python} is missing: run make test-openai")
+    url = "" if server is None else f"http://127.0.0.1:{server.http}/v1"
+    run = subprocess.run(
+        [python, ROOT / "tests" / "openai_peers.py", client, url, model],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        env={**os.environ, **OFFLINE},
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def test_no_field_of_openais_types_is_unknown(python: Path) -> None:
+    fields = ask(python, "openai_fields", None)
+    tables = {"chat": CHAT, "completions": COMPLETION, "embeddings": EMBEDDINGS, "stream_options": STREAM_OPTIONS}
+    assert {"temperature", "messages"} <= set(fields["chat"])
+    assert [name for kind, table in tables.items() for name in fields[kind] if name not in table] == []
+
+
+def test_a_whole_answer(python: Path, server: RunningServer) -> None:
+    found = ask(python, "openai_whole", server)
+    assert found == {
+        "text": found["text"], "reason": "length", "tokens": 12, "scores": 12, "models": ["embed", "tiny"],
+        "model": "tiny",
+    }  # fmt: skip
+    assert found["text"]
+
+
+def test_a_stream_and_its_final_completion(python: Path, server: RunningServer) -> None:
+    found = ask(python, "openai_stream", server)
+    assert found["text"] == found["final"] == ask(python, "openai_whole", server)["text"]
+    assert found["tokens"] == 12
+
+
+def test_the_asynchronous_client(python: Path, server: RunningServer) -> None:
+    found = ask(python, "openai_async", server)
+    assert found["text"] == ask(python, "openai_whole", server)["text"]
+    assert found["several"] == 3
+
+
+def test_parsed_answers_and_calls(python: Path, server: RunningServer) -> None:
+    found = ask(python, "openai_parse", server)
+    assert found["parsed"]["city"] in ("Paris", "Rome")
+    assert found["call"][0] == "get_weather"
+    assert found["call"][1]["city"] in ("Paris", "Rome")
+    assert found["reason"] == "tool_calls"
+
+
+def test_errors_have_their_class(python: Path, server: RunningServer) -> None:
+    assert ask(python, "openai_errors", server) == {
+        "unknown": ["NotFoundError", "model", "model_not_found"],
+        "wrong": ["BadRequestError", "temperature", None],
+        "dropped": ["BadRequestError", "no_such_field", None],
+    }
+
+
+def test_embeddings(python: Path, server: RunningServer) -> None:
+    assert ask(python, "openai_embeddings", server, "embed") == [[1, 1], [2, 0], [3, 2]]
+
+
+def test_litellm(server: RunningServer) -> None:
+    found = ask(PYTHON, "litellm", server)
+    assert found["text"] == found["streamed"] == ask(PYTHON, "openai_whole", server)["text"]
+    assert found["tokens"] == 12
+
+
+def test_langchain(server: RunningServer) -> None:
+    found = ask(PYTHON, "langchain", server)
+    assert found["text"] == found["streamed"] == ask(PYTHON, "openai_whole", server)["text"]
+    assert found["call"] == "get_weather"
+
+
+def test_instructor(server: RunningServer) -> None:
+    for answer in ask(PYTHON, "instructor", server).values():
+        assert answer["city"] in ("Paris", "Rome")
+        assert answer["number"] in (1, 2, 3)
+
+
+def test_openais_agents(server: RunningServer) -> None:
+    found = ask(PYTHON, "agents", server)
+    assert found["text"] == found["streamed"] == ask(PYTHON, "openai_whole", server)["text"]
+    assert "raw_response_event" in found["kinds"]
+    assert set(found["called"]) == {"get_weather"}

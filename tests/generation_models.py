@@ -1,0 +1,36 @@
+"""The language model `tiny` for tests, made once for a process."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / "docs" / "examples" / "chat" / "tiny_model.py"
+
+
+@cache
+def _made() -> Path:
+    for module in ("onnx", "onnxruntime", "tokenizers"):
+        pytest.importorskip(module)
+    spec = importlib.util.spec_from_file_location("tiny_model", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    folder: Path = module.write_tiny(Path(tempfile.mkdtemp(prefix="remora-tiny-")))
+    return folder
+
+
+def tiny(repository: Path, name: str = "tiny", config: str = "") -> Path:
+    """Write `tiny` into a repository, and return its version's directory."""
+    version = repository / name / "1"
+    shutil.copytree(_made(), version)
+    if config:
+        (repository / name / "config.pbtxt").write_text(config)
+    return version

@@ -1,0 +1,108 @@
+"""Repositories of `remora export`, served by a real Triton where one can run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import free_ports
+from eventually import eventually
+from live_server import client, status_of
+
+TRITON = Path(__file__).resolve().parents[3] / "shared" / "oracle" / "run_triton.sh"
+pytestmark = pytest.mark.skipif(not TRITON.is_file(), reason="no Triton can be started here")
+
+APP = """
+import numpy as np
+import remora
+
+@remora.model(batch=8, max_delay="1ms")
+def total(x: remora.Array[np.float32, -1, 3]) -> remora.Array[np.float32, -1]:
+    return x.sum(axis=1)
+
+@remora.model
+def count(n: int):
+    for index in range(n):
+        yield {"index": index}
+
+@remora.model
+async def shout(text: str, mark: str = "!") -> str:
+    return text.upper() + mark
+
+@remora.model(batch=4)
+def refuse(x: list[float]) -> list[float]:
+    raise remora.BadRequestError("not today")
+
+@remora.model(batch=8)
+def negate(y: list[float]) -> list[float]:
+    return [-each for each in y]
+
+@remora.model(batch=8)
+def double(y: list[float]) -> list[float]:
+    return [2 * each for each in y]
+
+both = negate >> double
+"""
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    folder = tmp_path_factory.mktemp("exported")
+    (folder / "app.py").write_text(APP)
+    words = [sys.executable, "-m", "remora", "export", str(folder / "models"), str(folder / "app.py")]
+    subprocess.run(words, check=True, capture_output=True)
+    ports = free_ports(3)
+    triton = subprocess.Popen(
+        [str(TRITON), str(folder / "models"), *map(str, ports)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        eventually(lambda: status_of(ports[0], "/v2/health/ready") == 200, process=triton)
+        yield ports[0]
+    finally:
+        triton.terminate()
+        triton.wait()
+
+
+def _ask(port: int, path: str, body: dict[str, Any]) -> tuple[int, str]:
+    with client(port) as connection:
+        connection.request("POST", f"/v2/models/{path}", json.dumps(body))
+        reply = connection.getresponse()
+        return reply.status, reply.read().decode()
+
+
+def _infer(port: int, model: str, name: str, datatype: str, shape: list[int], data: list[Any]) -> tuple[int, Any]:
+    tensor = {"name": name, "datatype": datatype, "shape": shape, "data": data}
+    status, text = _ask(port, f"{model}/infer", {"inputs": [tensor]})
+    return status, json.loads(text)
+
+
+def test_a_batching_function_answers(port: int) -> None:
+    status, answer = _infer(port, "total", "x", "FP32", [2, 3], [1, 2, 3, 4, 5, 6])
+    assert (status, answer["outputs"][0]["data"]) == (200, [6.0, 15.0])
+
+
+def test_a_generator_streams(port: int) -> None:
+    status, events = _ask(port, "count/generate_stream", {"n": 2})
+    assert (status, events.count("data: ")) == (200, 2)
+
+
+@pytest.mark.parametrize(("body", "text"), [({"text": "hi"}, "HI!"), ({"text": "hi", "mark": "?"}, "HI?")])
+def test_a_coroutine_answers_with_and_without_its_optional_input(port: int, body: dict[str, Any], text: str) -> None:
+    status, answer = _ask(port, "shout/generate", body)
+    assert (status, json.loads(answer)["output"]) == (200, text)
+
+
+def test_a_refusal_has_its_text(port: int) -> None:
+    status, answer = _infer(port, "refuse", "x", "FP64", [1, 1], [1])
+    assert (status, answer) == (400, {"error": "not today"})
+
+
+def test_a_pipeline_is_an_ensemble(port: int) -> None:
+    status, answer = _infer(port, "both", "y", "FP64", [2, 1], [1, 2])
+    assert (status, answer["outputs"][0]["data"]) == (200, [-2.0, -4.0])
