@@ -48,6 +48,8 @@ _LOOK_S = 1.0
 _FAILURES_A_SECOND, _FAILURES_AT_ONCE = 1 / 6, 10.0
 """Wrong keys that a peer may send: ten at once, then ten a minute."""
 _LOG_S = 60.0
+_OPENAI_PREFIXES = ("/v1/", "/openai/v1/")
+"""Paths below which refusals may need OpenAI's form."""
 _V2_PROBES = ("/v2/health/live", "/v2/health/ready")
 
 UNAUTHENTICATED, PERMISSION_DENIED, RESOURCE_EXHAUSTED = 16, 7, 8
@@ -358,21 +360,31 @@ class _Guarded:
         if caller is None:
             head.query = ""  # the details of a probe are for holders of a key
         usage = self._keys.usage_of(caller)
-        return self._bind(head) if usage is None else partial(_count, usage, self._bind(head))
+        return self._bind(head) if usage is None else partial(_count, usage, head.path, self._bind(head))
 
     def _is_probe(self, head: Head) -> bool:
         path = head.path
         return head.method in ("GET", "HEAD") and (path in PROBES or path in _V2_PROBES or path in self._probes)
 
     def _refuse(self, head: Head, _body: Buffer, exchange: Exchange) -> None:
-        exchange.respond(self._keys.deny(head.headers, exchange.peer).answer())
+        exchange.respond(_rendered(self._keys.deny(head.headers, exchange.peer), head.path))
 
 
-def _count(usage: Usage, answer: Answerer, body: Buffer, exchange: Exchange) -> Cancellable | None:
+def _rendered(denial: Denial, path: str) -> HttpAnswer:
+    """Return a refusal in the form that the clients of this path read."""
+    answer = denial.answer()
+    if path.startswith(_OPENAI_PREFIXES):
+        from remora.protocols.openai.routes import find_route, refused  # imported here, because few requests need it
+
+        return answer if find_route(path) is None else refused(answer)
+    return answer
+
+
+def _count(usage: Usage, path: str, answer: Answerer, body: Buffer, exchange: Exchange) -> Cancellable | None:
     """Answer a request of a limited key."""
     denial = usage.begin()
     if denial is not None:
-        exchange.respond(denial.answer())
+        exchange.respond(_rendered(denial, path))
         return None
     return answer(body, _CountedExchange(exchange, usage))
 

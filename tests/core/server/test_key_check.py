@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from fakes import FakeExchange
@@ -148,6 +149,27 @@ def limited(access: KeyCheck, **limits: Any) -> Usage:
     usage = access.usage_of(caller_of("ann", ["infer"], Limits(**limits)))
     assert usage is not None
     return usage
+
+
+@pytest.mark.parametrize("prefix", ["/v1/", "/openai/v1/"])
+def test_openais_clients_get_openais_error_object(prefix: str, tmp_path: Path) -> None:
+    write(tmp_path / "keys.json", entry("ann")._replace(requests_per_second=1.0, burst=1))
+    service = access_of(tmp_path / "keys.json").over(Echo())
+    path = f"{prefix}chat/completions"
+
+    def refusal(head: Head) -> tuple[int, Any, bytes | None]:
+        exchange = FakeExchange()
+        bind(service, head)(b"", exchange)
+        (found,) = exchange.answers
+        return found.status, orjson.loads(b"".join(found.body))["error"], dict(found.headers).get(b"Retry-After")
+
+    status, error, _ = refusal(Head("POST", path, ((b"host", b"x"),)))
+    assert (status, error["type"], error["code"]) == (401, "authentication_error", "invalid_api_key")
+    assert "requires an API key" in error["message"]
+    assert send(bind(service, head_of("ann", path)))[0] == 200
+    status, error, retry = refusal(head_of("ann", path))
+    assert (status, error["type"], error["code"], retry) == (429, "rate_limit_error", "rate_limit_exceeded", b"2")
+    assert isinstance(refusal(head_of("ann", "/v2"))[1], str)
 
 
 def test_a_key_without_limits_is_not_counted(path: Path) -> None:

@@ -32,6 +32,8 @@ _STATUS: Mapping[str, int] = {
     "UNKNOWN": 500,
     "CANCELLED": 503,
 }
+_REASONS = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
+"""OpenAI's ``code`` of V2's refusals."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -105,14 +107,16 @@ def unknown_path(path: str) -> HttpAnswer:
 
 def refused(answer: HttpAnswer) -> HttpAnswer:
     """Return a refusal of V2 in OpenAI's form; other answers stay as they are."""
-    if answer.status < 400 or PLAIN not in answer.headers:
+    if answer.status < 400:
         return answer
     try:
-        message = str(orjson.loads(b"".join(answer.body))["error"])
+        message = orjson.loads(b"".join(answer.body))["error"]
     except (ValueError, KeyError, TypeError):
         return answer
-    headers = tuple(pair for pair in answer.headers if pair != PLAIN)
-    return error_answer(ApiError(answer.status, message, headers=headers))
+    if not isinstance(message, str):  # it has the form already
+        return answer
+    headers = tuple(pair for pair in answer.headers if pair not in (PLAIN, JSON))
+    return error_answer(ApiError(answer.status, message, reason=_REASONS.get(answer.status, ""), headers=headers))
 
 
 def _status_of(error: Exception) -> int:

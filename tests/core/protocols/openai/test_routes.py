@@ -87,3 +87,11 @@ def test_a_refusal_of_v2_takes_openais_form() -> None:
     }
     fine = HttpAnswer(200, (), [b"{}"])
     assert refused(fine) is fine
+
+
+def test_a_refusal_in_json_takes_openais_form_with_its_code_once() -> None:
+    answer = refused(failure(429, "too many", plain=False, headers=((b"Retry-After", b"3"),)))
+    assert json.loads(bytes(answer.body[0]))["error"]["code"] == "rate_limit_exceeded"
+    assert answer.headers.count((b"Content-Type", b"application/json")) == 1
+    assert (b"Retry-After", b"3") in answer.headers
+    assert refused(answer) is answer
