@@ -54,7 +54,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help serve embedding llm venv test check check-format check-lint check-types check-imports check-map fmt unit stories soak \
         mutants bench proto reference lock wheel image clean differ test-oracle test-oracle-openai test-infra test-containers test-backends \
         test-security test-browser test-fronts \
-        test-openai test-peers test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve \
+        test-openai test-triton test-peers test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve \
         test-gpu test-gpu-image test-tensorrt-bindings environments peer-environments
 
 help:  ## list the targets
@@ -134,6 +134,12 @@ test-fronts: $(VENV)/dev.stamp  ## run the tests of whole servers and the record
 	@if [ ! -d "$(ORACLE)" ]; then echo "SKIPPED: no recordings in $(ORACLE)"; \
 	else $(PY) tests/oracle/run.py --oracle $(ORACLE) --more=--frontends=2; fi
 
+# The first run installs Triton's package, which takes minutes; the server is only started after that.
+test-triton: $(VENV)/dev.stamp  ## serve exported functions with a real Triton, if one can be started
+	@if [ ! -x "$(ORACLE)/run_triton.sh" ]; then echo "SKIPPED test-triton: no Triton to start, $(ORACLE)/run_triton.sh is missing"; \
+	else $(ORACLE)/run_triton.sh --setup-only && \
+	TRITON=$(abspath $(ORACLE))/run_triton.sh $(PY) -m pytest tests/oracle/test_exported_functions.py -rs $(T); fi
+
 # Another seed sends other requests; tests/oracle/accepted.json lists the intended differences.
 differ: $(VENV)/dev.stamp  ## send mutated requests to a real Triton and remora: F="cases/errors", SECONDS= per file, SEED=
 	@if [ ! -x "$(ORACLE)/run_triton.sh" ]; then echo "SKIPPED differ: no Triton to start, $(ORACLE)/run_triton.sh is missing"; \
@@ -175,7 +181,7 @@ test-storage: $(VENV)/dev.stamp $(VENV)-storage/stamp  ## load models from emula
 test-openai: $(VENV)/dev.stamp $(VENV)-openai/stamp $(VENV)-openai-newest/stamp  ## test OpenAI's routes with its clients, litellm, LangChain, instructor and agents
 	$(PY) -m pytest tests/e2e/test_openai_clients.py -rs $(T)
 
-test-peers: test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve test-openai  ## run all tests against third-party servers and clients
+test-peers: test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve test-openai test-triton  ## run all tests against third-party servers and clients
 
 # Uses Terraform and a mirror of the aws provider if available; missing tools are skipped by name.
 test-infra: $(VENV)-infra/stamp $(VENV)-stub/stamp $(VENV)-checkov/stamp  ## check Terraform modules, manifests and chart against schemas and rules

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +15,8 @@ from conftest import free_ports
 from eventually import eventually
 from live_server import client, status_of
 
-TRITON = Path(__file__).resolve().parents[3] / "shared" / "oracle" / "run_triton.sh"
-pytestmark = pytest.mark.skipif(not TRITON.is_file(), reason="no Triton can be started here")
+TRITON = os.environ.get("TRITON", "")
+pytestmark = pytest.mark.skipif(not TRITON, reason="no Triton is installed: run make test-triton")
 
 APP = """
 import numpy as np
@@ -58,11 +58,11 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     words = [sys.executable, "-m", "remora", "export", str(folder / "models"), str(folder / "app.py")]
     subprocess.run(words, check=True, capture_output=True)
     ports = free_ports(3)
-    triton = subprocess.Popen(
-        [str(TRITON), str(folder / "models"), *map(str, ports)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    log = folder / "triton.log"
+    with log.open("w") as sink:
+        triton = subprocess.Popen([TRITON, str(folder / "models"), *map(str, ports)], stdout=sink, stderr=sink)
     try:
-        eventually(lambda: status_of(ports[0], "/v2/health/ready") == 200, process=triton)
+        eventually(lambda: status_of(ports[0], "/v2/health/ready") == 200, process=triton, log=log)
         yield ports[0]
     finally:
         triton.terminate()
