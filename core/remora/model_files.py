@@ -19,6 +19,8 @@ CONFIG_FILENAMES = tuple(f"config{suffix}" for suffix in CONFIG_SYNTAX)
 
 GOLDEN_TESTS = "tests.json"
 """Name of the file with a model's golden tests."""
+REQUIREMENTS: Final = "requirements.txt"
+"""Name of the file with the packages of a model's code."""
 
 MODULE_PATH: Final = "MODULE_PATH"
 """Parameter of a Python model's configuration: a folder whose modules the model may import."""

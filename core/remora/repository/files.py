@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from remora.errors import ConfigError
-from remora.model_files import CONFIG_FILENAMES, JSON_TENSORS, MODEL_FILE, MODEL_FILENAMES, TRUST_PICKLE, parse_version
+from remora.model_files import (
+    CONFIG_FILENAMES,
+    JSON_TENSORS,
+    MODEL_FILE,
+    MODEL_FILENAMES,
+    REQUIREMENTS,
+    TRUST_PICKLE,
+    parse_version,
+)
 from remora.repository import BARE_SUFFIXES
 from remora.repository.written import WrittenRepository
 
@@ -24,7 +31,6 @@ _SOURCES_AT_MOST = 1000
 """Files of a folder that are checked for changes."""
 _DOCUMENTS = "rows,entities"
 """Tensors with JSON documents, in the models of `remora.formats` that have them."""
-_REQUIREMENTS = "requirements.txt"
 _PICKLES = (".joblib", ".pkl", ".pickle")
 _SAGEMAKER_XGBOOST = "xgboost-model"
 _BOOSTERS = (".json", ".ubj", ".bst", ".model", ".txt", ".lgb")
@@ -248,8 +254,8 @@ def _write_model(folder: Path, place: Path, found: Found, *, trust_pickle: bool)
         f"class TritonPythonModel(FileModel):\n    define = staticmethod({function})\n",
         encoding="utf-8",
     )
-    if place.is_dir() and (place / _REQUIREMENTS).is_file():
-        shutil.copyfile(place / _REQUIREMENTS, folder / _REQUIREMENTS)
+    if place.is_dir() and (place / REQUIREMENTS).is_file():
+        (folder / REQUIREMENTS).symlink_to((place / REQUIREMENTS).resolve())
 
 
 def _write_config(folder: Path, config: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Environment of the process: variables, cache directory and boot id."""
+"""Environment of the process: variables, import paths, cache directory and boot id."""
 
 from __future__ import annotations
 
@@ -31,6 +31,14 @@ def start_vllm_processes_afresh(environ: MutableMapping[str, str] = os.environ) 
     """
     environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
     environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+
+def server_paths() -> list[str]:
+    """Return the import paths of the server and its dependencies, for another interpreter."""
+    import sysconfig  # imported here because every start imports this module and few need the paths
+
+    here = str(Path(__file__).resolve().parents[2])
+    return list(dict.fromkeys((here, sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))))
 
 
 def cache_directory(name: str, environ: Mapping[str, str]) -> Path:

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-REQUIREMENTS = "requirements.txt"
+from remora.model_files import REQUIREMENTS
+
 _OWN_FOLDER = str(Path(__file__).resolve().parents[2])
 
 _SAME_NAME = (

@@ -13,11 +13,12 @@ import os
 import signal
 import subprocess
 import sys
-import sysconfig
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from remora.system.environment import server_paths
 
 _BOOT = (
     "import json, sys; options, first, last = map(json.loads, sys.argv[1:4]); sys.path[:] = first or sys.path; "
@@ -100,12 +101,6 @@ class WorkerProcess:
         if self.exit_fd >= 0:
             os.close(self.exit_fd)
             self.exit_fd = -1
-
-
-def server_paths() -> list[str]:
-    """Return the import paths of the server and its dependencies, for another interpreter."""
-    here = str(Path(__file__).resolve().parents[3])
-    return list(dict.fromkeys((here, sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))))
 
 
 def end_in_words(code: int | None) -> str:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from remora.backends import Source
 from remora.errors import ConfigError
+from remora.model_files import REQUIREMENTS
 from remora.proto.model_config_pb2 import ModelConfig
 
 PROCESS, THREAD = "process", "thread"
@@ -67,7 +68,7 @@ def asks_for_environment(source: Source, config: ModelConfig) -> bool:
 
     Most models do not, and this check avoids importing `environment` for them.
     """
-    return "EXECUTION_ENV_PATH" in config.parameters or (source.model_dir / "requirements.txt").is_file()
+    return "EXECUTION_ENV_PATH" in config.parameters or (source.model_dir / REQUIREMENTS).is_file()
 
 
 def _number(settings: Mapping[str, str], key: str, default: float, least: float = 0) -> float:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tarfile
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +18,14 @@ from remora.backends.python.environment import (
     Plan,
     Virtual,
     check_in_thread,
-    install_commands,
     interpreter_for,
-    is_met,
     plan_environment,
 )
-from remora.backends.python.environment_cache import EnvironmentCache
+from remora.environments import install_commands
+from remora.environments.installed import is_met
 from remora.errors import ConfigError, InternalError
 from remora.proto.model_config_pb2 import ModelConfig
+from small_wheels import write_wheel
 
 MODEL = Path("/repo/m")
 ENV = "EXECUTION_ENV_PATH"
@@ -130,20 +128,7 @@ def test_an_environment_that_cannot_be_used_says_why(tmp_path: Path, prepare: An
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A package that can be installed without an index or a build tool's own dependencies."""
-    import zipfile
-
-    wheel = tmp_path_factory.mktemp("wheels") / "remora_probe-1.2-py3-none-any.whl"
-    info = "remora_probe-1.2.dist-info"
-    files = {
-        "remora_probe.py": "ANSWER = 42\n",
-        f"{info}/METADATA": "Metadata-Version: 2.1\nName: remora-probe\nVersion: 1.2\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    with zipfile.ZipFile(wheel, "w") as made:
-        for name, text in files.items():
-            made.writestr(name, text)
-        made.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in files) + f"{info}/RECORD,,\n")
-    return wheel
+    return write_wheel(tmp_path_factory.mktemp("wheels"), "remora-probe", "1.2", "ANSWER = 42\n")
 
 
 def printed(python: Path, code: str) -> str:
@@ -181,6 +166,18 @@ def test_requirements_that_the_server_meets_need_neither_an_environment_nor_an_i
     assert not (tmp_path / "cache").exists()
     file.write_text(f"numpy>=1\n--no-index\n--find-links {package.parent}\nremora-probe\n")
     assert not is_met(file)  # within reach, but not there yet
+
+
+def test_relative_paths_start_at_the_folder_of_the_file_behind_a_link(tmp_path: Path, package: Path) -> None:
+    source = source_of(tmp_path)
+    origin = tmp_path / "origin"
+    origin.mkdir()
+    (origin / "requirements.txt").write_text("-r more.txt\n")
+    (origin / "more.txt").write_text(f"./{package.name}\n")
+    (origin / package.name).write_bytes(package.read_bytes())
+    (source.model_dir / "requirements.txt").symlink_to(origin / "requirements.txt")
+    python = interpreter_for(source, config_of())
+    assert printed(python, "import remora_probe; print(remora_probe.ANSWER)") == "42\n"
 
 
 def test_a_wheel_that_is_named_by_its_path_is_installed(tmp_path: Path, package: Path) -> None:
@@ -233,95 +230,6 @@ def test_a_requirements_file_that_cannot_be_one_is_refused(tmp_path: Path, conte
     (source.model_dir / "requirements.txt").write_bytes(content)
     with pytest.raises(ConfigError, match=r"requirements.txt"):
         interpreter_for(source, config_of())
-
-
-# -- the cache ------------------------------------------------------------------------------------------------------
-
-
-def filled(size: int = 10) -> Any:
-    def make(folder: Path) -> None:
-        folder.mkdir()
-        (folder / "file").write_bytes(b"x" * size)
-
-    return make
-
-
-def test_an_environment_is_made_once_by_however_many_threads_ask(tmp_path: Path) -> None:
-    cache, made = EnvironmentCache(tmp_path / "c", 1000), list[Path]()
-
-    def make(folder: Path) -> None:
-        made.append(folder)
-        filled()(folder)
-
-    threads = [threading.Thread(target=cache.folder_for, args=("key", make)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert made == [tmp_path / "c" / "key"]
-
-
-def test_what_was_left_half_made_is_made_again(tmp_path: Path) -> None:
-    (tmp_path / "key").mkdir(parents=True)
-    (tmp_path / "key" / "rubbish").touch()
-    folder = EnvironmentCache(tmp_path, 1000).folder_for("key", filled())
-    assert not (folder / "rubbish").exists()
-
-
-def test_a_make_that_fails_leaves_nothing_and_is_tried_again(tmp_path: Path) -> None:
-    cache = EnvironmentCache(tmp_path, 1000)
-
-    def broken(folder: Path) -> None:
-        filled()(folder)
-        raise InternalError("no")
-
-    with pytest.raises(InternalError, match="no"):
-        cache.folder_for("key", broken)
-    assert not (tmp_path / "key").exists()
-    assert cache.folder_for("key", filled()).is_dir()
-
-
-IN_ANOTHER_PROCESS = """
-import sys
-from pathlib import Path
-from remora.backends.python.environment_cache import EnvironmentCache
-def make(folder):
-    folder.mkdir()
-    (folder / "file").write_bytes(b"x" * 10)
-EnvironmentCache(Path(sys.argv[1]), 1000).folder_for(sys.argv[2], make)
-print("made", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_the_least_recently_used_go_first_and_what_any_process_uses_stays(tmp_path: Path) -> None:
-    keys = ("old", "used", "newer")
-    core = Path(__file__).parents[4] / "core"
-    children = {
-        key: subprocess.Popen(
-            [sys.executable, "-c", IN_ANOTHER_PROCESS, str(tmp_path), key],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(core)},
-        )
-        for key in keys
-    }
-    for child in children.values():
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"made\n"
-    for number, key in enumerate(("used", "old", "newer")):
-        os.utime(tmp_path / key / ".remora-complete", ns=(number, number))
-    for key in ("old", "newer"):
-        children[key].communicate()
-    EnvironmentCache(tmp_path, 35).folder_for("latest", filled())
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["latest", "newer", "used"]
-    children["used"].communicate()
-
-
-def test_a_cache_that_cannot_be_written_says_which_setting_moves_it(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(InternalError, match="environment-cache-directory=DIR"):
-        EnvironmentCache(tmp_path / "file" / "cache", 10).folder_for("key", filled())
 
 
 def test_a_limit_that_is_not_a_number_is_refused(tmp_path: Path) -> None:

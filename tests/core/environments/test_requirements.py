@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.backends.python.requirements import asks_for_anything, read_requirements, unmet
+from remora.environments.requirements import asks_for_anything, read_requirements, unmet
 
 HERE = {"python_version": "3.11", "sys_platform": "linux"}
 FILE = """# models need these

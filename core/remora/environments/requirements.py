@@ -52,24 +52,32 @@ def read_requirements(text: str) -> list[Requirement]:
     from packaging.requirements import Requirement as Specification
 
     found = []
-    for number, row in _lines(text):
+    for number, row in lines(text):
         if row.startswith("-"):
             continue
         try:
-            specification = Specification(_LINE_OPTIONS.split(row, maxsplit=1)[0])
+            specification = Specification(without_options(row))
         except InvalidRequirement:  # a path or a link
             continue
         found.append(Requirement(number, row, specification))
     return found
 
 
+def without_options(row: str) -> str:
+    """Return a requirement line without its options, such as --hash."""
+    return _LINE_OPTIONS.split(row, maxsplit=1)[0]
+
+
 def asks_for_anything(text: str) -> bool:
     """Return True if pip has anything to install, including links, paths and other files."""
-    return any(not row.startswith("-") or _MORE.match(row) for _, row in _lines(text))
+    return any(not row.startswith("-") or _MORE.match(row) for _, row in lines(text))
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file without comments, with their line numbers."""
+def lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file without comments, with their line numbers.
+
+    A continued line has the number of its first line.
+    """
     pending, first = "", 0
     for number, row in enumerate(text.splitlines(), 1):
         first = first or number
@@ -97,36 +105,36 @@ def unmet(
     """
     missing: list[Unmet] = []
     for requirement in requirements:
-        if not _applies(requirement, environment):
+        if not applies(requirement.specification, environment):
             continue
         installed = version_of(requirement.name)
-        if installed is None or not _contains(requirement, installed):
+        if installed is None or not contains(requirement.specification, installed):
             missing.append(Unmet(requirement, installed or ""))
     return missing
 
 
-def _applies(requirement: Requirement, environment: Mapping[str, str] | None) -> bool:
-    """Return True if the line's marker is true, or makes an invalid comparison.
+def applies(specification: Specification, environment: Mapping[str, str] | None) -> bool:
+    """Return True if a requirement's marker is true, or makes an invalid comparison.
 
     pip reports the invalid comparison.
     """
     from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
 
-    marker = requirement.specification.marker
+    marker = specification.marker
     try:
         return marker is None or marker.evaluate(dict(environment or {}))
     except (UndefinedComparison, UndefinedEnvironmentName):
         return True
 
 
-def _contains(requirement: Requirement, version: str) -> bool:
+def contains(specification: Specification, version: str) -> bool:
     """Return True if the specifier contains the version.
 
     An invalid version satisfies only an empty specifier.
     """
     from packaging.version import InvalidVersion
 
-    specifier = requirement.specification.specifier
+    specifier = specification.specifier
     try:
         return not specifier or specifier.contains(version, prereleases=True)
     except InvalidVersion:  # raised before packaging 26

@@ -1,0 +1,121 @@
+"""Check of a requirements file against the installed distributions, without pip or a package index.
+
+Images have no pip, and their packages must not be installed a second time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from packaging.requirements import InvalidRequirement
+from packaging.requirements import Requirement as Specification
+from packaging.utils import canonicalize_name
+
+from remora.environments.requirements import applies, contains, lines, without_options
+
+_INCLUDE = re.compile(r"(-r|--requirement|-c|--constraint)(?:\s+|=|(?<=^-[rc]))(\S.*)")
+_EDITABLE = re.compile(r"(-e|--editable)\b")
+
+
+class Installed(NamedTuple):
+    """Installed distribution: its version, its requirements as text, and the URL that it was installed from."""
+
+    version: str
+    requires: tuple[str, ...] = ()
+    url: str = ""
+
+
+Find = Callable[[str], Installed | None]
+"""Function that returns the installed distribution of a name."""
+
+
+class _UnknownLineError(Exception):
+    """Raised for a line whose installed package cannot be determined."""
+
+
+def find_installed(name: str) -> Installed | None:
+    """Return the distribution of this interpreter with a name, or None."""
+    from importlib import metadata  # takes 40 ms, needed only with requirements
+
+    try:
+        found = metadata.distribution(name)
+    except (metadata.PackageNotFoundError, ValueError):
+        return None
+    origin = json.loads(found.read_text("direct_url.json") or "{}")
+    vcs = origin.get("vcs_info", {})
+    url = f"{vcs['vcs']}+{origin['url']}" if vcs else str(origin.get("url", ""))
+    revision = vcs.get("requested_revision")
+    return Installed(found.version, tuple(found.requires or ()), f"{url}@{revision}" if revision else url)
+
+
+def is_met(file: Path, find: Find = find_installed) -> bool:
+    """Return True if nothing must be installed, as in an image with all packages.
+
+    Requirements of the installed packages count too, with their extras and markers. A line that names no package, such
+    as a path, is never met.
+    """
+    try:
+        every = list(_specifications(file, set()))
+        limits = [each for each, constrains in every if constrains]
+        return _are_met([each for each, constrains in every if not constrains], limits, find)
+    except (_UnknownLineError, InvalidRequirement, OSError, ValueError):
+        return False
+
+
+def texts(file: Path) -> list[str]:
+    """Return the text of a requirements file and of the files that it includes. Missing files are left out."""
+    found: list[str] = []
+    pending, seen = [file], {file}
+    while pending:
+        path = pending.pop(0)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        found.append(text)
+        for _, row in lines(text):
+            include = _INCLUDE.match(row)
+            if include and (other := path.parent / include[2]) not in seen:
+                seen.add(other)
+                pending.append(other)
+    return found
+
+
+def _specifications(file: Path, seen: set[Path], *, constrains: bool = False) -> Iterator[tuple[Specification, bool]]:
+    """Yield the requirements of a file and of its included files; True with those that only constrain versions."""
+    if file in seen:
+        return
+    seen.add(file)
+    for _, row in lines(file.read_text(encoding="utf-8")):
+        include = _INCLUDE.match(row)
+        if include:
+            yield from _specifications(
+                file.parent / include[2], seen, constrains=constrains or include[1] in ("-c", "--constraint")
+            )
+        elif _EDITABLE.match(row):
+            raise _UnknownLineError(row)
+        elif not row.startswith("-"):
+            yield Specification(without_options(row)), constrains
+
+
+def _are_met(wanted: list[Specification], limits: list[Specification], find: Find) -> bool:
+    pending = [(each, "") for each in wanted]
+    seen: set[tuple[str, str]] = set()
+    while pending:
+        each, extra = pending.pop()
+        if not applies(each, {"extra": extra}):
+            continue
+        name, found = canonicalize_name(each.name), find(each.name)
+        if found is None or not contains(each, found.version) or (each.url and each.url != found.url):
+            return False
+        if any(canonicalize_name(limit.name) == name and not contains(limit, found.version) for limit in limits):
+            return False
+        for chosen in ("", *sorted(each.extras)):
+            if (name, chosen) not in seen:
+                seen.add((name, chosen))
+                pending += [(Specification(text), chosen) for text in found.requires]
+    return True
