@@ -75,6 +75,8 @@ class Planner:
 def open_repositories(options: EngineOptions, ledger: Ledger) -> list[Repository]:
     """Open all repositories that the options name. Raises NotFoundError for an unsupported URL."""
     cache = CacheSettings(options.model_cache_directory, options.model_cache_byte_size)
+    settings = options.backend_settings()
+    python = {**settings.get("", {}), **settings.get("python", {})}
     return [
         *(
             open_repository(
@@ -84,6 +86,7 @@ def open_repositories(options: EngineOptions, ledger: Ledger) -> list[Repository
                 cache=cache,
                 ledger=ledger,
                 trust_pickle=options.trust_pickle,
+                python_settings=python,
             )
             for place in options.paths
         ),

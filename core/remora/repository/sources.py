@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from remora.startup import Ledger
 
 _USUAL = CacheSettings()
+_NO_SETTINGS: Mapping[str, str] = {}
 _SOURCE = re.compile(r"(.+\.py)(:\w+(,\w+)*)?|(\w+\.)*\w+:\w+(,\w+)*", re.ASCII | re.DOTALL)
 APP = "app.py"
 """File that makes a directory a source of decorated functions, as in the model folder of a platform."""
@@ -30,6 +32,7 @@ def open_repository(
     cache: CacheSettings = _USUAL,
     ledger: Ledger | None = None,
     trust_pickle: bool = False,
+    python_settings: Mapping[str, str] = _NO_SETTINGS,
 ) -> Repository:
     """Open the repository at a path or URL, or in an archive at either.
 
@@ -40,6 +43,7 @@ def open_repository(
         cache: for models of clouds and archives.
         ledger: records the time of listings and downloads.
         trust_pickle: pickles may be read, which runs their code.
+        python_settings: settings of the python backend, for the environments of decorated functions.
 
     Raises:
         ConfigError: a file that is served only in another form, or a pickle without ``trust_pickle``.
@@ -58,7 +62,7 @@ def open_repository(
     if source:
         from remora.repository.functions import function_repository  # imports subprocess, which model files never need
 
-        return function_repository(source, bare_name=bare_name)
+        return function_repository(source, bare_name=bare_name, settings=python_settings)
     found = recognise(Path(text)) if any_layout else None
     if found is not None:
         return file_repository(Path(text), found, bare_name=bare_name, trust_pickle=trust_pickle)

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from remora.errors import NotFoundError, UnavailableError
+from remora import Engine
+from remora.errors import InternalError, NotFoundError, UnavailableError
 from remora.repository.functions import function_repository
 from remora.repository.sources import function_source, open_repository
 from remora.repository.written import WrittenRepository
+from small_wheels import write_wheel
 
 APP = "import remora\n\n@remora.model(isolation='thread')\ndef scale(x: float) -> float:\n    return {factor} * x\n"
 
@@ -106,3 +108,78 @@ def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
         function_repository(str(tmp_path / "gone.py:f")).models()
     with pytest.raises(NotFoundError, match="there is no model 'f'"):
         function_repository(str(tmp_path / "gone.py")).fetch("f")
+
+
+# -- requirements.txt beside the file ---------------------------------------------------------------------------------
+
+PACKED = """
+import remora
+import remora_probe
+
+@remora.model
+def answer(x: int) -> int:
+    return x + remora_probe.ANSWER
+
+@remora.model
+def double(x: int) -> int:
+    return 2 * x
+
+both = remora.Pipeline(answer.wire(x="x", output="y"), double.wire(x="y", output="z"))
+"""
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """A file that imports a package of its requirements, which only a folder of wheels has."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    write_wheel(wheels, "remora-probe", "1.2", "ANSWER = 42\n")
+    (tmp_path / "requirements.txt").write_text("--no-index\n--find-links wheels\nremora-probe>=1\n")
+    file = tmp_path / "app.py"
+    file.write_text(PACKED)
+    return file
+
+
+def test_a_file_is_imported_and_run_with_the_packages_of_its_requirements(
+    packed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    setting = f"python,environment-cache-directory={tmp_path / 'cache'}"
+    with (
+        caplog.at_level("INFO", logger="remora.models"),
+        Engine(paths=[packed], backend_config=(setting,)) as engine,
+    ):
+        assert engine.infer("both", {"x": [1]})["z"].item() == 86
+    assert f"'{tmp_path}': making an environment for {packed.with_name('requirements.txt')}" in caplog.text
+    assert f"'{tmp_path}': installing remora" in caplog.text
+    assert len([each for each in (tmp_path / "cache").iterdir() if each.is_dir()]) == 1
+
+
+def test_every_function_has_the_requirements_and_a_pipeline_has_none(packed: Path, tmp_path: Path) -> None:
+    settings = {"environment-cache-directory": str(tmp_path / "cache")}
+    repository = function_repository(f"{packed}:both", settings=settings)
+    assert sorted(repository.models()) == ["answer", "both", "double"]
+    assert "requirements.txt" in repository.fingerprint("answer")
+    assert "requirements.txt" not in repository.fingerprint("both")
+
+
+def test_requirements_that_are_met_need_no_environment(app: Path, tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("numpy>=1\n")
+    repository = function_repository(str(app), settings={"environment-cache-directory": str(tmp_path / "cache")})
+    assert list(repository.models()) == ["scale"]
+    assert not (tmp_path / "cache").exists()
+
+
+def test_changed_requirements_are_a_change_of_the_models(app: Path, tmp_path: Path) -> None:
+    repository = function_repository(str(app))
+    repository.models()
+    before = repository.fingerprint("scale")
+    _write(tmp_path / "requirements.txt", "numpy>=1\n", 2)
+    repository.models()
+    assert repository.fingerprint("scale") != before
+
+
+def test_requirements_that_cannot_be_installed_fail_the_scan(app: Path, tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("--no-index\nremora-probe-that-is-nowhere\n")
+    repository = function_repository(str(app), settings={"environment-cache-directory": str(tmp_path / "cache")})
+    with pytest.raises(InternalError, match=r"cannot install .*requirements.txt of '.*remora-probe-that-is-nowhere"):
+        repository.models()
