@@ -35,7 +35,15 @@ from remora.server.access_lines import (
     line_of_call,
     line_of_head,
 )
-from remora.server.http.exchange import Answerer, Cancellable, Exchange, ForwardingExchange, Service, bind
+from remora.server.http.exchange import (
+    Answerer,
+    Cancellable,
+    Exchange,
+    ForwardingExchange,
+    Service,
+    bind,
+    body_reader_of,
+)
 from remora.server.option_checks import access_share
 from remora.system import logs
 from remora.system.clock import Clock, SystemClock
@@ -247,6 +255,8 @@ class _LoggedService:
     def __init__(self, log: AccessLog, service: Service) -> None:
         self._log = log
         self._service = service
+        self.reads_body = body_reader_of(service)
+        """See `HeadReadingService`."""
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request; see `Service.handle`."""

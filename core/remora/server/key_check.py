@@ -267,6 +267,10 @@ class KeyCheck:
         credential = credential_of(headers)
         return None if credential is None else self.keys.find(credential)
 
+    def reads_body(self, head: Head) -> bool:
+        """Return False for a request without a valid key: it is refused, or a probe, whose body has no meaning."""
+        return self.caller(head.headers) is not None
+
     def name_of(self, headers: Headers) -> str:
         """Return the name of the valid key among the headers, "" without one."""
         caller = self.caller(headers)
@@ -341,6 +345,8 @@ class _Guarded:
         self._bind = binder_of(service)
         self._keys = keys
         self._probes: Container[str] = service.probes if isinstance(service, ProbedService) else ()
+        self.reads_body = keys.reads_body
+        """See `HeadReadingService`."""
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request; see `Service.handle`."""

@@ -176,7 +176,7 @@ class Front:
     def _http_service(self, number: int, *, infers: bool) -> Service:
         options = self._options
         if not infers:
-            return RelayService(self._client, number)
+            return RelayService(self._client, number, self._keys)
         restrictions = Restrictions(options.http_restricted_api, "--http-restricted-api")
         limit, malformed = options.http_max_input_size, int(options.client_errors)
         return InferService(self._client, number, self._codec, restrictions, limit, malformed, self._keys)

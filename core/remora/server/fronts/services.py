@@ -38,11 +38,19 @@ _Trace = Sequence[Sequence[str]]
 
 
 class RelayService:
-    """Service that relays each request of a port."""
+    """Service that relays each request of a port.
 
-    def __init__(self, client: EngineClient, port: int) -> None:
+    With ``keys``, it relays requests without a valid key without their bodies, because the engine refuses them.
+    """
+
+    def __init__(self, client: EngineClient, port: int, keys: KeyCheck | None = None) -> None:
         self._client = client
         self._port = port
+        self._keys = keys
+
+    def reads_body(self, head: Head) -> bool:
+        """See `HeadReadingService`."""
+        return self._keys is None or self._keys.reads_body(head)
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Relay a request."""
@@ -113,6 +121,10 @@ class InferService:
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request through ``exchange``; return a cancellable if it is still pending."""
         return self.bind(head)(body, exchange)
+
+    def reads_body(self, head: Head) -> bool:
+        """See `HeadReadingService`."""
+        return self._keys is None or self._keys.reads_body(head)
 
     def bind(self, head: Head) -> Answerer:
         """See `BindingService.bind`."""

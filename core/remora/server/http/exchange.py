@@ -143,6 +143,26 @@ class BindingService(Service, Protocol):
         """
 
 
+@runtime_checkable
+class HeadReadingService(Service, Protocol):
+    """Service that answers some requests by their heads alone."""
+
+    def reads_body(self, head: Head) -> bool:
+        """Return False if a request with this head is answered without its body, which then need not be received.
+
+        The connection asks when a head is complete and its body is not.
+        """
+
+
+def body_reader_of(service: Service) -> Callable[[Head], bool]:
+    """Return `HeadReadingService.reads_body` of a service, which is True for all other services."""
+    return service.reads_body if isinstance(service, HeadReadingService) else _reads_body
+
+
+def _reads_body(_head: Head) -> bool:
+    return True
+
+
 def bind(service: Service, head: Head) -> Answerer:
     """Return the function that answers requests with this head."""
     return binder_of(service)(head)
@@ -178,6 +198,12 @@ class Bound:
             self.length = -1
         self.persists = head.keep_alive and not head.http10
         """True if the connection stays open without being told."""
+
+    def closing(self) -> Bound:
+        """Return the same for a request that is the last one of its connection."""
+        head = self.head.to(self.head.path)
+        head.keep_alive = False
+        return Bound(head, self.answer, 0)
 
 
 def arrival_of(head: Head, exchange: Exchange, *_: object) -> Arrival:

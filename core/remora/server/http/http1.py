@@ -110,6 +110,7 @@ class Connection(asyncio.BufferedProtocol):
         self._chunks: ChunkDecoder | None = None
         self._ticket: Cancellable | None = None
         self._streaming = _NOT_STREAMING
+        self._unneeded = 0  # bytes of a body that arrive after the answer, which does not depend on them
         self._paused = False  # the socket is not read, because too many pipelined bytes wait
         self._unread = False  # the write buffer is full
         self._half_closed = False  # the client has closed its sending side, and its last requests wait for their turn
@@ -282,6 +283,9 @@ class Connection(asyncio.BufferedProtocol):
         """
         self._bound = bound
         head, length = bound.head, bound.head.content_length
+        if (head.chunked or at + length > end) and not self._listener.reads_body(head):
+            self._complete_early(bound, end - at)
+            return end
         if length > self._listener.max_body_bytes:
             raise too_large(length, self._listener.max_body_bytes, head)
         if head.expects_continue and at == end and (length or head.chunked):
@@ -300,6 +304,16 @@ class Connection(asyncio.BufferedProtocol):
         self._body_at = end - at
         self._phase = Phase.BODY
         return end
+
+    def _complete_early(self, bound: Bound, received: int) -> None:
+        """Pass a request without its body to a service that does not read it; the connection closes after the answer.
+
+        ``received`` bytes of the body have arrived.
+        """
+        most = self._listener.max_body_bytes
+        self._unneeded = max(most if bound.head.chunked else min(bound.head.content_length, most) - received, 1)
+        self._bound = bound.closing()
+        self._complete(b"")
 
     def _receive_chunks(self, view: memoryview) -> int:
         chunks = self._chunks
@@ -449,6 +463,8 @@ class Connection(asyncio.BufferedProtocol):
         """Continue with a pipelined request after an answer, or close."""
         if keep:
             self._loop.call_soon(self._resume)
+        elif self._unneeded and not self._ended:
+            self._listener.linger(self, self._transport, self._unneeded)
         else:
             self._transport.close()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from math import inf
 
 from remora.protocols.http1 import MAX_CHUNKS, Head, HeadParser
-from remora.server.http.exchange import Bound, Service, TlsNotice, bind
+from remora.server.http.exchange import Bound, Service, TlsNotice, bind, body_reader_of
 from remora.server.http.http1 import Connection
 
 _SCRATCH_BYTES = 262_144
@@ -34,6 +34,8 @@ class Listener:
         http2: Handover | None = None,
     ) -> None:
         self.service = service
+        self.reads_body = body_reader_of(service)
+        """Returns False if a request with a head is answered without its body."""
         self.max_body_bytes = max_body_bytes
         self.max_chunks = max_chunks
         self.http2 = http2
@@ -53,6 +55,13 @@ class Listener:
     def connection(self) -> Connection:
         """Return the protocol of a new connection."""
         return Connection(self)
+
+    def linger(self, connection: Connection, transport: asyncio.Transport, most_bytes: int) -> None:
+        """Close a connection after an answer that did not need the rest of its request, at most ``most_bytes``."""
+        from remora.server.http.lingering import linger  # imported here, because most bodies are read
+
+        del self.connections[connection]
+        linger(transport, most_bytes)
 
     def is_alone(self) -> bool:
         """Return True if there is one connection.

@@ -13,7 +13,7 @@ from remora.protocols.http2.frames import CANCEL, INTERNAL_ERROR, PROTOCOL_ERROR
 from remora.protocols.http2.stream import Opener, Stream
 from remora.protocols.http2.validation import declared_length
 from remora.protocols.rest.answer import INTERNAL, Headers, HttpAnswer, failure, refusal_of
-from remora.server.http.exchange import STREAM_BACKLOG, Answerer, Cancellable, Service, bind
+from remora.server.http.exchange import STREAM_BACKLOG, Answerer, Cancellable, Service, bind, body_reader_of
 
 _log = logging.getLogger("remora.http")
 
@@ -26,6 +26,7 @@ class Requests:
 
     def __init__(self, service: Service, max_body_bytes: int) -> None:
         self._service = service
+        self._reads_body = body_reader_of(service)
         self.max_body_bytes = max_body_bytes
         self.answers: defaultdict[int, int] = defaultdict(int)
         """Answers by status."""
@@ -37,7 +38,13 @@ class Requests:
         """
         head = _head_of(fields)
         answer = None if head is None else bind(self._service, head)
-        return partial(_Request, head, answer, self, declared_length(fields))
+        return partial(self._open, head, answer, declared_length(fields))
+
+    def _open(self, head: Head | None, answer: Answerer | None, length: int, link: Stream) -> _Request:
+        request = _Request(head, answer, self, length, link)
+        if head is not None and answer is not None and not link.ended and not self._reads_body(head):
+            request.complete(b"")
+        return request
 
 
 class _Request:
@@ -81,7 +88,7 @@ class _Request:
         self._head = head
 
     def received(self, data: bytes, ended: bool) -> None:
-        if not self._open:
+        if not self._open or self._whole:
             return
         self._size += len(data)
         contradicts = self._length >= 0 and (self._size > self._length or (ended and self._size < self._length))
@@ -101,11 +108,15 @@ class _Request:
         if not ended:
             return
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self.complete(body)
+
+    def complete(self, body: bytes) -> None:
+        """Pass the request to the service; what the client still sends is ignored."""
         self._body, self._whole = [], True
         try:
-            ticket = self._answer(body, self)
+            ticket = self._answer(body, self)  # type: ignore[misc]  # called with an answer only
         except Exception:
-            _log.exception("%s %s", self._head.method, self._head.path)
+            _log.exception("%s %s", self._head.method, self._head.path)  # type: ignore[union-attr]
             if self._begun:
                 self._link.reset(INTERNAL_ERROR)
             else:

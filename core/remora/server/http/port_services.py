@@ -10,7 +10,16 @@ from remora.messages import Buffer
 from remora.protocols.cross_site import SharedOrigins, is_loopback, refuse_host
 from remora.protocols.http1 import Head, HeadNote
 from remora.protocols.rest.answer import Headers, HttpAnswer, failure
-from remora.server.http.exchange import Answerer, Cancellable, Exchange, ForwardingExchange, Service, bind, binder_of
+from remora.server.http.exchange import (
+    Answerer,
+    Cancellable,
+    Exchange,
+    ForwardingExchange,
+    Service,
+    bind,
+    binder_of,
+    body_reader_of,
+)
 
 if TYPE_CHECKING:
     from remora.server.key_check import KeyCheck
@@ -43,6 +52,7 @@ class _LoopbackService:
 
     def __init__(self, service: Service, allowed_hosts: Container[str]) -> None:
         self._service = service
+        self._reads_body = body_reader_of(service)
         self._allowed = allowed_hosts
         self._answerers = HeadNote[Answerer]()
 
@@ -57,6 +67,10 @@ class _LoopbackService:
             return partial(_respond, failure(403, reason, plain=True))
         return bind(self._service, head)
 
+    def reads_body(self, head: Head) -> bool:
+        """See `HeadReadingService`."""
+        return not refuse_host(head.get, self._allowed) and self._reads_body(head)
+
 
 class SharingService:
     """Service whose answers carry CORS headers for pages of ``origins``.
@@ -66,6 +80,8 @@ class SharingService:
 
     def __init__(self, service: Service, origins: SharedOrigins) -> None:
         self._bind = binder_of(service)
+        self.reads_body = body_reader_of(service)
+        """See `HeadReadingService`."""
         self._origins = origins
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
