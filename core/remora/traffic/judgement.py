@@ -1,0 +1,168 @@
+"""Sequential tests on the answers of two versions, and the verdict on a release. Pure.
+
+A test may look after every answer: its evidence is an e-process, a mixture likelihood ratio. The numerator averages the
+likelihood of the counts over a Jeffreys prior (Beta(1/2, 1/2)) of each rate; the denominator is the largest likelihood
+that the null hypothesis allows. Under any point of the null hypothesis the ratio is at most a nonnegative martingale of
+mean 1, so by Ville's inequality it ever exceeds 1/alpha with probability at most alpha, however often one looks
+(Robbins 1970; Wasserman, Ramdas and Balakrishnan, "Universal inference", 2020).
+
+All three criteria are rates: failed answers, answers slower than a limit that is fixed before the test, and answers
+that differ from the primary's. For a rollback each test gets an equal part of alpha, because one is enough; for a
+promotion each gets alpha, because all must agree (an intersection-union test).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+WAIT, PROMOTE, ROLLBACK = "wait", "promote", "rollback"
+SLOW_QUANTILE = 0.95
+SLOW_FACTOR = 1.25
+CALIBRATION = 200
+"""Number of the stable version's answers that set the latency limit; the test does not count them."""
+_TESTS = 3
+_STEPS = 40
+_TINY = 1e-12
+
+
+class Rate(NamedTuple):
+    """Number of answers, and of those that count against the version."""
+
+    hits: int = 0
+    total: int = 0
+
+
+class Rules(NamedTuple):
+    """Rules of the automatic judgement.
+
+    ``alpha`` bounds the probability of a wrong rollback, and that of a wrong promotion of a version that is worse than
+    a margin allows. Margins are differences of rates. ``bake_s`` is the least duration of each step and ``least`` the
+    least number of the canary's answers in it. ``slow_ms`` is the latency limit, 0 for one taken from the stable
+    version. ``most_differing`` is the largest rate of differing answers of a shadow.
+    """
+
+    alpha: float = 0.05
+    error_margin: float = 0.01
+    slow_margin: float = 0.05
+    slow_ms: float = 0.0
+    most_differing: float = 0.01
+    bake_s: float = 600.0
+    least: int = 100
+
+
+class Observed(NamedTuple):
+    """What is known about the two versions since the step began."""
+
+    canary_errors: Rate = Rate()
+    stable_errors: Rate = Rate()
+    canary_slow: Rate = Rate()
+    stable_slow: Rate = Rate()
+    differing: Rate = Rate()
+
+
+class Verdict(NamedTuple):
+    """The next action (WAIT, PROMOTE or ROLLBACK) and its reason."""
+
+    action: str
+    reason: str
+
+
+def judge(rules: Rules, observed: Observed, elapsed_s: float) -> Verdict:
+    """Return the verdict on a canary.
+
+    Roll back as soon as one rate is worse than the stable version's by more than its margin, at level ``alpha`` over
+    all tests. Promote when the bake time is over, the canary has answered often enough, and the tests have shown at the
+    same level that no rate is worse by more than its margin.
+    """
+    worse, better = math.log(_TESTS / rules.alpha), math.log(1 / rules.alpha)
+    rows = (
+        ("failed answers", observed.canary_errors, observed.stable_errors, rules.error_margin),
+        ("slow answers", observed.canary_slow, observed.stable_slow, rules.slow_margin),
+        ("differing answers", observed.differing, None, rules.most_differing),
+    )
+    for name, canary, stable, margin in rows:
+        evidence = log_evidence_worse(canary, stable, margin)
+        if evidence >= worse:
+            return Verdict(ROLLBACK, f"{_shown(name, canary, stable, margin)} (evidence e^{evidence:.1f})")
+    total = observed.canary_errors.total
+    if total < rules.least:
+        return Verdict(WAIT, f"the canary has {total} of the {rules.least} answers that a verdict needs")
+    if elapsed_s < rules.bake_s:
+        return Verdict(WAIT, f"{elapsed_s:.0f} s of the {rules.bake_s:g} s of bake time are over")
+    for name, canary, stable, margin in rows:
+        if (stable is None and not canary.total) or (stable is not None and not (canary.total and stable.total)):
+            continue  # not measured: no shadow, or the limit of latency is not set yet
+        if log_evidence_better(canary, stable, margin) < better:
+            return Verdict(WAIT, f"not enough answers yet to compare {_shown(name, canary, stable, margin)}")
+    return Verdict(PROMOTE, f"{total} answers in {elapsed_s:.0f} s, and no rate is worse than its margin allows")
+
+
+def _shown(name: str, canary: Rate, stable: Rate | None, margin: float) -> str:
+    other = "" if stable is None else f", the stable version has {stable.hits} of {stable.total}"
+    return f"{name}: {canary.hits} of {canary.total}{other}; margin {margin:.1%}"
+
+
+def log_evidence_worse(canary: Rate, stable: Rate | None, margin: float) -> float:
+    """Return the log evidence for a canary that is worse than the stable version.
+
+    Its rate exceeds the stable rate by more than the margin. Without a stable rate, the margin itself is the limit.
+    """
+    if stable is None:
+        return _log_mixture(canary) - _log_likelihood(canary, min(_mean(canary), margin))
+    return _log_mixture(canary) + _log_mixture(stable) - _most_likely(canary, stable, margin, worse=False)
+
+
+def log_evidence_better(canary: Rate, stable: Rate | None, margin: float) -> float:
+    """Return the log evidence for a canary within the margin (see `log_evidence_worse`)."""
+    if stable is None:
+        return _log_mixture(canary) - _log_likelihood(canary, max(_mean(canary), margin))
+    return _log_mixture(canary) + _log_mixture(stable) - _most_likely(canary, stable, margin, worse=True)
+
+
+def _most_likely(canary: Rate, stable: Rate, margin: float, *, worse: bool) -> float:
+    """Return the largest log likelihood of two rates.
+
+    The canary's is at least the stable rate and the margin if ``worse``, else at most.
+    """
+    free_canary, free_stable = _mean(canary), _mean(stable)
+    if (free_canary >= free_stable + margin) if worse else (free_canary <= free_stable + margin):
+        return _log_likelihood(canary, free_canary) + _log_likelihood(stable, free_stable)
+    low, high = 0.0, 1.0 - margin  # the likelihood is concave, so that its maximum is on the border
+
+    def at(rate: float) -> float:
+        return _log_likelihood(stable, rate) + _log_likelihood(canary, rate + margin)
+
+    for _ in range(_STEPS):
+        third = (high - low) / 3
+        if at(low + third) < at(high - third):
+            low += third
+        else:
+            high -= third
+    return at((low + high) / 2)
+
+
+def _mean(rate: Rate) -> float:
+    return rate.hits / rate.total if rate.total else 0.0
+
+
+def _log_likelihood(rate: Rate, probability: float) -> float:
+    inside = min(max(probability, _TINY), 1 - _TINY)
+    value = 0.0
+    if rate.hits:
+        value += rate.hits * math.log(inside)
+    if rate.total > rate.hits:
+        value += (rate.total - rate.hits) * math.log1p(-inside)
+    return value
+
+
+def _log_mixture(rate: Rate) -> float:
+    hits, misses = rate.hits + 0.5, rate.total - rate.hits + 0.5
+    return math.lgamma(hits) + math.lgamma(misses) - math.lgamma(rate.total + 1) - 2 * math.lgamma(0.5)
+
+
+def latency_limit_ns(samples: Sequence[int]) -> int:
+    """Return the limit of a slow answer, from the stable version's first latencies."""
+    ordered = sorted(samples)
+    return int(ordered[min(int(len(ordered) * SLOW_QUANTILE), len(ordered) - 1)] * SLOW_FACTOR)
