@@ -80,5 +80,5 @@ def _versions(numbers: Collection[int]) -> str:
 
 
 def _about(key: str, versions: Collection[int]) -> dict[str, dict[str, str]]:
-    """Return the extra members of a record about a model: its name, and its version if there is one."""
+    """Return a record's extra members: the model's name, and its version if there is one."""
     return {"fields": {"model": key, **({"version": str(*versions)} if len(versions) == 1 else {})}}

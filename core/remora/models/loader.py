@@ -251,7 +251,7 @@ class ModelLoader:
         return _Opened(folder, number, config, self._placed(model), kinds_of(backend, model))
 
     def _complete(self, opened: _Opened) -> Mapping[str, Array]:
-        """Complete the configuration from the files and validate it; return the initial states of sequences."""
+        """Complete and validate the configuration, and return the initial states of sequences."""
         folder, _, config, model, kinds = opened
         # The model sees the defaults and may add to them.
         normalise(config, folder.name, gpus=self._gpus, kinds=kinds)
@@ -304,7 +304,10 @@ class ModelLoader:
         return ServedModel(parts)
 
     def _cache_fingerprint(self, opened: _Opened) -> bytes:
-        """Return the digest of a model that uses a cache of several servers, else b""; warn if there is no cache."""
+        """Return the digest of a model that uses a cache of several servers, else b"".
+
+        Logs a warning if there is no cache.
+        """
         if not opened.config.response_cache.enable:
             return b""
         if self.cache is None:

@@ -1,7 +1,8 @@
-"""Trial load of a model's files in a child process, so that a file that crashes its library does not end the server.
+"""Trial load of a model's files in a child process.
 
-A child process opens the model as its backend would. If it crashes or hangs, the load is refused; if it raises an error
-or succeeds, this process opens the model and reports its own result. Files that passed are remembered by their digest.
+A file that crashes its library then does not end the server. A child process opens the model as its backend would. If
+it crashes or hangs, the load is refused; if it raises an error or succeeds, this process opens the model and reports
+its own result. Files that passed are remembered by their digest.
 
 Invariant: a child ends within its time limit, even if the server ends first.
 """
