@@ -150,7 +150,7 @@ class FakeGoogle(Local):
             return self.models(method, path, body)
         if method == "POST" and path == f"{VERTEX}/endpoints":
             assert query == {"endpointId": "digits"}
-            return self.operation(self.create_endpoint)
+            return self.operation(lambda: self.create_endpoint(body))
         if self.endpoint is None:
             raise refuse("missing", "Endpoint `digits` is not found.")
         verb = path.partition(":")[2]
@@ -164,12 +164,18 @@ class FakeGoogle(Local):
             assert not self.endpoint["deployedModels"], "an endpoint with models cannot be deleted"
             return self.operation(lambda: setattr(self, "endpoint", None))
         if method == "PATCH":
-            assert query == {"updateMask": "trafficSplit"}
-            self.split(body["trafficSplit"])
+            (field,) = body
+            assert query == {"updateMask": field}
+            if field == "trafficSplit":
+                self.split(body[field])
+            else:
+                assert field == "predictRequestResponseLoggingConfig"
+                self.endpoint |= body
         return self.endpoint
 
-    def create_endpoint(self) -> None:
-        self.endpoint = {"name": "projects/1/locations/r/endpoints/7", "deployedModels": [], "trafficSplit": {}}
+    def create_endpoint(self, body: dict[str, Any]) -> None:
+        number = "projects/1/locations/r/endpoints/7"
+        self.endpoint = {**body, "name": number, "deployedModels": [], "trafficSplit": {}}
 
     def models(self, method: str, path: str, body: Any) -> Any:
         verb = path.partition(":")[2]

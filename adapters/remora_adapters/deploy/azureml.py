@@ -66,6 +66,7 @@ class Settings:
         concurrency: requests in flight per instance.
         startup_s: time limit of the start.
         environ: environment of the server.
+        capture_share: percentage of the requests and answers that Azure ML writes to the workspace's storage.
     """
 
     image: str
@@ -75,6 +76,7 @@ class Settings:
     concurrency: int = 16
     startup_s: int = 600
     environ: tuple[tuple[str, str], ...] = ()
+    capture_share: int = 0
 
     @property
     def gpu(self) -> bool:
@@ -84,7 +86,10 @@ class Settings:
     @property
     def digest(self) -> str:
         """Digest of all settings, the name of the version."""
-        return digest_of(json.loads(json.dumps(asdict(self))))
+        fields = asdict(self)
+        if not self.capture_share:  # because versions without it had this name before the setting existed
+            del fields["capture_share"]
+        return digest_of(json.loads(json.dumps(fields)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,8 @@ class Wanted:
             raise ValueError("--mirror and --traffic exclude each other: the answers to copies are dropped")
         if self.settings.count < 1:
             raise ValueError(f"--instances={self.settings.count}: a managed deployment has at least one instance")
+        if not 0 <= self.settings.capture_share <= 100:
+            raise ValueError(f"--capture-percent={self.settings.capture_share}: expected 0 to 100 percent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,10 +272,14 @@ class AzureMl:
         variables = dict(settings.environ)
         if settings.gpu:
             variables["REMORA_REQUIRE_GPU"] = "true"
+        collection = {"dataCollectionMode": "Enabled", "samplingRate": settings.capture_share / 100}
+        # These two names collect the payloads; others belong to scoring scripts that log by Azure's SDK.
+        captured = {"collections": {"request": collection, "response": collection}}
         return {
             "location": self._location(),
             "sku": {"name": "Default", "capacity": settings.count},
             "properties": {
+                **({"dataCollector": captured} if settings.capture_share else {}),
                 "endpointComputeType": "Managed",
                 "instanceType": settings.instance,
                 "model": model,
@@ -518,6 +529,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--startup-timeout", type=int, default=600, metavar="S", help="time limit of the start, in seconds")
     add("--traffic", type=int, default=100, metavar="PERCENT", help="share of the new version beside the current one")
     add("--mirror", type=int, default=0, metavar="PERCENT", help="requests copied to the new version")
+    add("--capture-percent", type=int, default=0, metavar="PERCENT", help="requests and answers to capture (default 0)")
 
 
 def build(options: argparse.Namespace, golden: Golden | None) -> AzureMl:
@@ -535,6 +547,7 @@ def build(options: argparse.Namespace, golden: Golden | None) -> AzureMl:
         options.concurrency,
         options.startup_timeout,
         options.environ,
+        options.capture_percent,
     )
     wanted = Wanted(settings, options.traffic, options.mirror, golden)
     wanted.check()

@@ -38,6 +38,8 @@ add_place, connect = google.add_place, google.connect
 _API = "aiplatform.googleapis.com"
 _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,48}[a-z0-9])?")
 _PERMISSIONS = ("aiplatform.models.upload", "aiplatform.endpoints.create", "aiplatform.endpoints.deploy")
+_TABLE = re.compile(r"bq://[\w:-]+\.\w+\.\w+")
+_CAPTURE = "predictRequestResponseLoggingConfig"
 _LABEL = "remora-version"
 _LIMIT_S = 5400.0
 """Deployments with GPUs take up to an hour."""
@@ -57,6 +59,8 @@ class Wanted:
         account: service account of the replicas; "" for the default.
         environ: environment of the server.
         traffic: percentage of the requests for the new version; 100 replaces the current one.
+        capture: BigQuery table of captured requests and answers, as bq://PROJECT.DATASET.TABLE; "" for none.
+        capture_share: percentage of the requests that are captured.
     """
 
     image: str
@@ -70,12 +74,18 @@ class Wanted:
     environ: tuple[tuple[str, str], ...] = ()
     traffic: int = 100
     golden: Golden | None = None
+    capture: str = ""
+    capture_share: int = 100
 
     def check(self) -> None:
         """Raise ValueError for values that the platform would refuse."""
         if not 1 <= self.least <= self.most:
             raise ValueError(f"--min={self.least} --max={self.most}: at least one replica, and the maximum not below")
         check_share(self.traffic)
+        if self.capture and not _TABLE.fullmatch(self.capture):
+            raise ValueError(f"--capture={self.capture}: expected bq://PROJECT.DATASET.TABLE")
+        if not 1 <= self.capture_share <= 100:
+            raise ValueError(f"--capture-percent={self.capture_share}: expected 1 to 100 percent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +168,39 @@ class Vertex:
             upload = self._rest("POST", f"{self._parent}/models:upload", body)
             steps += [Step("deploy", upload, keep="upload", undo=undo), self._operation("upload")]
         if state["endpoint"] is None:
-            create = self._rest("POST", f"{self._parent}/endpoints", {"displayName": self.name}, endpointId=self.name)
+            endpoint = {"displayName": self.name, **self._captured(wanted)}
+            create = self._rest("POST", f"{self._parent}/endpoints", endpoint, endpointId=self.name)
             delete = Step("clean", self._rest("DELETE", self._endpoint), accepts=GONE, keep="unmake")
             undo = (delete, self._operation("unmake"))
             steps += [Step("deploy", create, keep="create", undo=undo), self._operation("create")]
+        elif self._captured(wanted) != self._captured(self._capture_of(state)):
+            steps.append(self._capture(wanted, self._capture_of(state)))
         return steps
+
+    def _captured(self, wanted: Wanted) -> dict[str, Any]:
+        """Return the part of an endpoint's document that captures requests and answers."""
+        if not wanted.capture:
+            return {}
+        destination = {"outputUri": wanted.capture}
+        rate = wanted.capture_share / 100
+        return {_CAPTURE: {"enabled": True, "samplingRate": rate, "bigqueryDestination": destination}}
+
+    def _capture_of(self, state: State) -> Wanted:
+        """Return what the endpoint captures, as the part of a desired state."""
+        found = find(state, f"endpoint.{_CAPTURE}", {})
+        if not found.get("enabled"):
+            return Wanted("", Source(""))
+        table, rate = find(found, "bigqueryDestination.outputUri", ""), found.get("samplingRate", 1.0)
+        return Wanted("", Source(""), capture=table, capture_share=round(100 * rate))
+
+    def _capture(self, wanted: Wanted, before: Wanted) -> Step:
+        """Return the step that captures what is desired, or nothing."""
+
+        def patch(target: Wanted) -> Call:
+            body = self._captured(target) or {_CAPTURE: {"enabled": False}}
+            return self._rest("PATCH", self._endpoint, body, updateMask=_CAPTURE)
+
+        return Step("deploy", patch(wanted), undo=(Step("deploy", patch(before)),))
 
     def _deploy(self, wanted: Wanted, digest: str, state: State, main: str) -> list[Step]:
         """Return the steps that deploy a version with its share of the traffic."""
@@ -389,6 +427,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--machine-type", default="n1-standard-4", metavar="TYPE", help="machine type (default %(default)s)")
     add("--accelerator", default="", metavar="TYPE", help="GPU type, such as NVIDIA_L4")
     add("--accelerators", type=int, default=1, metavar="N", help="GPUs per replica (default 1)")
+    add("--capture", default="", metavar="TABLE", help="capture requests and answers in bq://PROJECT.DATASET.TABLE")
+    add("--capture-percent", type=int, default=100, metavar="PERCENT", help="captured share (default 100)")
 
 
 def build(options: argparse.Namespace, golden: Golden | None) -> Vertex:
@@ -405,6 +445,8 @@ def build(options: argparse.Namespace, golden: Golden | None) -> Vertex:
         options.environ,
         options.traffic,
         golden,
+        options.capture,
+        options.capture_percent,
     )
     wanted.check()
     return replace(find_service(options), wanted=wanted)

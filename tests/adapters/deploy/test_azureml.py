@@ -8,6 +8,7 @@ import pytest
 
 from deploy_clouds.azure import ENDPOINT, WORKSPACE, FakeAzure
 from deploy_clouds.journeys import Deployments
+from remora_adapters.deploy.azureml import Settings
 from remora_adapters.deploy.plan import find
 
 PLACE = ["--subscription", "s", "--resource-group", "g", "--workspace", "w"]
@@ -84,9 +85,27 @@ def test_a_gpu_is_required_of_the_server(stage: Deployments) -> None:
     assert variables == {"REMORA_REQUIRE_GPU": "true"}
 
 
+def test_requests_and_answers_are_captured_by_a_new_version(stage: Deployments) -> None:
+    azure: Any = stage.cloud
+    assert stage.deploy("v1"), stage.text()
+    (plain,) = deployments(azure)
+    assert find(azure.resources[f"{ENDPOINT}/deployments/{plain}"], "properties.dataCollector") is None
+    assert stage.deploy("v1", "--capture-percent", "20"), stage.text()
+    (name,) = deployments(azure)
+    assert name != plain
+    captured = find(azure.resources[f"{ENDPOINT}/deployments/{name}"], "properties.dataCollector.collections")
+    assert captured == {key: {"dataCollectionMode": "Enabled", "samplingRate": 0.2} for key in ("request", "response")}
+
+
+def test_versions_of_releases_without_capture_keep_their_names() -> None:
+    environ = (("A", "b"),)
+    assert Settings("w.azurecr.io/remora:1", "azureml://d/1", environ=environ).digest == "f1ef6542"
+
+
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
+        (("--capture-percent", "101"), "0 to 100 percent"),
         (("--mirror", "60"), "0 to 50 percent"),
         (("--instances", "0"), "at least one instance"),
         (("--model", "models"), "a location that the workspace reads"),

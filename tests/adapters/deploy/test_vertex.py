@@ -69,6 +69,52 @@ def test_requests_go_to_the_dedicated_name_of_an_endpoint(stage: Deployments) ->
     assert call.target == "7.europe-west4-1.prediction.vertexai.goog"
 
 
+CAPTURE = "predictRequestResponseLoggingConfig"
+
+
+def test_requests_and_answers_are_captured_in_a_table(stage: Deployments) -> None:
+    google: Any = stage.cloud
+    flags = ("--capture", "bq://p.captured.digits", "--capture-percent", "20")
+    assert stage.deploy("v1", *flags), stage.text()
+    expected = {
+        "enabled": True,
+        "samplingRate": 0.2,
+        "bigqueryDestination": {"outputUri": "bq://p.captured.digits"},
+    }
+    assert google.endpoint[CAPTURE] == expected
+    google.calls.clear()
+    assert stage.deploy("v1", *flags), stage.text()
+    assert not [call for call in google.calls if call.arguments.get("method") == "PATCH"]
+    assert stage.deploy("v1", *flags[:2]), stage.text()
+    assert google.endpoint[CAPTURE]["samplingRate"] == 1.0
+    assert stage.deploy("v1"), stage.text()
+    assert google.endpoint[CAPTURE] == {"enabled": False}
+
+
+def test_a_failed_update_restores_what_was_captured(stage: Deployments) -> None:
+    google: Any = stage.cloud
+    assert stage.deploy("v1", "--capture", "bq://p.captured.digits"), stage.text()
+    google.fault = "rollback"
+    assert not stage.deploy("v2")
+    assert google.endpoint[CAPTURE]["bigqueryDestination"] == {"outputUri": "bq://p.captured.digits"}
+    assert google.serving() == "v1"
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--capture", "gs://bucket/captured"), "expected bq://PROJECT.DATASET.TABLE"),
+        (("--capture", "bq://p.captured.digits", "--capture-percent", "0"), "expected 1 to 100 percent"),
+    ],
+)
+def test_a_capture_that_the_platform_refuses_is_an_error_before_any_call(
+    stage: Deployments, flags: tuple[str, ...], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        stage.deploy("v1", *flags)
+    assert not stage.cloud.calls
+
+
 def test_the_model_is_removed_with_the_endpoint(stage: Deployments) -> None:
     google: Any = stage.cloud
     assert stage.deploy("v1"), stage.text()
