@@ -203,6 +203,11 @@ class Reader:
                 self.tools.build(words[1:])
             case ["remora", "deploy"]:
                 self.deploy(words[2:], step)
+            case ["remora", "manifests", *_]:
+                *command, _, file = words[1:]
+                self.capsys.readouterr()
+                assert main(command) == 0
+                Path(file).write_bytes(self.capsys.readouterr().out)
             case ["remora", *_]:
                 _parser().parse_args(words[1 : words.index(">")] if ">" in words else words[1:])
             case _:

@@ -138,6 +138,15 @@ def test_the_schemas_and_rules_take_what_is_chosen(platform: str, choices: Choic
     assert list(manifests.broken_rules(rows)) == []
 
 
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_the_schema_and_rules_of_kubernetes_take_a_job(tasks: int) -> None:
+    pytest.importorskip("jsonschema", reason="jsonschema is not installed here: make test-infra")
+    names = tuple(f"s3://bucket/{name}{'-{task}' * (tasks > 1)}.csv" for name in ("in", "out"))
+    (found,) = documents("kubernetes", chosen("kubernetes", Choices(gpus=1, spot="aks", job=names, tasks=tasks)))
+    assert list(manifests.misfits(found, {})) == []
+    assert list(manifests.broken_rules([found])) == []
+
+
 def limits_of(rows: list[dict[str, Any]]) -> dict[str, str]:
     """What the containers of the first object with containers may use."""
     (container,) = next(found for each in rows if (found := manifests.containers(each)))

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from remora.cli import _parser
 from remora_adapters.deploy.plan import Call, find
 from remora_adapters.images import IMAGES
 
-_SWITCHES = ("--quiet", "--recursive", "--force", "--password-stdin", "--rm")
+_SWITCHES = ("--quiet", "--recursive", "--force", "--password-stdin", "--rm", "--wait")
 _JSON_PATH = "jsonpath={.status.url}"
 _ANYWHERE = {"--region", "--endpoint-url", "--cli-binary-format"}
 """Flags of AWS's command line itself."""
@@ -34,6 +36,10 @@ _GCLOUD: dict[tuple[str, ...], set[str]] = {
     ("iam", "service-accounts", "create"): {"--project"},
     ("iam", "service-accounts", "delete"): {"--project", "--quiet"},
     ("run", "services", "describe"): {"--region", "--project", "--format"},
+    ("run", "jobs", "replace"): {"--region", "--project"},
+    ("run", "jobs", "execute"): {"--region", "--project", "--wait"},
+    ("run", "jobs", "delete"): {"--region", "--project", "--quiet"},
+    ("storage", "rsync"): {"--recursive"},
 }
 _AZ: dict[tuple[str, ...], set[str]] = {
     ("login",): set(),
@@ -74,6 +80,9 @@ class Tools:
         self.objects: set[str] = set()
         """Names of service accounts, secrets and APIs."""
         self.token = ""
+        self.writers: list[str] = []
+        """Service accounts that may write to the bucket."""
+        self.jobs: dict[str, Any] = {}
 
     def run(self, line: str) -> str:
         """Run a command line with pipes, substitutions and redirections."""
@@ -210,16 +219,40 @@ class Tools:
                 assert rest[0].removeprefix("gs://") in self.buckets
                 assert flags["--member"].removeprefix("serviceAccount:") in self.objects
                 self.cloud.readers.append(flags["--member"])
+                if flags["--role"] == "roles/storage.objectUser":
+                    self.writers.append(flags["--member"].removeprefix("serviceAccount:"))
+            case ["storage", "rsync", source]:
+                assert Path(source).is_dir()
+                self.objects.add(rest[-1])
             case ["storage", "rm"]:
                 assert rest[0].removeprefix("gs://").partition("/")[0] in self.buckets
             case ["iam", "service-accounts", "create"]:
                 self.objects.add(f"{rest[0]}@{flags['--project']}.iam.gserviceaccount.com")
             case ["iam", "service-accounts", "delete"]:
                 self.objects.remove(rest[0])
+            case ["run", "jobs", "replace"]:
+                document = yaml.safe_load(Path(rest[0]).read_text())
+                assert document["apiVersion"] == "run.googleapis.com/v1"
+                self.jobs[document["metadata"]["name"]] = document["spec"]["template"]["spec"]
+            case ["run", "jobs", "execute"]:
+                self.execute(self.jobs[rest[0]])
+            case ["run", "jobs", "delete"]:
+                del self.jobs[rest[0]]
             case ["run", "services", "describe"]:
                 assert flags["--format"] == "value(status.url)"
                 return str(self.cloud.service["uri"])
         return ""
+
+    def execute(self, execution: Any) -> None:
+        """Check what the tasks of a job need; their command must be one that the image has."""
+        task = execution["template"]["spec"]
+        (container,) = task["containers"]
+        assert container["image"] in self.images
+        assert task["serviceAccountName"] in self.writers, "the account may not write the output"
+        words = [*container["command"], *container["args"]]
+        assert words[:3] == ["python", "-m", "remora"]
+        options = _parser().parse_args(words[3:])
+        assert options.models in self.objects, f"{options.models} was not uploaded"
 
     def run_az(self, plain: list[str], flags: dict[str, str], text: str) -> str:
         self.known(plain, flags, _AZ)

@@ -225,8 +225,8 @@ def _container_rules(manifest: Manifest) -> Iterator[str]:
         probes = {
             kind: each.get(f"{kind}Probe", {}).get("httpGet", {}).get("path") for kind in ("readiness", "liveness")
         }
-        # A pod that ends, such as a chart's test, serves nothing.
-        if pod.get("restartPolicy") != "Never" and probes != {
+        # A pod that ends, such as a job or a chart's test, serves nothing.
+        if pod.get("restartPolicy", "Always") == "Always" and probes != {
             "readiness": "/v2/health/ready",
             "liveness": "/v2/health/live",
         }:

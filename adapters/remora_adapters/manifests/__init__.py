@@ -12,7 +12,7 @@ from dataclasses import fields
 from importlib import import_module
 from typing import cast
 
-from remora_adapters.manifests.facts import MODES, SPOT, Choices, Facts
+from remora_adapters.manifests.facts import MODES, SPOT, TASK, Choices, Facts
 
 PLATFORMS = (
     "azureml",
@@ -31,14 +31,17 @@ PLATFORMS = (
 FETCHING = ("cloud-run", "helm", "knative", "kserve", "kubernetes")
 """Platforms whose pods download the models, so that a local path is useless to them."""
 _PODS = frozenset(("least", "most", "service_account", "secret", "namespace", "spot", "gpu_resource"))
+_JOBS = frozenset(("job", "tasks"))
+_OF_SERVICES = frozenset(("least", "most", "port_name", "canary", "monitoring", "prometheus"))
+"""Choices that a job does not have."""
 _USED = {
     "azureml": frozenset(("least", "instance")),
-    "cloud-run": frozenset(("least", "most", "service_account", "instance", "port_name", "canary")),
+    "cloud-run": frozenset(("least", "most", "service_account", "instance", "port_name", "canary")) | _JOBS,
     "compose": frozenset(("secret",)),
     "helm": _PODS - {"namespace"} | {"monitoring", "prometheus"},
     "knative": _PODS | {"port_name", "canary"},
     "kserve": _PODS | {"mode", "canary"},
-    "kubernetes": _PODS | {"monitoring", "prometheus"},
+    "kubernetes": _PODS | _JOBS | {"monitoring", "prometheus"},
     "lambda": frozenset(("service_account",)),
     "sagemaker": frozenset(("least", "most", "service_account", "instance")),
     "vertex": frozenset(("least", "most", "service_account", "instance", "canary", "spot")),
@@ -99,6 +102,20 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--canary", type=int, metavar="PERCENT", help="share of the traffic for this revision")
     group.add_argument("--monitoring", action="store_true", help="add a PodMonitor and alerts (PrometheusRule)")
+    group.add_argument(
+        "--job",
+        nargs=2,
+        default=(),
+        metavar=("INPUT", "OUTPUT"),
+        help="print a job that scores the file at one URL into another, as `remora score`, in place of a service",
+    )
+    group.add_argument(
+        "--tasks",
+        type=int,
+        default=1,
+        metavar="N",
+        help=f"parallel tasks of the job; {TASK} in INPUT and OUTPUT becomes 0 to N-1 (default %(default)s)",
+    )
     group.add_argument("--keda", default="", metavar="URL", help="scale by KEDA with the Prometheus at this address")
 
 
@@ -121,10 +138,14 @@ def choices_of(options: argparse.Namespace) -> Choices:
         canary=options.canary,
         monitoring=options.monitoring,
         prometheus=options.keda,
+        job=tuple(options.job),
+        tasks=options.tasks,
     )
     changed = [field.name for field in fields(found) if getattr(found, field.name) != field.default]
     for name in sorted({*changed} - _USED[options.platform] - {"gpus"}):
         flag = _FLAGS.get(name, name.replace("_", "-"))
         raise ValueError(f"--{flag} has no place in the files of {options.platform}")
+    for name in sorted({*changed} & _OF_SERVICES if found.job else ()):
+        raise ValueError(f"--{_FLAGS.get(name, name.replace('_', '-'))} has no place in a job")
     found.check()
     return found

@@ -1,4 +1,4 @@
-"""Manifest of a Cloud Run service, for `gcloud run services replace`."""
+"""Manifest of a Cloud Run service or job, for `gcloud run services replace` and `gcloud run jobs replace`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from remora_adapters.manifests.documents import document
 from remora_adapters.manifests.facts import Facts
+from remora_adapters.manifests.jobs import render_cloud_run
 
 _MOST_CONCURRENT = 1000
 _GPU = "nvidia-l4"
@@ -21,6 +22,8 @@ def render(facts: Facts) -> str:
         raise ValueError(f"--gpus {facts.gpus}: an instance of Cloud Run has one GPU")
     if facts.choices.secret:
         raise ValueError("--secret: Cloud Run reads buckets with the service account: pass --service-account")
+    if facts.choices.job:
+        return render_cloud_run(facts)
     model, rows = facts.busiest, max(facts.busiest.max_batch_size, 1)
     reasons = {
         "containerConcurrency": f"Two batches of {rows} for each of {model.instances} instances of '{model.name}': one "

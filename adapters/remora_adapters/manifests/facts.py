@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 MOST_IN_POD = 1000
 """Knative's default limit of concurrent requests per pod."""
+MOST_TASKS = 10_000
+"""Cloud Run's limit of the tasks of a job."""
 _MIB = 1 << 20
 _QUARTER_GIB = 256
 _ROOM = 2.0
@@ -27,6 +29,8 @@ SPOT = {
 }
 """Node labels of spot capacity by cluster."""
 MODES = ("knative", "standard")
+TASK = "{task}"
+"""Placeholder for the number of a job's task in names of files."""
 _ON_GPU = ("onnxruntime", "pytorch", "tensorrt", "tensorflow")
 """Backends that use a GPU when their instance groups leave the choice to them."""
 
@@ -49,6 +53,8 @@ class Choices:
         canary: percentage of the traffic for the new revision; None for all.
         monitoring: True for a PodMonitor and a PrometheusRule.
         prometheus: address of the Prometheus that KEDA scales by; "" without KEDA.
+        job: URLs of the input and the output of a scoring job in place of a service; empty for a service.
+        tasks: parallel tasks of the job, each with files of its number.
     """
 
     gpus: int = 0
@@ -65,6 +71,8 @@ class Choices:
     canary: int | None = None
     monitoring: bool = False
     prometheus: str = ""
+    job: tuple[str, ...] = ()
+    tasks: int = 1
 
     def check(self) -> None:
         """Raise ValueError for values that contradict each other."""
@@ -74,6 +82,15 @@ class Choices:
             raise ValueError("--max-replicas 0: expected at least 1")
         if self.canary is not None and not 0 <= self.canary <= 100:
             raise ValueError(f"--canary {self.canary}: expected a percentage")
+        if not 1 <= self.tasks <= MOST_TASKS:
+            raise ValueError(f"--tasks {self.tasks}: expected 1 to {MOST_TASKS}")
+        if self.tasks > 1 and not self.job:
+            raise ValueError("--tasks needs --job")
+        for place in self.job:
+            if "://" not in place:
+                raise ValueError(f"--job {place}: expected a URL such as s3://bucket/in.csv, which the job can reach")
+            if (self.tasks > 1) != (TASK in place):
+                raise ValueError(f"--job {place}: expected {TASK} in both names with --tasks, and in neither without")
 
 
 class Model(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any
 from remora_adapters.manifests import pods
 from remora_adapters.manifests.documents import documents
 from remora_adapters.manifests.facts import Facts
+from remora_adapters.manifests.jobs import render_kubernetes
 
 _DRAIN_S = 30
 _PAUSE_S = 5
@@ -22,6 +23,8 @@ _METADATA = {
 def render(facts: Facts) -> str:
     """Return the YAML documents. Raises ValueError."""
     facts.choices.check()
+    if facts.choices.job:
+        return render_kubernetes(facts)
     if facts.choices.least == 0:
         raise ValueError("--min-replicas 0: without a pod no request is counted; knative and kserve scale to zero")
     rows, model = max(facts.busiest.max_batch_size, 1), facts.busiest

@@ -87,6 +87,7 @@ def manifests(options: argparse.Namespace) -> int:
     words = [("--image", options.image), ("--models", location)]
     flags = ("gpu_resource", "service_account", "secret", "namespace", "instance_type", "keda")
     words += [(f"--{flag.replace('_', '-')}", value) for flag in flags if (value := getattr(options, flag))]
+    words += [("--job", place.replace("{task}", "0")) for place in options.job]
     for flag, word in words:
         if not _WORD.fullmatch(word):
             raise UsageError(f"{flag} {word!r}: expected an image name or a location, without spaces and quotes")
