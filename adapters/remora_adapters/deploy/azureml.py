@@ -12,12 +12,13 @@ import json
 import re
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from remora.system.install_advice import install_command
+from remora_adapters.deploy.azureml_documents import Settings, settings_of
 from remora_adapters.deploy.golden import Golden, golden_step
 from remora_adapters.deploy.images import Needs, image_check, pinned
 from remora_adapters.deploy.plan import (
@@ -33,7 +34,6 @@ from remora_adapters.deploy.plan import (
     Step,
     advice,
     desired,
-    digest_of,
     find,
 )
 from remora_adapters.deploy.programs import body_of
@@ -43,53 +43,11 @@ from remora_adapters.deploy.shares import Shares, before, check_share, main_of, 
 _HOST = "management.azure.com"
 _API = "2024-04-01"
 _NAME = re.compile(r"[a-z][a-z0-9-]{1,30}[a-z0-9]")
-_GPU = re.compile(r"standard_n", re.IGNORECASE)
 _ACTION = "Microsoft.MachineLearningServices/workspaces/onlineEndpoints/write"
 _WAITING = ("Creating", "Updating", "Deleting", "Scaling")
-_SETTINGS = "remora"
-_TIMEOUT_MS = 90_000
-_PORT = 5001
 _SCOPE = "https://management.azure.com/.default"
 _USER = "00000000-0000-0000-0000-000000000000"
 """User of a registry's token."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Settings of a deployment, which a model's version retains.
-
-    Attributes:
-        image: container image.
-        model: location of the models, as azureml:// or a blob's URL.
-        instance: instance type.
-        count: number of instances.
-        concurrency: requests in flight per instance.
-        startup_s: time limit of the start.
-        environ: environment of the server.
-        capture_share: percentage of the requests and answers that Azure ML writes to the workspace's storage.
-    """
-
-    image: str
-    model: str
-    instance: str = "Standard_F4s_v2"
-    count: int = 1
-    concurrency: int = 16
-    startup_s: int = 600
-    environ: tuple[tuple[str, str], ...] = ()
-    capture_share: int = 0
-
-    @property
-    def gpu(self) -> bool:
-        """True for an instance type with GPUs."""
-        return _GPU.match(self.instance) is not None
-
-    @property
-    def digest(self) -> str:
-        """Digest of all settings, the name of the version."""
-        fields = asdict(self)
-        if not self.capture_share:  # because versions without it had this name before the setting existed
-            del fields["capture_share"]
-        return digest_of(json.loads(json.dumps(fields)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,52 +206,15 @@ class AzureMl:
         """Return the steps that register the model's version and create its deployment."""
         steps: list[Step] = []
         version = f"{self._model}/versions/{settings.digest}"
+        environment = f"{self._environment}/versions/{settings.digest}"
         if settings.digest not in self._versions(state):
-            properties = {
-                "modelUri": settings.model,
-                "modelType": "custom_model",
-                "properties": {_SETTINGS: json.dumps(asdict(settings))},
-            }
-            routes = {"livenessRoute": "/livez", "readinessRoute": "/readyz", "scoringRoute": "/"}
-            config = {key: {"path": path, "port": _PORT} for key, path in routes.items()}
-            image = {"image": settings.image, "osType": "Linux", "inferenceConfig": config}
-            environment = f"{self._environment}/versions/{settings.digest}"
-            for path, document in ((environment, image), (version, properties)):
+            for path, document in ((environment, settings.environment()), (version, settings.model_version())):
                 drop = Step("clean", self._rest("DELETE", path), accepts=GONE)
                 steps.append(Step("deploy", self._rest("PUT", path, {"properties": document}), undo=(drop,)))
         path = f"{self._endpoint}/deployments/{name}"
-        call = self._rest("PUT", path, self._body(settings, version))
+        document = settings.deployment(self._location(), version, environment)
+        call = self._rest("PUT", path, document)
         return [*steps, Step("deploy", call, undo=tuple(self._delete(name))), self._wait(path)]
-
-    def _body(self, settings: Settings, model: str) -> dict[str, Any]:
-        """Return the deployment's document."""
-
-        probe = {"initialDelay": "PT5S", "period": "PT5S", "timeout": "PT5S"}
-        variables = dict(settings.environ)
-        if settings.gpu:
-            variables["REMORA_REQUIRE_GPU"] = "true"
-        collection = {"dataCollectionMode": "Enabled", "samplingRate": settings.capture_share / 100}
-        # These two names collect the payloads; others belong to scoring scripts that log by Azure's SDK.
-        captured = {"collections": {"request": collection, "response": collection}}
-        return {
-            "location": self._location(),
-            "sku": {"name": "Default", "capacity": settings.count},
-            "properties": {
-                **({"dataCollector": captured} if settings.capture_share else {}),
-                "endpointComputeType": "Managed",
-                "instanceType": settings.instance,
-                "model": model,
-                "environmentVariables": variables,
-                "environmentId": f"{self._environment}/versions/{settings.digest}",
-                "requestSettings": {
-                    "requestTimeout": f"PT{_TIMEOUT_MS // 1000}S",
-                    "maxConcurrentRequestsPerInstance": settings.concurrency,
-                },
-                "livenessProbe": {**probe, "failureThreshold": 30},
-                "readinessProbe": {**probe, "failureThreshold": max(settings.startup_s // 5, 1)},
-                "scaleSettings": {"scaleType": "Default"},
-            },
-        }
 
     def _delete(self, name: str) -> list[Step]:
         path = f"{self._endpoint}/deployments/{name}"
@@ -471,11 +392,9 @@ class AzureMl:
         )
         versions = {}
         for each in found:
-            text = find(each, "properties.properties", {}).get(_SETTINGS)
-            if text:
-                known = json.loads(text)
-                environ = tuple((str(name), str(value)) for name, value in known.pop("environ", []))
-                versions[str(each["name"])] = Settings(**known, environ=environ)
+            known = settings_of(each)
+            if known:
+                versions[str(each["name"])] = known
         return versions
 
     def _older(self, state: State) -> str:

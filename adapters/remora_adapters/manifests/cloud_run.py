@@ -1,4 +1,4 @@
-"""Manifest of a Cloud Run service or job, for `gcloud run services replace` and `gcloud run jobs replace`."""
+"""Manifest of a Cloud Run service or job, for gcloud's commands `replace`."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ import pytest
 
 from deploy_clouds.azure import ENDPOINT, WORKSPACE, FakeAzure
 from deploy_clouds.journeys import Deployments
-from remora_adapters.deploy.azureml import Settings
 from remora_adapters.deploy.plan import find
 
 PLACE = ["--subscription", "s", "--resource-group", "g", "--workspace", "w"]
@@ -95,11 +94,6 @@ def test_requests_and_answers_are_captured_by_a_new_version(stage: Deployments) 
     assert name != plain
     captured = find(azure.resources[f"{ENDPOINT}/deployments/{name}"], "properties.dataCollector.collections")
     assert captured == {key: {"dataCollectionMode": "Enabled", "samplingRate": 0.2} for key in ("request", "response")}
-
-
-def test_versions_of_releases_without_capture_keep_their_names() -> None:
-    environ = (("A", "b"),)
-    assert Settings("w.azurecr.io/remora:1", "azureml://d/1", environ=environ).digest == "f1ef6542"
 
 
 @pytest.mark.parametrize(
