@@ -217,6 +217,11 @@ def installed(context: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
 def _build(buildah: list[str], name: str, context: Path, mount: tuple[str, ...] = ("mount",)) -> Image:
     tag = f"localhost/remora:{name}"
     build_image(buildah, name, context, tag)
+    return unpacked(buildah, name, tag, mount)
+
+
+def unpacked(buildah: list[str], name: str, tag: str, mount: tuple[str, ...] = ("mount",)) -> Image:
+    """What bubblewrap runs: the configuration and the root of a built image."""
     config = json.loads(_run([*buildah, "inspect", "--type=image", tag]))["OCIv1"]["config"]
     container = _run([*buildah, "from", tag])
     return Image(name, config, Path(_run([*buildah, *mount, container])))

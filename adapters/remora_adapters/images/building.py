@@ -22,7 +22,7 @@ from remora.errors import UnavailableError
 from remora_adapters.images import ENGINES, IMAGES, NO_CUDA, Image, context_folder, problem_of
 from remora_adapters.images.wheel import WheelError, make_wheel
 
-_STDERR = 2
+STDERR = 2
 """File descriptor for the output of engines, because standard output has the result."""
 _EXTRA = re.compile(r"[a-z0-9][a-z0-9-]*")
 _TAG = re.compile(r"[a-z0-9][A-Za-z0-9._:/-]*")
@@ -112,7 +112,8 @@ def assemble(folder: Path, source: Path, wheel: Path | None, wheels: Path | None
 
 def build(options: argparse.Namespace, which: Callable[[str], str | None] = shutil.which) -> int:
     """Run `build` and return the exit code. Raises UsageError, UnavailableError, OSError."""
-    image, arguments = IMAGES[options.name], _arguments(options)
+    image = IMAGES[options.name]
+    arguments = arguments_of(image, options)
     tag = options.tag or f"remora:{image.name}"
     if not _TAG.fullmatch(tag):
         raise UsageError(f"--tag {tag!r}: expected a name such as REGISTRY/remora:{image.name}")
@@ -136,12 +137,12 @@ def build(options: argparse.Namespace, which: Callable[[str], str | None] = shut
         raise UsageError(str(error)) from error
 
 
-def _arguments(options: argparse.Namespace) -> dict[str, str]:
-    """Return the build arguments. Raises UsageError."""
+def arguments_of(image: Image, options: argparse.Namespace) -> dict[str, str]:
+    """Return the build arguments of an image with the given options. Raises UsageError."""
     for extra in options.extra:
         if not _EXTRA.fullmatch(extra):
             raise UsageError(f"--extra {extra!r}: expected the name of an extra, such as torch")
-    found = IMAGES[options.name].build_arguments(options.extra)
+    found = image.build_arguments(options.extra)
     found |= {"BASE_IMAGE": options.base_image} if options.base_image else {}
     found |= {"OFFLINE": "1"} if options.wheels is not None else {}
     for pair in options.build_arg:
@@ -170,7 +171,7 @@ def _run(engine: str, chosen: Build, *, push: bool) -> int:
 
 
 def _call(command: Sequence[str]) -> None:
-    if subprocess.run(command, stdout=_STDERR, check=False).returncode:
+    if subprocess.run(command, stdout=STDERR, check=False).returncode:
         raise UnavailableError(f"failed: {' '.join(command)}")
 
 

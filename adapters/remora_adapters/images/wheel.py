@@ -80,7 +80,7 @@ def _build(folder: Path, checkout: Path) -> Path:
         raise WheelError("remora is neither installed from a wheel nor run from a checkout: pass --wheel")
     if find_spec("hatchling") is None:
         raise WheelError("the wheel of this checkout needs hatchling: pip install hatchling, or pass --wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder.resolve())]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
     if done.returncode:
         raise WheelError(f"the wheel of {checkout} cannot be built: {done.stderr.strip()[-500:]}")

@@ -32,7 +32,7 @@ _ALIASES = {
 
 
 _GROUPS = (
-    ("Serve models", ("serve", "init", "export", "config", "backends")),
+    ("Serve models", ("serve", "init", "export", "build", "config", "backends")),
     ("Talk to a running server", ("infer", "models", "explain", "startup")),
     ("Score files", ("score",)),
     ("Measure", ("bench", "cost")),

@@ -60,6 +60,7 @@ def add_commands(commands: Any) -> None:
     _add_storage(commands)
     _bind(functions.add_init(commands), functions.init)
     _bind(functions.add_export(commands), functions.export)
+    _bind(platforms.add_build(commands), platforms.build)
     _add_startup(commands)
     _add_bench(commands)
     _bind(traffic.add_score(commands, _count, _pair), traffic.score)

@@ -1,4 +1,4 @@
-"""Commands `emulate`, `deploy`, `manifests` and `image`, which import the adapters when they run."""
+"""Commands `emulate`, `deploy`, `manifests`, `image` and `build`, which import the adapters when they run."""
 
 from __future__ import annotations
 
@@ -121,6 +121,25 @@ def add_image(commands: Any) -> list[tuple[argparse.ArgumentParser, Callable[[ar
     images.add_arguments(build)
     listing = kinds.add_parser("list", help="list the images", description="List the images that build can make.")
     return [(build, _build_image), (listing, _list_images)]
+
+
+def add_build(commands: Any) -> argparse.ArgumentParser:
+    """Add `build` and return its parser."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "build",
+        help="write the build context of an image with a model and its packages",
+        description="Write a folder from which docker, podman, buildah or a cloud builds a container image: the files "
+        "of SOURCE, the packages of its requirements.txt, this remora, and a Dockerfile. A Python file comes with the "
+        "modules beside it that it imports. The same files give the same folder.",
+    )
+    import_module("remora_adapters.images.models").add_arguments(parser)
+    return parser
+
+
+def build(options: argparse.Namespace) -> int:
+    """Run `build` and return the exit code."""
+    code: int = import_module("remora_adapters.images.models").build(options)
+    return code
 
 
 def _build_image(options: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from remora.environments.cache import EnvironmentCache
-from remora.environments.installed import is_met, texts
+from remora.environments.installed import files_of, is_met
 from remora.errors import ConfigError, InternalError
 from remora.model_files import REQUIREMENTS
 from remora.system.environment import server_paths
@@ -76,7 +76,7 @@ def interpreter_with(requirements: Path, owner: str, settings: Mapping[str, str]
         InternalError: the environment cannot be created; the text holds the installer's last lines.
     """
     file = requirements.resolve()
-    parts = [text.encode() for text in texts(file)]
+    parts = [text.encode() for text in files_of(file).values()]
     key = hash_of(*parts, sys.version.encode(), sys.executable.encode(), str(server_paths()).encode())
     cache = cache_of(settings)
     if not cache.has(key) and is_met(file):

@@ -33,8 +33,8 @@ Find = Callable[[str], Installed | None]
 """Function that returns the installed distribution of a name."""
 
 
-class _UnknownLineError(Exception):
-    """Raised for a line whose installed package cannot be determined."""
+class UnknownLineError(Exception):
+    """Raised for a line of a requirements file that names no package, such as a path; the text names the line."""
 
 
 def find_installed(name: str) -> Installed | None:
@@ -59,16 +59,16 @@ def is_met(file: Path, find: Find = find_installed) -> bool:
     as a path, is never met.
     """
     try:
-        every = list(_specifications(file, set()))
+        every = specifications(file)
         limits = [each for each, constrains in every if constrains]
         return _are_met([each for each, constrains in every if not constrains], limits, find)
-    except (_UnknownLineError, InvalidRequirement, OSError, ValueError):
+    except (UnknownLineError, InvalidRequirement, OSError, ValueError):
         return False
 
 
-def texts(file: Path) -> list[str]:
-    """Return the text of a requirements file and of the files that it includes. Missing files are left out."""
-    found: list[str] = []
+def files_of(file: Path) -> dict[Path, str]:
+    """Return a requirements file and the files that it includes, with their texts. Missing files are left out."""
+    found: dict[Path, str] = {}
     pending, seen = [file], {file}
     while pending:
         path = pending.pop(0)
@@ -76,7 +76,7 @@ def texts(file: Path) -> list[str]:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             continue
-        found.append(text)
+        found[path] = text
         for _, row in lines(text):
             include = _INCLUDE.match(row)
             if include and (other := path.parent / include[2]) not in seen:
@@ -85,21 +85,30 @@ def texts(file: Path) -> list[str]:
     return found
 
 
-def _specifications(file: Path, seen: set[Path], *, constrains: bool = False) -> Iterator[tuple[Specification, bool]]:
-    """Yield the requirements of a file and of its included files; True with those that only constrain versions."""
+def specifications(file: Path) -> list[tuple[Specification, bool]]:
+    """Return the requirements of a file and of its included files; True with those that only constrain versions.
+
+    Raises UnknownLineError, OSError, UnicodeDecodeError.
+    """
+    return list(_specifications(file, set(), constrains=False))
+
+
+def _specifications(file: Path, seen: set[Path], *, constrains: bool) -> Iterator[tuple[Specification, bool]]:
     if file in seen:
         return
     seen.add(file)
-    for _, row in lines(file.read_text(encoding="utf-8")):
+    for number, row in lines(file.read_text(encoding="utf-8")):
         include = _INCLUDE.match(row)
         if include:
-            yield from _specifications(
-                file.parent / include[2], seen, constrains=constrains or include[1] in ("-c", "--constraint")
-            )
-        elif _EDITABLE.match(row):
-            raise _UnknownLineError(row)
-        elif not row.startswith("-"):
+            only = constrains or include[1] in ("-c", "--constraint")
+            yield from _specifications(file.parent / include[2], seen, constrains=only)
+            continue
+        if row.startswith("-") and not _EDITABLE.match(row):
+            continue
+        try:
             yield Specification(without_options(row)), constrains
+        except InvalidRequirement:
+            raise UnknownLineError(f"{file}:{number}: '{row}' names no package") from None
 
 
 def _are_met(wanted: list[Specification], limits: list[Specification], find: Find) -> bool:

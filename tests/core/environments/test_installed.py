@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from remora.environments.installed import Installed, find_installed, is_met, texts
+from remora.environments.installed import Installed, files_of, find_installed, is_met
 
 HERE = {
     "one": Installed("1.5", ("two>=2", "gone; sys_platform == 'win32'", "three; extra == 'more'")),
@@ -62,7 +62,7 @@ def test_a_file_is_met_if_its_packages_and_theirs_are_installed(text: str, expec
 def test_included_files_count(option: str, more: str, expected: bool, tmp_path: Path) -> None:
     (tmp_path / "more.txt").write_text(more)
     assert met(tmp_path, f"one\n{option}\n") is expected
-    assert texts(tmp_path / "requirements.txt") == [f"one\n{option}\n", more]
+    assert list(files_of(tmp_path / "requirements.txt").values()) == [f"one\n{option}\n", more]
 
 
 @pytest.mark.parametrize("option", ["-c limits.txt", "--constraint=limits.txt"])
@@ -76,7 +76,7 @@ def test_constraints_limit_the_versions_of_what_is_needed(
 
 def test_a_missing_file_is_not_met(tmp_path: Path) -> None:
     assert not is_met(tmp_path / "gone.txt")
-    assert texts(tmp_path / "gone.txt") == []
+    assert files_of(tmp_path / "gone.txt") == {}
 
 
 def test_the_installed_distributions_are_found_with_their_requirements() -> None:
