@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from base64 import b64decode
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,18 +44,21 @@ class Sentiment(TypedDict):
     score: list[float]
 
 
+MODEL = "distilbert/distilbert-base-uncased-finetuned-sst-2-english"  # of the hub, or a folder
+
+
 @remora.model(name="sentiment", batch=16, max_delay="5ms")
 class SentimentModel:
     def setup(self, device: str) -> None:
         from transformers import pipeline
 
-        self.classify = pipeline("sentiment-analysis", device=device)
+        self.classify = pipeline("text-classification", model=MODEL, device=device)
 
     def predict(self, text: list[str]) -> Sentiment:
         found = self.classify(text)
         return {"label": [each["label"] for each in found], "score": [each["score"] for each in found]}
 '''
-_PIPELINE = '''"""Two models as a pipeline, which becomes an ensemble. Serve it with: remora serve app.py"""
+_ENSEMBLE = '''"""Two models as an ensemble. Serve it with: remora serve app.py"""
 
 import remora
 
@@ -73,6 +77,40 @@ def longest(found: list[dict]) -> list[str]:
 
 longest_word = words >> longest
 '''
+_ONNX_CONFIG = """max_batch_size: 64
+dynamic_batching {}
+"""
+_ONNX_SCRIPT = '''"""Write models/linear/1/model.onnx again: needs the packages onnx and numpy.
+
+Replace this model by yours: skl2onnx and torch.onnx.export write such files too. The server reads names, types and
+shapes from the file.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+info = helper.make_tensor_value_info
+graph = helper.make_graph(
+    [helper.make_node("MatMul", ["x", "weights"], ["scaled"]), helper.make_node("Add", ["scaled", "bias"], ["y"])],
+    "linear",
+    [info("x", onnx.TensorProto.FLOAT, ["rows", 3])],
+    [info("y", onnx.TensorProto.FLOAT, ["rows", 1])],
+    [
+        numpy_helper.from_array(np.array([[1], [2], [3]], np.float32), "weights"),
+        numpy_helper.from_array(np.array([0.5], np.float32), "bias"),
+    ],
+)
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+onnx.save(model, Path(__file__).parent / "models" / "linear" / "1" / "model.onnx")
+'''
+_ONNX_MODEL = (
+    "CAg6oQEKHAoBeAoHd2VpZ2h0cxIGc2NhbGVkIgZNYXRNdWwKFgoGc2NhbGVkCgRiaWFzEgF5IgNBZGQSBmxpbmVhciodCAMIARABQgd3ZWlnaHRz"
+    "SgwAAIA/AAAAQAAAQEAqEAgBEAFCBGJpYXNKBAAAAD9aFwoBeBISChAIARIMCgYSBHJvd3MKAggDYhcKAXkSEgoQCAESDAoGEgRyb3dzCgIIAUIECgAQEQ=="
+)
+"""The file that `_ONNX_SCRIPT` writes, in base64."""
 _TRITON_CONFIG = """backend: "python"
 max_batch_size: 8
 input [{ name: "x" data_type: TYPE_FP32 dims: [3] }]
@@ -92,10 +130,15 @@ class TritonPythonModel:
             answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", 2 * x)]))
         return answers
 '''
-TEMPLATES: Mapping[str, Mapping[str, str]] = {
+TEMPLATES: Mapping[str, Mapping[str, str | bytes]] = {
     "function": {"app.py": _FUNCTION, "test_app.py": _TEST},
-    "pipeline": {"app.py": _PIPELINE},
+    "ensemble": {"app.py": _ENSEMBLE},
     "hugging-face": {"app.py": _HUGGING_FACE, "requirements.txt": "torch\ntransformers\n"},
+    "onnx": {
+        "models/linear/1/model.onnx": b64decode(_ONNX_MODEL),
+        "models/linear/config.pbtxt": _ONNX_CONFIG,
+        "make_model.py": _ONNX_SCRIPT,
+    },
     "triton-python": {"models/double/config.pbtxt": _TRITON_CONFIG, "models/double/1/model.py": _TRITON_MODEL},
 }
 """Files of each template by their path."""
@@ -125,7 +168,7 @@ def init(options: argparse.Namespace) -> int:
     for name, text in files.items():
         path: Path = options.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
         print(f"wrote {path}")
     served = options.folder / next(iter(files)).partition("/")[0]
     print(f"serve it: remora serve {served}")
