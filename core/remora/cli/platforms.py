@@ -1,4 +1,7 @@
-"""Commands `emulate`, `deploy`, `manifests`, `image` and `build`, which import the adapters when they run."""
+"""Commands `emulate`, `deploy`, `manifests`, `image` and `build`.
+
+They import the adapters when they run.
+"""
 
 from __future__ import annotations
 

@@ -85,7 +85,10 @@ def interpreter_with(requirements: Path, owner: str, settings: Mapping[str, str]
 
 
 def cache_of(settings: Mapping[str, str]) -> EnvironmentCache:
-    """Return the cache of environments by the settings of the python backend. Raises ConfigError."""
+    """Return the cache of environments by the settings of the python backend.
+
+    Raises ConfigError.
+    """
     folder = settings.get(CACHE_SETTING, "")
     limit = settings.get(LIMIT_SETTING, "")
     if limit and not limit.isdecimal():

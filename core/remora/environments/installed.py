@@ -1,6 +1,6 @@
-"""Check of a requirements file against the installed distributions, without pip or a package index.
+"""Check of a requirements file against the installed distributions.
 
-Images have no pip, and their packages must not be installed a second time.
+It needs neither pip nor a package index. Images have no pip, and their packages must not be installed a second time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _EDITABLE = re.compile(r"(-e|--editable)\b")
 
 
 class Installed(NamedTuple):
-    """Installed distribution: its version, its requirements as text, and the URL that it was installed from."""
+    """Installed distribution.
+
+    It has the version, the requirements as text, and the URL that it was installed from.
+    """
 
     version: str
     requires: tuple[str, ...] = ()
@@ -34,7 +37,7 @@ Find = Callable[[str], Installed | None]
 
 
 class UnknownLineError(Exception):
-    """Raised for a line of a requirements file that names no package, such as a path; the text names the line."""
+    """Raised for a line that names no package, such as a path; the text names the line."""
 
 
 def find_installed(name: str) -> Installed | None:
@@ -67,7 +70,10 @@ def is_met(file: Path, find: Find = find_installed) -> bool:
 
 
 def files_of(file: Path) -> dict[Path, str]:
-    """Return a requirements file and the files that it includes, with their texts. Missing files are left out."""
+    """Return a requirements file and the files that it includes, with their texts.
+
+    Missing files are left out.
+    """
     found: dict[Path, str] = {}
     pending, seen = [file], {file}
     while pending:
@@ -86,7 +92,9 @@ def files_of(file: Path) -> dict[Path, str]:
 
 
 def specifications(file: Path) -> list[tuple[Specification, bool]]:
-    """Return the requirements of a file and of its included files; True with those that only constrain versions.
+    """Return the requirements of a file and of its included files.
+
+    Those that only constrain versions come with True.
 
     Raises UnknownLineError, OSError, UnicodeDecodeError.
     """
