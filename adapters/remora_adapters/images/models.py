@@ -1,4 +1,4 @@
-"""Command `remora build`, which writes the build context of an image with a model, its packages and this remora.
+"""Command `remora build`, which writes the build context of an image with a model.
 
 The context is that of `remora image build` with the model's files and a Dockerfile that needs no build arguments, so
 any builder builds it. The same files give the same context.
@@ -38,7 +38,7 @@ _IGNORE = "# The whole context belongs to the image's build.\n"
 
 
 class Place(NamedTuple):
-    """Folder of the models in the images of a platform, and the environment variable that names it."""
+    """Folder of the models in a platform's images, and the variable that names it."""
 
     folder: str
     variable: str

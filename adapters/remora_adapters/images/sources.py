@@ -1,6 +1,6 @@
-"""Files of a model that an image needs: a folder, a model file, or a Python file with the modules that it imports.
+"""Files of a model that an image needs.
 
-Nothing is imported or run: imports are read from the syntax, because the packages of a model are often missing where
+They are those of a folder, a model file, or a Python file with the modules that it imports. Nothing is imported or run: imports are read from the syntax, because the packages of a model are often missing where
 its image is built.
 """
 
@@ -105,7 +105,10 @@ def _imported_by(file: Path) -> list[Path]:
 
 
 def _names_imported(path: Path, root: Path) -> Iterator[str]:
-    """Yield the full names of the modules that a file may import, from ``root``. Raises UsageError."""
+    """Yield the full names of the modules that a file may import, from ``root``.
+
+    Raises UsageError.
+    """
     try:
         tree = ast.parse(path.read_bytes(), str(path))
     except (SyntaxError, ValueError) as error:

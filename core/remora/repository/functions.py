@@ -41,7 +41,7 @@ def function_repository(
 
 
 def _export(source: str, bare_name: str, folder: Path, settings: Mapping[str, str]) -> list[str]:
-    """Write the models in a child process and return the files that it imported, and the requirements file."""
+    """Write the models in a child process and return the paths of its sources."""
     file = source.rpartition(":")[0] if not source.endswith(".py") else source
     if file.endswith(".py") and not Path(file).is_file():
         raise NotFoundError(f"no such file or directory: '{file}'")
