@@ -1,7 +1,7 @@
 """Files of a model that an image needs.
 
-They are those of a folder, a model file, or a Python file with the modules that it imports. Nothing is imported or run: imports are read from the syntax, because the packages of a model are often missing where
-its image is built.
+They are those of a folder, a model file, or a Python file with the modules that it imports. Nothing is imported or
+run: imports are read from the syntax, because the packages of a model are often missing where its image is built.
 """
 
 from __future__ import annotations
