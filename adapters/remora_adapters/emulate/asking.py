@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 
@@ -63,19 +63,24 @@ class Line:
         except (OSError, http.client.HTTPException) as error:
             self._trouble = _error_text(error)
 
-    def answer(self) -> HttpReply:
-        """Return the response to the last request."""
+    def answer(self, enough: Callable[[bytes], bool] = lambda _: False) -> HttpReply:
+        """Return the response to the last request.
+
+        It is incomplete if ``enough`` of its body has arrived before its end.
+        """
         if self._trouble:
             return HttpReply(0, {}, b"", total_s=self._elapsed_s(), trouble=self._trouble)
         try:
             response = self._connection.getresponse()
             head_s = self._elapsed_s()
-            pieces = []
+            pieces: list[tuple[float, bytes]] = []
             while piece := response.read1(65_536):
                 pieces.append((self._elapsed_s(), piece))
+                if enough(b"".join(each for _, each in pieces)):
+                    break
                 if self._elapsed_s() > self._timeout_s:
                     raise TimeoutError(f"incomplete after {self._timeout_s:g} s")
-            response.close()  # because read1 does not detect the end of a body with a length
+            response.close()  # also because read1 does not detect the end of a body with a length
             headers = {name.lower(): value for name, value in response.getheaders()}
             whole = b"".join(piece for _, piece in pieces)
             return HttpReply(response.status, headers, whole, self._connect_s, head_s, self._elapsed_s(), tuple(pieces))

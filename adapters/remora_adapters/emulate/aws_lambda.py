@@ -14,6 +14,8 @@ from pathlib import Path
 
 from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe, Skipped
 from remora_adapters.emulate import container as any_container
+from remora_adapters.emulate.asking import HttpReply
+from remora_adapters.emulate.generation import generation_checks
 from remora_adapters.emulate.lambda_runtime import ANSWER_BYTES, PAYLOAD_BYTES, READY, RuntimeApi, RuntimeReply
 from remora_adapters.emulate.process import Process
 from remora_adapters.emulate.stage import Stage
@@ -220,11 +222,31 @@ def streams(stage: Stage) -> None:
         raise Failed(f"the head of a stream is {head[:160]!r}: expected JSON with statusCode") from None
     if status != 200 or not rest:
         raise Failed(f"a request for a stream got {reply.shown}")
-    if reply.pieces < 3:
-        raise Failed(f"head and body came in {reply.pieces} pieces: expected a piece for each part of the answer")
+    if len(reply.pieces) < 3:
+        raise Failed(f"head and body came in {len(reply.pieces)} pieces: expected a piece for each part of the answer")
 
 
-def url_event(stage: Stage, path: str, body: bytes) -> bytes:
+def send_by_url(stage: Stage, method: str, path: str, body: bytes) -> HttpReply:
+    """Send a request as the event of a function URL, and return the HTTP answer in the reply."""
+    begin = time.monotonic()
+    reply = must_answer(invoke(stage, url_event(stage, path, body, method)), f"{method} {path}")
+    head, _, rest = reply.body.partition(bytes(8)) if reply.pieces else (reply.body, b"", b"")
+    try:
+        answer = json.loads(head)
+        status, headers = int(answer["statusCode"]), {name.lower(): text for name, text in answer["headers"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise Failed(f"{method} {path} got {reply.shown}: expected JSON with statusCode and headers") from None
+    body = rest if reply.pieces else str(answer.get("body", "")).encode()
+    pieces = tuple((at_s - begin, piece) for at_s, piece in reply.pieces[1:])
+    return HttpReply(status, headers, body, pieces=pieces)
+
+
+def chat_path(stage: Stage) -> str:
+    """Return the path of chats."""
+    return "/v1/chat/completions"
+
+
+def url_event(stage: Stage, path: str, body: bytes, method: str = "POST") -> bytes:
     """Return a request as the event of a function URL."""
     event = {
         "version": "2.0",
@@ -235,7 +257,7 @@ def url_event(stage: Stage, path: str, body: bytes) -> bytes:
         "requestContext": {
             "stage": "$default",
             "domainName": "emulated.lambda-url.eu-central-1.on.aws",
-            "http": {"method": "POST", "path": path, "protocol": "HTTP/1.1", "sourceIp": "192.0.2.1", "userAgent": "x"},
+            "http": {"method": method, "path": path, "protocol": "HTTP/1.1", "sourceIp": "192.0.2.1", "userAgent": "x"},
         },
         "body": body.decode(),
         "isBase64Encoded": False,
@@ -360,6 +382,7 @@ PLATFORM = Platform(
             "a function URL with a response stream sends the client whatever is not in this form as it is",
             streams,
         ),
+        *generation_checks(chat_path, send_by_url, metrics=None),
         Check(
             "bad-event",
             "an invalid event is answered by an error with errorType and errorMessage, or by a result",

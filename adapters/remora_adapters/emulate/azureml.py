@@ -11,6 +11,7 @@ from pathlib import Path
 from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe
 from remora_adapters.emulate import container as any_container
 from remora_adapters.emulate.asking import HttpReply
+from remora_adapters.emulate.generation import generation_checks
 from remora_adapters.emulate.stage import Stage
 
 GRACE_S = 30.0
@@ -119,6 +120,7 @@ PLATFORM = Platform(
             "twice max_concurrent_requests_per_instance are admitted, the rest get a 429",
             any_container.admits(call, 2 * CONCURRENCY, 4 * CONCURRENCY),
         ),
+        *generation_checks(path),
         Check(
             "model-read-only",
             "the model's mount is not modified",

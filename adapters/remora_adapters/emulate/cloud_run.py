@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from remora_adapters.emulate import Check, Platform, Probe
 from remora_adapters.emulate import container as any_container
+from remora_adapters.emulate.generation import generation_checks
 from remora_adapters.emulate.knative import (
     ANSWERS,
+    CHATS,
     REFUSES,
     call,
     is_ready_when_it_listens,
@@ -61,6 +63,7 @@ PLATFORM = Platform(
             any_container.admits(call, CONCURRENCY, 2 * CONCURRENCY),
         ),
         REFUSES,
+        *generation_checks(lambda _: CHATS),
         Check("writes", "only /tmp is written", "files use the instance's memory", writes_only_to_tmp),
         Check(
             "sigterm-exit",

@@ -11,11 +11,13 @@ from pathlib import Path
 from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe, Skipped, grpc_health
 from remora_adapters.emulate import container as any_container
 from remora_adapters.emulate.asking import HttpReply
+from remora_adapters.emulate.generation import generation_checks
 from remora_adapters.emulate.stage import Stage
 
 GRACE_S = 300.0
 SERVES_ON_S = 4.0
 CONCURRENCY = 8
+CHATS = "/v1/chat/completions"
 _REQUEST_S = 300.0
 _GRPC_S = 10.0
 
@@ -164,6 +166,7 @@ PLATFORM = Platform(
             any_container.admits(call, CONCURRENCY, 11 * CONCURRENCY),
         ),
         REFUSES,
+        *generation_checks(lambda _: CHATS),
         Check("writes", "only /tmp is written", "only /tmp is guaranteed to be writable", writes_only_to_tmp),
         Check(
             "sigterm-serves-on",

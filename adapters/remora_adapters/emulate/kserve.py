@@ -13,6 +13,7 @@ from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Plat
 from remora_adapters.emulate import container as any_container
 from remora_adapters.emulate.asking import HttpReply
 from remora_adapters.emulate.container import json_object
+from remora_adapters.emulate.generation import generation_checks
 from remora_adapters.emulate.stage import Stage
 
 GRACE_S = 30.0
@@ -172,6 +173,7 @@ PLATFORM = Platform(
             "the agent of multi-model serving sends none",
             loads_with_an_empty_body,
         ),
+        *generation_checks(lambda _: "/openai/v1/chat/completions"),
         Check(
             "model-read-only",
             "/mnt/models is not modified",

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -35,13 +35,13 @@ class RuntimeReply(NamedTuple):
     """Function's answer to an event.
 
     ``error`` is True if it was posted as an error, or if a stream ended with one; ``late_s`` is the time after the
-    deadline. ``pieces`` is the number of pieces of a stream, 0 for a whole answer, and ``content_type`` its type.
+    deadline. ``pieces`` are the parts of a stream with the times of their arrival, none for a whole answer.
     """
 
     body: bytes
     error: bool
     late_s: float
-    pieces: int = 0
+    pieces: tuple[tuple[float, bytes], ...] = ()
     content_type: str = ""
 
     @property
@@ -138,7 +138,13 @@ class RuntimeApi:
             return self._current
 
     def accept_reply(
-        self, request_id: str, body: bytes, *, error: bool, pieces: int = 0, content_type: str = ""
+        self,
+        request_id: str,
+        body: bytes,
+        *,
+        error: bool,
+        pieces: Sequence[tuple[float, bytes]] = (),
+        content_type: str = "",
     ) -> int:
         """Accept the reply to an event and return the status for the function, 202, 400 or 413."""
         with self._changed:
@@ -154,7 +160,7 @@ class RuntimeApi:
                 text = f"Response payload size exceeded maximum allowed payload size ({ANSWER_BYTES} bytes)."
                 body = json.dumps({"errorType": "Function.ResponseSizeTooLarge", "errorMessage": text}).encode()
             late_s = time.time() - invocation.deadline
-            invocation.reply = RuntimeReply(body, error or too_long, late_s, pieces, content_type)
+            invocation.reply = RuntimeReply(body, error or too_long, late_s, tuple(pieces), content_type)
             self._current = None
             invocation.done.set()
             return 413 if too_long else 202
@@ -217,7 +223,7 @@ class _Api(BaseHTTPRequestHandler):
             match[1],
             body,
             error=match[2] == "error" or failed,
-            pieces=pieces if streamed else 0,
+            pieces=pieces if streamed else (),
             content_type=self.headers.get("Content-Type", ""),
         )
         if status == 202:
@@ -227,18 +233,19 @@ class _Api(BaseHTTPRequestHandler):
         else:
             self._fail(400, "InvalidRequestID", "no event with this id is in flight")
 
-    def _body(self) -> tuple[bytes, int, bool]:
-        """Return the body, the number of its pieces, and True if its trailers are an error."""
+    def _body(self) -> tuple[bytes, list[tuple[float, bytes]], bool]:
+        """Return the body, its pieces with their times, and True if its trailers are an error."""
         if "chunked" not in self.headers.get("Transfer-Encoding", ""):
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0)), 0, False
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0)), [], False
         pieces = []
         while size := int(self.rfile.readline().split(b";")[0], 16):
-            pieces.append(self.rfile.read(size))
+            piece = self.rfile.read(size)
+            pieces.append((time.monotonic(), piece))
             self.rfile.readline()
         failed = False
         while trailer := self.rfile.readline().strip():
             failed = failed or trailer.lower().startswith(b"lambda-runtime-function-error-type:")
-        return b"".join(pieces), len(pieces), failed
+        return b"".join(piece for _, piece in pieces), pieces, failed
 
     def _fail(self, status: int, kind: str, text: str) -> None:
         self._answer(status, json.dumps({"errorType": kind, "errorMessage": text}).encode(), _JSON)

@@ -18,6 +18,7 @@ from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Plat
 from remora_adapters.emulate import container as any_container
 from remora_adapters.emulate.asking import HttpReply, Line
 from remora_adapters.emulate.container import must_answer
+from remora_adapters.emulate.generation import generation_checks
 from remora_adapters.emulate.sagemaker_runtime import ANSWER_S, PAYLOAD_BYTES
 from remora_adapters.emulate.stage import Stage
 
@@ -411,6 +412,6 @@ PLATFORM = Platform(
     launch=launch,
     probe=Probe("/ping", PING_S, 5.0, 240.0),
     grace_s=GRACE_S,
-    checks=(*START, *LISTENERS, *INVOCATIONS, *END),
+    checks=(*START, *LISTENERS, *INVOCATIONS, *generation_checks(lambda _: "/invocations"), *END),
     api=api,
 )

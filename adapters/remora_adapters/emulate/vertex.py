@@ -6,10 +6,12 @@ Limits are those of the custom container requirements; the rule for redirects is
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe
 from remora_adapters.emulate import container as any_container
 from remora_adapters.emulate.asking import HttpReply
+from remora_adapters.emulate.generation import generation_checks
 from remora_adapters.emulate.stage import Stage
 
 GRACE_S = 30.0
@@ -46,6 +48,16 @@ def path(stage: Stage) -> str:
 def call(stage: Stage) -> HttpReply:
     """Send a predict request."""
     return stage.ask("POST", PREDICT, stage.body, {"Content-Type": stage.settings.content_type})
+
+
+def metrics(stage: Stage) -> HttpReply:
+    """Return the metrics, which clients reach by a redirect."""
+    return stage.ask("POST", PREDICT, b"{}", {"X-Vertex-Ai-Triton-Redirect": "metrics"})
+
+
+def as_instance(chat: dict[str, Any]) -> dict[str, Any]:
+    """Return a chat as the instance of a predict request."""
+    return {"instances": [{"@requestFormat": "chatCompletions", **chat}]}
 
 
 def predicts_an_object(stage: Stage) -> None:
@@ -109,6 +121,7 @@ PLATFORM = Platform(
             "a container that fails its health checks under load is replaced",
             any_container.admits(call, 16, 64),
         ),
+        *generation_checks(path, metrics=metrics, wrap=as_instance),
         Check(
             "model-read-only",
             "the model's folder is not modified",

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from conftest import ROOT, START_TIMEOUT_S
+from generation_models import tiny
 from hosting import write_parts, write_scale
 from remora.engine import Engine
 from remora_adapters.aws_lambda import Function, Settings
 from remora_adapters.aws_lambda.streaming import Invocation, RuntimeClient, head_of, run
 from remora_adapters.emulate import EmulateSettings, find_platform
 from remora_adapters.emulate.lambda_runtime import RuntimeApi
-from remora_adapters.emulate.running import FAILED, PASSED, run_checks
+from remora_adapters.emulate.running import FAILED, PASSED, SKIPPED, run_checks
 
 pytest.importorskip("mangum", reason="mangum is not installed: pip install '.[lambda]'")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
@@ -146,7 +147,7 @@ def test_the_api_reads_streams_and_the_errors_of_their_trailers() -> None:
             client.end(error)
             assert waiting.done.wait(60)
             assert waiting.reply is not None
-            assert (waiting.reply.body, waiting.reply.pieces) == (b"onetwo", 2)
+            assert [piece for _, piece in waiting.reply.pieces] == [b"one", b"two"]
             assert waiting.reply.error is (error is not None)
         client.close()
         assert api.early == 0
@@ -216,3 +217,21 @@ def test_the_process_passes_all_checks_of_the_emulator(tmp_path: Path) -> None:
     assert [verdict for verdict in verdicts if verdict.outcome == FAILED] == []
     passed = {verdict.id for verdict in verdicts if verdict.outcome == PASSED}
     assert {"init-error", "stream", "invocations", "bad-event", "freeze", "largest-event"} <= passed
+
+
+@pytest.mark.parametrize(("mode", "streams"), [("stream", PASSED), ("buffered", SKIPPED)])
+def test_a_language_model_passes_its_checks(mode: str, streams: str, tmp_path: Path) -> None:
+    tiny(tmp_path / "models")
+    command = (sys.executable, "-m", "remora_adapters.aws_lambda")
+    if mode == "buffered":  # AWS's client in miniature
+        faulty = ROOT / "tests" / "adapters" / "emulate" / "faulty_lambda.py"
+        command = (sys.executable, str(faulty), "remora_adapters.aws_lambda.handler")
+    settings = EmulateSettings(
+        command=command,
+        model=tmp_path / "models",
+        environ={"PYTHONPATH": f"{ROOT / 'core'}:{ROOT / 'adapters'}", "REMORA_RESPONSE_MODE": mode},
+        startup_s=START_TIMEOUT_S,
+        patience=10.0,
+    )
+    verdicts = run_checks(find_platform("lambda"), settings, ["chat", "chat-stream"])
+    assert [verdict.outcome for verdict in verdicts] == [PASSED, streams], verdicts

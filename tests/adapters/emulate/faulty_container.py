@@ -7,6 +7,7 @@ It doubles the numbers of {"instances": [...]}, and knows the routes of the plat
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,10 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[2]))
+import faulty_generation as language
 
 FAULT = os.environ.get("FAULT", "")
 PLATFORM = sys.argv[1]
@@ -36,6 +41,7 @@ PREDICT = {
     "kserve": "/v1/models/m:predict",
     "vertex": os.environ.get("AIP_PREDICT_ROUTE", ""),
 }[PLATFORM]
+CHATS = "/openai/v1/chat/completions" if PLATFORM == "kserve" else "/v1/chat/completions"
 state = {"requests": 0, "busy": 0, "probes": 0}
 changed = threading.Condition()
 lingers_s = (0.02 * 1.5**count for count in range(1_000))
@@ -83,7 +89,10 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/livez":
             self.answer(500 if FAULT == "dead" else 200)
         elif self.path == "/metrics":
-            self.answer(404 if FAULT == "no-metrics" else 200, b"# TYPE a counter\n")
+            page = language.metrics() if language.IS_THERE else b"# TYPE a counter\n"
+            self.answer(404 if FAULT == "no-metrics" else 200, page)
+        elif language.IS_THERE and self.path in language.ROUTES[: 1 if PLATFORM == "kserve" else 2]:
+            self.answer(200, language.MODELS)
         elif PLATFORM == "kserve":
             self.looked()
         else:
@@ -123,6 +132,10 @@ class Handler(BaseHTTPRequestHandler):
     def posted(self, body: bytes) -> None:
         if self.path.startswith("/v2/repository/models/"):
             return self.answer(400 if FAULT == "agent-body" and not body else 200, {"name": "m"})
+        if self.headers.get("X-Vertex-Ai-Triton-Redirect") == "metrics":
+            return self.answer(200, language.metrics())
+        if language.IS_THERE and (b'"messages"' in body or self.path == CHATS):
+            return self.spoken(json.loads(body))
         if self.path != PREDICT:
             return self.answer(404, {"error": "no such path"})
         if "X-Vertex-Ai-Triton-Redirect" in self.headers:
@@ -132,6 +145,21 @@ class Handler(BaseHTTPRequestHandler):
         if FAULT == "strict" and meets(lambda: state["busy"] > 2):
             return self.answer(429, {"error": "busy"})
         return self.predicted(body)
+
+    def spoken(self, asked: dict[str, Any]) -> None:
+        """Answer a chat."""
+        if not asked.get("stream"):
+            answer = language.whole()
+            self.answer(200, {"predictions": answer} if "instances" in asked else answer)
+            return
+        self.close_connection = True
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        language.stream(lambda event: self.wfile.write(b"%x\r\n%b\r\n" % (len(event), event)))
+        with contextlib.suppress(OSError):  # the client may have left
+            self.wfile.write(b"0\r\n\r\n")
 
     def predicted(self, body: bytes) -> None:
         if tell("requests") == 1 and FAULT == "first-request":

@@ -18,6 +18,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[2]))
+import faulty_generation as language
+
 FAULT = os.environ.get("FAULT", "")
 API = "/2018-06-01/runtime"
 state: dict[str, Any] = {"broken": False, "deadline": 0.0, "frozen": False}
@@ -71,15 +74,19 @@ class Client:
         self.connection.request("POST", f"{API}/{path}", body)
         self.connection.getresponse().read()
 
-    def stream(self, request_id: str, parts: list[bytes]) -> None:
-        """Post an answer in pieces."""
+    def begin(self, request_id: str) -> None:
+        """Begin an answer in pieces."""
         self.connection.putrequest("POST", f"{API}/invocation/{request_id}/response")
         self.connection.putheader("Content-Type", "application/vnd.awslambda.http-integration-response")
         self.connection.putheader("Lambda-Runtime-Function-Response-Mode", "streaming")
         self.connection.putheader("Transfer-Encoding", "chunked")
         self.connection.endheaders()
-        for part in [*parts, b""]:
-            self.connection.send(b"%x\r\n%b\r\n" % (len(part), part))
+
+    def piece(self, part: bytes) -> None:
+        self.connection.send(b"%x\r\n%b\r\n" % (len(part), part))
+
+    def end(self) -> None:
+        self.piece(b"")
         self.connection.getresponse().read()
 
     def ask_early(self) -> None:
@@ -96,7 +103,8 @@ def handler_of(words: list[str]) -> Callable[[Any, Context], object]:
         module, _, name = words[0].rpartition(".")
         found: Callable[[Any, Context], object] = getattr(import_module(module), name)
         return found
-    (Path(os.environ["LAMBDA_TASK_ROOT"]) / "models" / "weights").read_bytes()
+    if not language.IS_THERE:
+        (Path(os.environ["LAMBDA_TASK_ROOT"]) / "models" / "weights").read_bytes()
     return doubled
 
 
@@ -108,6 +116,21 @@ def take_a_snapshot(client: Client) -> None:
         sys.exit(65)
 
 
+def speak(client: Client, request_id: str, event: Any) -> None:
+    """Answer a function URL's request to a language model."""
+    head: dict[str, Any] = {"statusCode": 200, "headers": {"Content-Type": "application/json"}}
+    lists = event["rawPath"].endswith("/models")
+    if lists or not json.loads(event["body"]).get("stream"):
+        answer = {**head, "body": json.dumps(language.MODELS if lists else language.whole())}
+        client.post(f"invocation/{request_id}/response", json.dumps(answer).encode())
+    else:
+        head["headers"]["Content-Type"] = "text/event-stream"
+        client.begin(request_id)
+        client.piece(json.dumps(head).encode() + bytes(8))
+        language.stream(client.piece)
+        client.end()
+
+
 def serve(client: Client, handler: Callable[[Any, Context], object]) -> None:
     while True:
         request_id, event = client.next()
@@ -115,9 +138,15 @@ def serve(client: Client, handler: Callable[[Any, Context], object]) -> None:
             client.ask_early()
         if FAULT == "stray":
             client.post("invocation/another/response", b"{}")
+        if language.IS_THERE:
+            speak(client, request_id, json.loads(event))
+            continue
         if b'"/stream"' in event:
             delimiter = b"" if FAULT == "stream" else bytes(8)
-            client.stream(request_id, [b'{"statusCode": 200}' + delimiter, b"one", b"two"])
+            client.begin(request_id)
+            for part in (b'{"statusCode": 200}' + delimiter, b"one", b"two"):
+                client.piece(part)
+            client.end()
             continue
         try:
             answer = json.dumps(handler(json.loads(event), Context())).encode()

@@ -7,6 +7,7 @@ It doubles the numbers of {"numbers": [...]}, and answers {"stream": true} in pi
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -17,6 +18,9 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[2]))
+import faulty_generation as language
 
 FAULT = os.environ.get("FAULT", "")
 counting = threading.Lock()
@@ -54,6 +58,10 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(200, b"pong" if FAULT == "ping-body" else b"")
         if self.path == "/execution-parameters" and FAULT == "execution-parameters":
             return self.answer(200, b'{"BatchStrategy": "MultiRecord"}')
+        if language.IS_THERE and self.path in language.ROUTES:
+            return self.answer(200, json.dumps(language.MODELS).encode())
+        if language.IS_THERE and self.path == "/metrics":
+            return self.answer(200, language.metrics())
         return self.answer(404, b"no such path")
 
     def do_POST(self) -> None:
@@ -77,6 +85,8 @@ class Handler(BaseHTTPRequestHandler):
             doubled = json.dumps({"numbers": [number * 2 for number in asked.get("numbers", [])]}).encode()
         except ValueError:
             return self.answer(500 if FAULT == "bad-body" else 400, b"not JSON")
+        if "messages" in asked:
+            return self.spoken(asked)
         if asked.get("stream"):
             return self.stream()
         if FAULT == "attributes" and self.headers["X-Amzn-SageMaker-Custom-Attributes"]:
@@ -89,6 +99,20 @@ class Handler(BaseHTTPRequestHandler):
             stopping.wait()
         self.answer(200, doubled)
         return None
+
+    def spoken(self, asked: dict[str, Any]) -> None:
+        """Answer a chat."""
+        if not asked.get("stream"):
+            self.answer(200, json.dumps(language.whole()).encode())
+            return
+        self.close_connection = True
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        language.stream(lambda event: self.wfile.write(b"%x\r\n%b\r\n" % (len(event), event)))
+        with contextlib.suppress(OSError):  # the client may have left
+            self.wfile.write(b"0\r\n\r\n")
 
     def records(self, lines: list[bytes]) -> None:
         if FAULT == "loses-records":

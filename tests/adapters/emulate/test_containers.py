@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import faulty_generation as language
 from conftest import START_TIMEOUT_S
+from generation_models import tiny
 from hosting import write_scale
 from remora_adapters.emulate import EmulateSettings, find_platform
 from remora_adapters.emulate.running import FAILED, PASSED, SKIPPED, run_checks
@@ -93,6 +95,12 @@ SERVES_ON = ("", "stops-at-once")
 PATIENCE = 15.0
 """A busy machine is no fault of what runs on it."""
 STARTS = {"starts", "ready", "probe-time"}
+LANGUAGE = [
+    (platform, fault)
+    for platform in FAULTS
+    for fault in (language.FAULTS if platform == "azureml" else ("language", "no-usage", "holds-events"))
+]
+"""The checks are the same for all platforms, so that the faults of one show that each check finds its own."""
 CASES = [(platform, fault) for platform, faults in FAULTS.items() for fault in faults]
 
 
@@ -122,10 +130,20 @@ def test_a_fault_fails_exactly_the_checks_that_are_there_for_it(platform: str, f
     assert failed == FAULTS[platform][fault], [verdict for verdict in verdicts if verdict.outcome == FAILED]
 
 
+@pytest.mark.parametrize(("platform", "fault"), LANGUAGE)
+def test_a_fault_of_a_language_model_fails_exactly_its_checks(platform: str, fault: str) -> None:
+    command = (sys.executable, str(SERVER), platform)
+    settings = EmulateSettings(command=command, environ={"FAULT": fault, "MODEL": "language"}, patience=PATIENCE)
+    verdicts = run_checks(find_platform(platform), settings, language.CHECKS)
+    assert {verdict.id for verdict in verdicts if verdict.outcome == SKIPPED} <= {"chat-cancel"}
+    failed = {verdict.id for verdict in verdicts if verdict.outcome == FAILED}
+    assert failed == language.FAULTS[fault], verdicts
+
+
 @pytest.mark.parametrize("platform", FAULTS)
 def test_every_check_has_a_fault_planted_for_it(platform: str) -> None:
     planted = {next(iter(expected)) for expected in FAULTS[platform].values() if len(expected) == 1} | {
-        "starts", "requests", "predict", "scoring"
+        "starts", "requests", "predict", "scoring", *language.CHECKS
     }  # fmt: skip
     assert {check.id for check in find_platform(platform).checks} <= planted
 
@@ -158,7 +176,24 @@ def test_our_own_adapters_pass_all_checks(
         patience=PATIENCE,
     )
     verdicts = run_checks(find_platform(platform), settings)
-    assert [verdict for verdict in verdicts if verdict.outcome != PASSED] == []
+    assert {verdict.id for verdict in verdicts if verdict.outcome != PASSED} == language.CHECKS, verdicts
+
+
+@pytest.mark.parametrize("platform", [*FAULTS, "sagemaker"])
+def test_a_language_model_on_our_own_adapters_passes_its_checks(
+    platform: str, tmp_path: Path, child_environment: dict[str, str]
+) -> None:
+    tiny(tmp_path / "models")
+    settings = EmulateSettings(
+        command=(sys.executable, "-m", f"remora_adapters.{platform.replace('-', '_')}"),
+        model=tmp_path / "models",
+        environ={"PYTHONPATH": child_environment["PYTHONPATH"], "SAGEMAKER_TRITON_ALLOW_METRICS": "true"},
+        patience=PATIENCE,
+    )
+    verdicts = run_checks(find_platform(platform), settings, language.CHECKS)
+    assert [(verdict.id, verdict.outcome, verdict.found) for verdict in verdicts] == [
+        (name, PASSED, "") for name in ("chat", "chat-stream", "chat-cancel")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -181,7 +216,12 @@ def test_one_file_with_a_function_passes_all_checks_of_every_platform(
     )
     verdicts = run_checks(find_platform(platform), settings)
     # An agent loads models by name, and records are a format of the client's: both have tests with model files.
-    assert {verdict.id for verdict in verdicts if verdict.outcome != PASSED} <= {"agent", "records", "streaming"}
+    assert {verdict.id for verdict in verdicts if verdict.outcome != PASSED} <= {
+        "agent",
+        "records",
+        "streaming",
+        *language.CHECKS,
+    }
     assert len(verdicts) > 8
 
 
@@ -204,4 +244,4 @@ def test_a_scoring_script_on_our_adapter_passes_all_of_azures_checks(
         patience=PATIENCE,
     )
     verdicts = run_checks(find_platform("azureml"), settings)
-    assert [verdict for verdict in verdicts if verdict.outcome != PASSED] == []
+    assert {verdict.id for verdict in verdicts if verdict.outcome != PASSED} == language.CHECKS, verdicts

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import faulty_generation as language
 from conftest import ROOT, START_TIMEOUT_S
 from hosting import write_scale, write_words
 from remora.cli import main
@@ -101,7 +102,18 @@ def test_a_fault_fails_exactly_the_check_that_is_there_for_it(fault: str, tmp_pa
 
 
 def test_every_check_has_a_fault_planted_for_it() -> None:
-    assert {check.id for check in PLATFORM.checks} == set().union(*FAULTS.values())
+    assert {check.id for check in PLATFORM.checks} - {"chat", "chat-stream"} == set().union(*FAULTS.values())
+
+
+@pytest.mark.parametrize("fault", language.FAULTS)
+def test_a_fault_of_a_language_model_fails_exactly_its_checks(fault: str) -> None:
+    command, environ = (sys.executable, str(CLIENT)), {"FAULT": fault, "MODEL": "language"}
+    settings = EmulateSettings(
+        command=command, model=Path(__file__).parent, environ=environ, startup_s=START_TIMEOUT_S, patience=PATIENCE
+    )
+    verdicts = run_checks(PLATFORM, settings, ["chat", "chat-stream"])
+    failed = {verdict.id for verdict in verdicts if verdict.outcome == FAILED}
+    assert failed == language.FAULTS[fault] - {"chat-cancel"}, verdicts
 
 
 @pytest.mark.parametrize("client", ["ours", "awslambdaric"])
@@ -130,8 +142,8 @@ def test_our_own_handler_passes_all_checks(client: str, tmp_path: Path) -> None:
         given={"path": "/v2/models/scale/infer", **bodies},
     )
     verdicts = run_checks(PLATFORM, settings)
-    assert [verdict.id for verdict in verdicts if verdict.outcome != PASSED] == ["stream"], (
-        "only remora's client streams"
+    assert [verdict.id for verdict in verdicts if verdict.outcome != PASSED] == ["stream", "chat", "chat-stream"], (
+        "only remora's client streams, and there is no language model"
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import faulty_generation as language
 from conftest import START_TIMEOUT_S
 from remora.cli import main
 from remora_adapters.emulate import PLATFORMS, EmulateSettings, Failed, find_platform
@@ -85,8 +86,16 @@ def test_a_fault_fails_exactly_the_check_that_is_there_for_it(fault: str, expect
     assert failed == expected, [verdict for verdict in verdicts if verdict.outcome == FAILED]
 
 
+@pytest.mark.parametrize(("fault", "expected"), language.FAULTS.items())
+def test_a_fault_of_a_language_model_fails_exactly_its_checks(fault: str, expected: set[str]) -> None:
+    environ = {"FAULT": fault, "MODEL": "language"}
+    found = EmulateSettings(command=(sys.executable, str(SERVER)), environ=environ, patience=PATIENCE)
+    verdicts = run_checks(PLATFORM, found, language.CHECKS)
+    assert {verdict.id for verdict in verdicts if verdict.outcome == FAILED} == expected, verdicts
+
+
 def test_every_check_but_the_one_that_needs_a_full_backlog_has_a_fault_planted_for_it() -> None:
-    assert {check.id for check in PLATFORM.checks} - set().union(*FAULTS.values()) == {"accept-time"}
+    assert {check.id for check in PLATFORM.checks} - set().union(*FAULTS.values()) == {"accept-time", *language.CHECKS}
 
 
 def test_connections_that_wait_fail_the_check_of_their_time() -> None:
