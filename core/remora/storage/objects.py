@@ -97,7 +97,7 @@ class ObjectStorage:
             obstore.put(store, self._place.path, file)
 
         file.stat()  # raises the system's error for a missing file
-        self._ask(put)
+        self._ask(put, verb="written")
 
     def read(self, item: StoredObject, start: int, end: int) -> memoryview:
         """Read a range of an object, with retries (see `Storage`)."""
@@ -186,8 +186,13 @@ class ObjectStorage:
 
     # -- the store ---------------------------------------------------------------------------------------------------
 
-    def _ask(self, request: Callable[[Any], _Answer]) -> _Answer:
-        """Return the result of a request. Raises RemoraError for any error of obstore."""
+    def _ask(self, request: Callable[[Any], _Answer], verb: str = "read") -> _Answer:
+        """Return the result of a request. Raises RemoraError for any error of obstore.
+
+        Args:
+            request: calls obstore with the open store.
+            verb: participle in the text of a refused request.
+        """
         for last in (False, True):
             store = self._open(again=last)
             try:
@@ -196,7 +201,7 @@ class ObjectStorage:
                 raise
             except Exception as error:
                 if last or not _is_refusal(error):
-                    raise self._error_of(error) from None
+                    raise self._error_of(error, verb) from None
         raise AssertionError("not reached")
 
     def _open(self, *, again: bool) -> Any:
@@ -222,7 +227,7 @@ class ObjectStorage:
                 _log.debug("credentials for %s come from %s", self.location, settings.source)
             return self._store
 
-    def _error_of(self, error: Exception) -> RemoraError:
+    def _error_of(self, error: Exception, verb: str) -> RemoraError:
         """Convert an error of obstore, keeping the storage's code and message."""
         kind, text, place = type(error).__name__, self._shown(error), self.location
         if kind == "PreconditionError":
@@ -230,7 +235,7 @@ class ObjectStorage:
         if isinstance(error, FileNotFoundError) or "NoSuchBucket" in text or "ContainerNotFound" in text:
             return NotFoundError(f"there is no '{place}': {text}. Check bucket and path")
         if _is_refusal(error):
-            return UnavailableError(f"'{place}' may not be read: {text}. Check the credentials and their rights")
+            return UnavailableError(f"'{place}' may not be {verb}: {text}. Check the credentials and their rights")
         if "redirect" in text.lower() and self._place.cloud == "s3":
             text += ". The bucket is in another region: set AWS_REGION"
         return UnavailableError(f"cannot reach '{place}': {text}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -202,3 +203,11 @@ def test_two_environments_are_two_places(clouds: ObjectStore, opened: Opened) ->
 
 def test_a_stored_object_is_plain_data() -> None:
     assert StoredObject("a", 1, "e") == ("a", 1, "e")
+
+
+def test_a_refused_upload_is_named_as_such(clouds: ObjectStore, opened: Opened, tmp_path: Path) -> None:
+    clouds.buckets["bucket"] = {}
+    (tmp_path / "out.csv").write_text("row")
+    clouds.fail("403", on="PUT", times=2)
+    with pytest.raises(UnavailableError, match="may not be written"):
+        opened("s3://bucket/out.csv").upload(tmp_path / "out.csv")
