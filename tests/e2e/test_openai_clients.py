@@ -1,4 +1,4 @@
-"""OpenAI's routes with the clients that users have, each in a process with an environment of its own.
+"""OpenAI's routes with the clients that users have, each in a separate process and environment.
 
 `make test-openai` creates the environment; without it the tests are skipped.
 """

@@ -110,9 +110,9 @@ def test_other_events_are_answered_whole(function: Function) -> None:
 
 
 def test_an_error_of_http_is_an_answer_with_its_status(function: Function) -> None:
-    _, head, body, *_ = told(function, event_of("/v2/models/nobody/infer", SCALED))
+    _, head, body, *_ = told(function, event_of("/v2/models/missing/infer", SCALED))
     assert json.loads(head.removesuffix(bytes(8)))["statusCode"] in (400, 404)
-    assert "nobody" in json.loads(body)["error"]
+    assert "missing" in json.loads(body)["error"]
 
 
 def test_an_event_that_cannot_be_answered_is_a_function_error(function: Function) -> None:

@@ -107,7 +107,7 @@ def test_the_answer_to_a_message_is_published_and_the_push_acknowledged(port: in
 
 def test_a_request_that_can_never_succeed_is_published_as_an_error_and_not_repeated(port: int, topic: Google) -> None:
     assert ask(port, "POST", INFER, push(b"{")).status == 204
-    assert ask(port, "POST", "/pubsub/v2/models/nobody/infer", push(v2_request([[1, 2, 3, 4]]))).status == 204
+    assert ask(port, "POST", "/pubsub/v2/models/missing/infer", push(v2_request([[1, 2, 3, 4]]))).status == 204
     statuses = [each["attributes"]["remora-status"] for each in topic.messages]
     assert statuses == ["500", "404"], "as on V2's routes"
     assert all("error" in json.loads(base64.b64decode(each["data"])) for each in topic.messages)

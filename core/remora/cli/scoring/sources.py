@@ -247,7 +247,7 @@ def import_parquet(name: str) -> Any:
 def arrow_values(column: Any) -> Values:
     """Return the values of an Arrow array.
 
-    They are a numpy array for numbers and for lists of equal length, else a list. Missing values are None, in a list.
+    Numbers and lists of equal length give a numpy array, other types a list. A missing value is None in a list.
     """
     from pyarrow import types
 

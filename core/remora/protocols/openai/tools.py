@@ -113,7 +113,7 @@ def read_tools(fields: Mapping[str, Any]) -> ToolUse | None:
     choice = fields.get("tool_choice", "auto" if tools else "none")
     if not tools:
         if choice != "none":
-            raise ParameterError("tool_choice", "tool_choice needs tools, and there are none")
+            raise ParameterError("tool_choice", "tool_choice needs tools, but the request has none")
         return None
     if len(tools) > _MAX_TOOLS:
         raise ParameterError("tools", f"there are {len(tools)} tools; at most {_MAX_TOOLS} are allowed")

@@ -1,4 +1,4 @@
-"""CORS: which pages may read answers, and what a preflight is told, with and without keys and front processes."""
+"""CORS: which pages may read responses, and what a preflight gets, with and without keys and front processes."""
 
 from __future__ import annotations
 
