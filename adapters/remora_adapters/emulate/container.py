@@ -22,6 +22,8 @@ Call = Callable[[Stage], HttpReply]
 """Function that sends the user's request as the platform would."""
 _SLOWEST = 1.5
 """Tolerance factor for times, because the machine may be busy."""
+_PAUSE_S = 0.02
+"""Pause between two requests of a client that waits for the end."""
 
 
 def starts(stage: Stage) -> None:
@@ -149,6 +151,7 @@ def serves_on(call: Call, seconds: float) -> Run:
                 process.wait(stage.grace_s)
                 raise Failed(f"{at_s:.1f} s after SIGTERM, after {count} good answers: {answer.shown}")
             count += 1
+            time.sleep(_PAUSE_S)
         process.wait(stage.grace_s)
 
     return run

@@ -29,6 +29,8 @@ _API = "/2018-06-01/runtime"
 _FUNCTION = "arn:aws:lambda:eu-central-1:123456789012:function:emulated"
 _REPLY = re.compile(rf"{_API}/invocation/([^/]+)/(response|error)")
 _JSON = {"Content-Type": "application/json"}
+_POLL_S = 0.02
+"""Time after which the server notices that it shall stop."""
 
 
 class RuntimeReply(NamedTuple):
@@ -93,7 +95,7 @@ class RuntimeApi:
         self.address = f"127.0.0.1:{self._server.server_port}"
 
     def __enter__(self) -> RuntimeApi:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), daemon=True).start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -178,6 +180,7 @@ class _Api(BaseHTTPRequestHandler):
     """Connection of the function."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     api: RuntimeApi
 
     def log_message(self, *args: object) -> None:

@@ -208,7 +208,7 @@ def main() -> None:
     signal.sigwait({signal.SIGTERM})
     if FAULT == "stays":
         signal.sigwait({signal.SIGTERM})
-    if PLATFORM == "knative" and FAULT != "stops-at-once":
+    if PLATFORM == "knative" and FAULT not in ("stops-at-once", "bad-status"):
         with changed:
             while changed.wait(QUIET_S):  # somebody still asks
                 pass

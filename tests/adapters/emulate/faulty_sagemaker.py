@@ -169,7 +169,7 @@ def main() -> int:
             threading.Thread(target=server.shutdown).start()
 
     signal.signal(signal.SIGTERM, stop)
-    server.serve_forever()
+    server.serve_forever(0.02)
     server.server_close()
     return 3 if FAULT == "bad-status" else 0
 

@@ -110,7 +110,7 @@ class Handler(BaseHTTPRequestHandler):
 def main() -> None:
     server = ThreadingHTTPServer(("0.0.0.0", int(os.environ["SAGEMAKER_BIND_TO_PORT"])), Handler)
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
-    server.serve_forever()
+    server.serve_forever(0.02)
     server.server_close()
 
 
