@@ -52,26 +52,38 @@ def cluster(tmp_path: Path) -> Cluster:
     return Cluster(tmp_path)
 
 
-def test_what_is_installed_lacks_nothing(cluster: Cluster) -> None:
+@pytest.fixture(scope="module")
+def installed_state(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """State of a cluster after one installation, which starts some thirty processes."""
+    cluster = Cluster(tmp_path_factory.mktemp("installed"))
     done = cluster.install()
     assert done.returncode == 0, done.stderr
-    checked = cluster.install("--check")
+    return cluster.state()
+
+
+@pytest.fixture
+def installed(cluster: Cluster, installed_state: dict[str, Any]) -> Cluster:
+    """A cluster after an installation."""
+    cluster.set(**installed_state)
+    return cluster
+
+
+def test_what_is_installed_lacks_nothing(installed: Cluster) -> None:
+    checked = installed.install("--check")
     assert checked.returncode == 0, checked.stdout
     assert "missing" not in checked.stdout
 
 
-def test_kserve_is_not_left_waiting_for_istio(cluster: Cluster) -> None:
-    assert cluster.install().returncode == 0
-    settings = json.loads(cluster.state()["configmaps"]["inferenceservice-config"]["ingress"])
+def test_kserve_is_not_left_waiting_for_istio(installed: Cluster) -> None:
+    settings = json.loads(installed.state()["configmaps"]["inferenceservice-config"]["ingress"])
     assert settings == {"enableGatewayApi": False, "ingressDomain": "example.com", "disableIstioVirtualHost": True}
 
 
-def test_a_second_installation_changes_no_setting(cluster: Cluster) -> None:
-    assert cluster.install().returncode == 0
-    before = cluster.state()["configmaps"]
-    done = cluster.install()
+def test_a_second_installation_changes_no_setting(installed: Cluster) -> None:
+    before = installed.state()["configmaps"]
+    done = installed.install()
     assert done.returncode == 0, done.stderr
-    assert cluster.state()["configmaps"] == before
+    assert installed.state()["configmaps"] == before
 
 
 def test_addresses_have_the_domain_that_is_given(cluster: Cluster) -> None:
@@ -103,9 +115,10 @@ def test_what_does_not_get_ready_ends_the_installation_by_its_name(namespace: st
     assert f"kubectl get pods --namespace {namespace}" in done.stderr
 
 
-def test_gpus_can_be_scheduled_where_the_platform_brings_no_device_plugin(cluster: Cluster) -> None:
-    assert cluster.install().returncode == 0
-    assert cluster.state()["daemonsets"]
+def test_gpus_can_be_scheduled_where_the_platform_brings_no_device_plugin(
+    cluster: Cluster, installed_state: dict[str, Any]
+) -> None:
+    assert installed_state["daemonsets"]
     cluster.set(version="v1.33.5-gke.1000")
     assert cluster.install().returncode == 0
     assert not cluster.state()["daemonsets"]
@@ -129,22 +142,21 @@ def test_the_check_of_an_empty_cluster_names_everything_and_changes_nothing(clus
     ],
 )
 def test_the_check_finds_a_setting_that_was_changed(
-    name: str, key: str, value: str, said: str, cluster: Cluster
+    name: str, key: str, value: str, said: str, installed: Cluster
 ) -> None:
-    assert cluster.install().returncode == 0
-    settings = cluster.state()["configmaps"]
+    settings = installed.state()["configmaps"]
     settings[name][key] = value
-    cluster.change(configmaps=settings)
-    done = cluster.install("--check")
+    installed.change(configmaps=settings)
+    done = installed.install("--check")
     assert done.returncode == 1
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("missing")]
     assert said in line
 
 
-def test_the_check_finds_a_domain_and_a_device_plugin_that_are_not_there(cluster: Cluster) -> None:
-    assert cluster.install().returncode == 0
-    cluster.change(daemonsets=[], configmaps=cluster.state()["configmaps"] | {"config-domain": {"_example": "..."}})
-    said = cluster.install("--check").stdout
+def test_the_check_finds_a_domain_and_a_device_plugin_that_are_not_there(installed: Cluster) -> None:
+    settings = installed.state()["configmaps"] | {"config-domain": {"_example": "..."}}
+    installed.change(daemonsets=[], configmaps=settings)
+    said = installed.install("--check").stdout
     assert "missing  a domain for addresses" in said
     assert "missing  NVIDIA's device plugin" in said
 
@@ -165,9 +177,8 @@ def test_definitions_come_before_what_uses_them(cluster: Cluster) -> None:
     assert all("knative-v1.2.3" in call[-1] for call in calls if call[0] == "apply" and "/knative" in call[-1])
 
 
-def test_what_a_gpu_service_needs_is_allowed(cluster: Cluster) -> None:
-    assert cluster.install().returncode == 0
-    features = cluster.state()["configmaps"]["config-features"]
+def test_what_a_gpu_service_needs_is_allowed(installed_state: dict[str, Any]) -> None:
+    features = installed_state["configmaps"]["config-features"]
     pod = yaml.safe_load((INFRA / "kubernetes" / "knative" / "service.yaml").read_text())["spec"]["template"]["spec"]
     needed = {"nodeSelector": "kubernetes.podspec-nodeselector", "tolerations": "kubernetes.podspec-tolerations"}
     assert all(features[needed[field]] == "enabled" for field in needed if field in pod)
