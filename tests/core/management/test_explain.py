@@ -116,7 +116,7 @@ def test_a_curve_that_falls_is_not_followed_below_what_was_seen() -> None:
 # -- predictions ----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(2, 32), st.floats(0.5, 5), st.floats(0.1, 2), st.integers(1, 3))
 def test_throughput_is_that_of_the_closed_form(limit: int, fixed: float, each: float, instances: int) -> None:
     cost = linear(fixed, each)

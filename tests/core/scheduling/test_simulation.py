@@ -33,7 +33,7 @@ def test_saturated_throughput_is_that_of_full_batches(
     assert len(found.waits_ns) == count
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.floats(0.1, 0.7), st.integers(0, 3))
 def test_without_batching_the_mean_wait_is_that_of_a_queue_with_one_server(load: float, seed: int) -> None:
     # Pollaczek and Khinchine: constant service times, arrivals independent of each other.
@@ -45,7 +45,7 @@ def test_without_batching_the_mean_wait_is_that_of_a_queue_with_one_server(load:
     assert abs(statistics.fmean(found.waits_ns) / MS / expected_ms - 1) < 0.12
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.floats(20, 2000), st.integers(0, 9))
 def test_arrivals_come_at_the_requested_rate(per_s: float, seed: int) -> None:
     stream = arrivals(per_s, 4000, seed=seed)

@@ -25,7 +25,7 @@ from remora.scheduling.sequences import scheduler as sequence_scheduler_module
 from remora.scheduling.sequences.scheduler import SequenceOptions, SequenceScheduler
 from remora.signature import Signature
 
-SEEDS = int(os.environ.get("RACE_SEEDS", "150"))
+SEEDS = int(os.environ.get("RACE_SEEDS", "60"))
 
 MODEL = """
 backend: "fake" max_batch_size: %(slots)d
