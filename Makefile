@@ -15,8 +15,8 @@ IMAGE  ?= cpu
 # Name of the image, with its registry.
 TAG    ?= remora:$(IMAGE)
 ENGINE ?= docker
-# Parallel processes of `make unit`; CI has two cores.
-JOBS   ?= 2
+# Parallel processes of `make unit`: twice as many as CI has cores, because many tests wait for other processes.
+JOBS   ?= 4
 
 BIN := $(VENV)/bin
 PY  := $(BIN)/python
@@ -107,7 +107,7 @@ fmt: $(VENV)/dev.stamp  ## format, and fix what can be fixed
 # Hides GPUs, so that every machine runs the same tests; `make test-gpu` runs those on GPUs. The tests of a file share a
 # process, and with it the file's servers and whatever else must not run twice at once.
 unit: $(VENV)/dev.stamp  ## run the tests only; T="-k words" selects some
-	CUDA_VISIBLE_DEVICES= $(PY) -m pytest --numprocesses $(JOBS) --dist loadfile $(T)
+	CUDA_VISIBLE_DEVICES= $(PY) -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(T)
 
 stories: $(VENV)/dev.stamp  ## test sequences for 10,000 steps against a reference, and races under 1,000 seeds each
 	SEQUENCE_STEPS=10000 RACE_SEEDS=1000 $(PY) -m pytest -q tests/core/scheduling/sequences/test_sequences_model.py \

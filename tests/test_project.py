@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from conftest import LONG_FILES
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = sorted(
     path for root in ("core", "adapters") for path in (ROOT / root).rglob("*.py") if not path.stem.endswith("_pb2")
@@ -220,6 +222,10 @@ def test_the_changelog_tells_of_this_version() -> None:
     version = re.search(r'__version__ = "(.+)"', (ROOT / "core" / "remora" / "_version.py").read_text())
     assert version
     assert f"## {version[1]}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_files_that_begin_first_exist() -> None:
+    assert [name for name in LONG_FILES if not (ROOT / "tests" / name).is_file()] == []
 
 
 @pytest.mark.parametrize("target", ["serve", "test", "check", "fmt", "bench", "venv", "clean", "proto", "test-oracle"])
