@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import secrets
 import time
 from dataclasses import replace
 from typing import Any
@@ -24,7 +23,7 @@ from remora.backends.generation.folder import (
 )
 from remora.backends.generation.onnx_stepper import CacheSize, OnnxStepper, cache_type, token_bytes
 from remora.backends.generation.settings import GenerationSettings, parse_settings
-from remora.backends.generation.tensors import TensorInstance, complete_tensors, set_places
+from remora.backends.generation.tensors import complete_config, open_instance
 from remora.backends.model_files import import_framework, load_failure, require_file
 from remora.errors import ConfigError
 from remora.generation import Generation, Stepper
@@ -217,25 +216,12 @@ class GenerationModel:
         return self._open_stepper()
 
     def complete(self, config: ModelConfig) -> None:
-        """Add the tensors of Triton's vLLM backend that ``config`` omits, and the instances.
-
-        Raises:
-            ConfigError: the configuration contradicts them.
-        """
-        complete_tensors(config)
-        if not self._threads_configured:
-            set_places(config, self._settings.max_sequences)
+        """Complete a configuration; see `complete_config`."""
+        complete_config(config, 0 if self._threads_configured else self._settings.max_sequences)
 
     def instance(self, config: ModelConfig, placement: Placement) -> Instance:
         """Return a place for one V2 request."""
-        return TensorInstance(
-            placement.name,
-            config.name,
-            self.generation,
-            lambda: secrets.randbits(63),
-            lambda: self._loop.trouble,
-            SystemClock().monotonic_ns,
-        )
+        return open_instance(placement, config, self.generation, lambda: self._loop.trouble)
 
     def close(self) -> None:
         """End all tasks and release the model."""

@@ -7,6 +7,7 @@ go on meanwhile, and the text that piles up is sent in one response.
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from remora.backends import Capabilities, Execution
+from remora.backends import Capabilities, Execution, Placement
 from remora.errors import CancelledError, ConfigError, InternalError, InvalidArgumentError, RemoraError
 from remora.generation import Generation, Sink
 from remora.generation.measurements import TracedSink
@@ -22,6 +23,7 @@ from remora.generation.parameters import parse_parameters
 from remora.generation.tasks import End, Piece, Task, TokenLogprob
 from remora.messages import Array, Request, Response, Streamed, Tensor
 from remora.proto.model_config_pb2 import DataType, ModelConfig, ModelInstanceGroup
+from remora.system.clock import SystemClock
 
 PROMPT = "text_input"
 INPUTS = {
@@ -50,8 +52,12 @@ _PARAMETER_LIMIT = 1 << 20
 _STEPS_BEFORE_JOINING = 16
 
 
-def complete_tensors(config: ModelConfig) -> None:
-    """Add the tensors of Triton's vLLM backend that ``config`` omits.
+def complete_config(config: ModelConfig, sequences: int = 0) -> None:
+    """Add the tensors of Triton's vLLM backend that ``config`` omits, and the instances.
+
+    Args:
+        config: the model's configuration, which is completed in place.
+        sequences: running answers; twice as many V2 requests are answered at once. 0 keeps the configured instances.
 
     Raises:
         ConfigError: the configuration contradicts them.
@@ -76,11 +82,7 @@ def complete_tensors(config: ModelConfig) -> None:
     for out in config.output:
         if out.name not in OUTPUTS or out.data_type != DataType.Value(OUTPUTS[out.name][0]):
             raise ConfigError(f"model '{config.name}': output '{out.name}' is not one of {', '.join(OUTPUTS)}")
-
-
-def set_places(config: ModelConfig, sequences: int) -> None:
-    """Set the number of V2 requests that are answered at once, twice that of running answers."""
-    for group in config.instance_group:
+    for group in config.instance_group if sequences else ():
         group.count = 2 * sequences
         group.kind = ModelInstanceGroup.KIND_CPU
         del group.gpus[:]
@@ -268,6 +270,14 @@ def _bytes(texts: Sequence[str]) -> Array:
     array = np.empty(len(texts), object)
     array[:] = [text.encode("utf-8", "replace") for text in texts]
     return array
+
+
+def open_instance(
+    placement: Placement, config: ModelConfig, generation: Generation, trouble: Callable[[], str]
+) -> TensorInstance:
+    """Return a place for one V2 request, with random seeds and the system's clock; see `TensorInstance`."""
+    now_ns = SystemClock().monotonic_ns
+    return TensorInstance(placement.name, config.name, generation, lambda: secrets.randbits(63), trouble, now_ns)
 
 
 class TensorInstance:

@@ -10,7 +10,6 @@ import hashlib
 import importlib
 import logging
 import mmap
-import secrets
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 from remora.backends import Instance, Placement, Source
 from remora.backends.generation.folder import read_file, read_object, special_tokens, template_of
 from remora.backends.generation.settings import GenerationSettings, parse_settings
-from remora.backends.generation.tensors import TensorInstance, complete_tensors, set_places
+from remora.backends.generation.tensors import complete_config, open_instance
 from remora.backends.model_files import import_framework, load_failure, model_path, require_file
 from remora.backends.openvino_genai.engine import UNSUPPORTED, Library, OpenVinoEngine
 from remora.backends.openvino_genai.gguf import CONTROL_TOKEN, GgufError, read_metadata
@@ -156,25 +155,12 @@ class OpenVinoGenAiModel:
         return JinjaTemplate(text, tokens, special, source.name, SystemClock().monotonic_ns, time.strftime)
 
     def complete(self, config: ModelConfig) -> None:
-        """Add the tensors of Triton's vLLM backend that ``config`` omits, and the instances.
-
-        Raises:
-            ConfigError: the configuration contradicts them.
-        """
-        complete_tensors(config)
-        if not self._places_configured:
-            set_places(config, self._settings.max_sequences)
+        """Complete a configuration; see `complete_config`."""
+        complete_config(config, 0 if self._places_configured else self._settings.max_sequences)
 
     def instance(self, config: ModelConfig, placement: Placement) -> Instance:
         """Return a place for one V2 request."""
-        return TensorInstance(
-            placement.name,
-            config.name,
-            self.generation,
-            lambda: secrets.randbits(63),
-            lambda: self._engine.trouble,
-            SystemClock().monotonic_ns,
-        )
+        return open_instance(placement, config, self.generation, lambda: self._engine.trouble)
 
     def close(self) -> None:
         """End all tasks and release the model."""

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import secrets
 import time
 from typing import Any
 
 from remora.backends import Instance, Placement, Source
 from remora.backends.generation.folder import read_object
 from remora.backends.generation.settings import GenerationSettings, parse_settings
-from remora.backends.generation.tensors import TensorInstance, complete_tensors, set_places
+from remora.backends.generation.tensors import complete_config, open_instance
 from remora.backends.model_files import import_framework, model_path, require_file
 from remora.backends.vllm.engine import GRAMMARS, UNSUPPORTED, CacheGauges, Library, LoopThread, VllmEngine, resolved
 from remora.errors import ConfigError, InternalError
@@ -201,24 +200,12 @@ class VllmModel:
         )
 
     def complete(self, config: ModelConfig) -> None:
-        """Add the tensors of Triton's vLLM backend that ``config`` omits, and the instances.
-
-        Raises:
-            ConfigError: the configuration contradicts them.
-        """
-        complete_tensors(config)
-        set_places(config, _PLACES // 2)
+        """Complete a configuration; see `complete_config`."""
+        complete_config(config, _PLACES // 2)
 
     def instance(self, config: ModelConfig, placement: Placement) -> Instance:
         """Return a place for one V2 request."""
-        return TensorInstance(
-            placement.name,
-            config.name,
-            self.generation,
-            lambda: secrets.randbits(63),
-            lambda: self._engine.trouble,
-            SystemClock().monotonic_ns,
-        )
+        return open_instance(placement, config, self.generation, lambda: self._engine.trouble)
 
     def close(self) -> None:
         """End all tasks and shut vLLM down."""
