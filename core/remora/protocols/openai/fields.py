@@ -9,7 +9,11 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import orjson
+
+from remora.errors import InvalidArgumentError
 from remora.generation.tasks import ParameterError
+from remora.messages import Buffer
 
 
 class Field(NamedTuple):
@@ -128,6 +132,20 @@ STREAM_OPTIONS: Mapping[str, Field] = {
     "continuous_usage_stats": Field("boolean"),
     "include_obfuscation": _only("boolean", False, why="events are not padded"),
 }
+
+
+def read_body(body: Buffer, table: Mapping[str, Field], *, ignore_unknown: bool) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields of a body; see `read_fields`.
+
+    Raises:
+        ParameterError: as `read_fields`.
+        InvalidArgumentError: the body is not JSON.
+    """
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidArgumentError(f"the body is not JSON: {error}") from None
+    return read_fields(document, table, ignore_unknown=ignore_unknown)
 
 
 def read_fields(

@@ -7,9 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
-from remora.errors import InvalidArgumentError
 from remora.generation import Generation
 from remora.generation.parameters import parse_parameters
 from remora.generation.tasks import MAX_CHOICES, ParameterError, Task
@@ -21,6 +18,7 @@ from remora.protocols.openai.fields import (
     STREAM_OPTIONS,
     TOKENIZE,
     describe,
+    read_body,
     read_fields,
 )
 from remora.protocols.openai.tools import ToolUse, closed, read_tools
@@ -95,11 +93,7 @@ def decode(action: str, body: Buffer, *, ignore_unknown: bool = False) -> Query:
         ParameterError: a parameter is wrong.
         InvalidArgumentError: the body is not JSON.
     """
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidArgumentError(f"the body is not JSON: {error}") from None
-    fields, ignored = read_fields(document, _TABLES[action], ignore_unknown=ignore_unknown)
+    fields, ignored = read_body(body, _TABLES[action], ignore_unknown=ignore_unknown)
     model = fields.get("model", "")
     if action == "detokenize":
         return Query(action, model, prompts=(tuple(_needed(fields, "tokens")),), ignored=ignored)

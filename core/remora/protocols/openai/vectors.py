@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from remora.errors import InvalidArgumentError
 from remora.generation.tasks import ParameterError
 from remora.messages import Buffer
-from remora.protocols.openai.fields import Field, describe, read_fields
+from remora.protocols.openai.fields import Field, describe, read_body
 from remora.protocols.openai.replies import Heading
 
 _MAX_TEXTS = 2048
@@ -78,11 +77,7 @@ def decode_vectors(action: str, body: Buffer, *, ignore_unknown: bool = False) -
         ParameterError: a parameter is wrong.
         InvalidArgumentError: the body is not JSON.
     """
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidArgumentError(f"the body is not JSON: {error}") from None
-    fields, ignored = read_fields(document, _TABLES[action], ignore_unknown=ignore_unknown)
+    fields, ignored = read_body(body, _TABLES[action], ignore_unknown=ignore_unknown)
     model = fields.get("model", "")
     if action == "embeddings":
         return VectorQuery(
