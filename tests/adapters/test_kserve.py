@@ -248,6 +248,28 @@ def test_v2_can_be_as_triton_has_it(repository: Path) -> None:
         assert ask(port, "GET", "/v2/models/none/ready").headers["content-type"] == "text/plain"
 
 
+def test_a_server_waits_for_the_link_of_a_modelcar(tmp_path: Path) -> None:
+    (tmp_path / "sidecar").mkdir()
+    link, waits = tmp_path / "models", []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            link.symlink_to(tmp_path / "sidecar")
+
+    adapter.wait_for_modelcar({"MODEL_INIT_MODE": "async", "REMORA_MODEL_REPOSITORY": str(link)}, sleep)
+    assert len(waits) == 3
+
+
+def test_a_server_waits_neither_without_a_modelcar_nor_for_ever(tmp_path: Path) -> None:
+    waits: list[float] = []
+    missing = {"REMORA_MODEL_REPOSITORY": str(tmp_path / "none")}
+    adapter.wait_for_modelcar(missing, waits.append)
+    assert waits == []
+    adapter.wait_for_modelcar({**missing, "MODEL_INIT_MODE": "async"}, waits.append)
+    assert sum(waits) == pytest.approx(300)
+
+
 def test_the_ports_are_those_that_kserve_has_fixed() -> None:
     server = adapter.host({}).server
     assert (server.http_address, server.http_port, server.grpc_port) == ("0.0.0.0", 8080, 8081)

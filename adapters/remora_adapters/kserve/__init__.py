@@ -2,14 +2,18 @@
 
     python -m remora_adapters.kserve [--model-name NAME] [FLAG ...]
 
-The storage initializer downloads the models to /mnt/models. A ServingRuntime passes ``--model-name={{.Name}}``, the
+The storage initializer downloads the models to /mnt/models. A modelcar (``oci://``) links them there while the server
+starts, which then waits for the link. A ServingRuntime passes ``--model-name={{.Name}}``, the
 name of a model whose files lie in /mnt/models itself.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remora.options import EngineOptions, ServerOptions
@@ -24,6 +28,9 @@ _PORT, _GRPC_PORT = 8080, 8081
 _ANSWERS = ("kserve", "triton")
 _LAME_DUCK_S = 5
 """Time during which routers still send requests to a pod after SIGTERM."""
+_POLL_S = 0.1
+_LINK_S = 300
+"""Limit of the wait for a modelcar, whose image is already on the node when the server starts."""
 _EXIT_S = 20
 """Less than the 30 s between SIGTERM and SIGKILL."""
 
@@ -63,8 +70,23 @@ def host(environ: Mapping[str, str]) -> Host:
     return Host(EngineOptions(paths=(place,), exit_timeout_secs=_EXIT_S), server, front)
 
 
+def wait_for_modelcar(environ: Mapping[str, str], sleep: Callable[[float], object] = time.sleep) -> None:
+    """Wait until the models are there, if KServe announces by ``MODEL_INIT_MODE=async`` that they may come later.
+
+    Return after five minutes in any case: the server then reports what is missing.
+    """
+    if environ.get("MODEL_INIT_MODE") != "async":
+        return
+    place = Path(environ.get("REMORA_MODEL_REPOSITORY") or MODELS)
+    for _ in range(round(_LINK_S / _POLL_S)):
+        if place.is_dir():
+            return
+        sleep(_POLL_S)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM and return the exit code."""
     from remora.cli import main as run
 
+    wait_for_modelcar(os.environ)
     return run(["serve", "--host-platform", "kserve", *(sys.argv[1:] if arguments is None else arguments)])
