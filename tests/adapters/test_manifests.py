@@ -116,8 +116,12 @@ def test_the_clusters_schemas_take_what_is_written(platform: str, gpu: bool) -> 
 POD_PLATFORMS = ["knative", "kserve", "kubernetes"]
 SOURCES = {"vertex": "gs://bucket/models"}
 CHOICES = {
-    "knative": Choices(gpus=2, gpu_resource="nvidia.com/mig-1g.10gb", secret="keys", spot="gke", canary=10),
-    "kserve": Choices(gpus=1, namespace="ml", service_account="reader", spot="aks", canary=25, least=1),
+    "knative": Choices(
+        gpus=2, gpu_resource="nvidia.com/mig-1g.10gb", secret="keys", spot="gke", canary=10, monitoring=True
+    ),
+    "kserve": Choices(
+        gpus=1, namespace="ml", service_account="reader", spot="aks", canary=25, least=1, monitoring=True
+    ),
     "kubernetes": Choices(gpus=1, spot="eks", monitoring=True, prometheus="http://prometheus:9090", most=9, least=2),
 }
 
@@ -195,6 +199,11 @@ def test_credentials_of_the_storage_reach_the_pods() -> None:
         documents("kserve", chosen("kserve", Choices(secret="keys")))
 
 
+def test_a_predictor_takes_an_image_as_its_models() -> None:
+    found = FACTS._replace(location="oci://registry.example/digits:1")
+    assert documents("kserve", found)[2]["spec"]["predictor"]["model"]["storageUri"] == found.location
+
+
 def test_standard_mode_of_kserve_keeps_to_what_it_has() -> None:
     cluster, _, predictor = documents("kserve", chosen("kserve", Choices(mode="standard")))
     assert predictor["metadata"]["annotations"]["serving.kserve.io/deploymentMode"] == "Standard"
@@ -235,6 +244,27 @@ def test_alerts_name_only_metrics_that_the_server_exports() -> None:
         "nv_inference_pending_request_count",
     }
     assert all(f"`{name.removesuffix('_bucket')}`" in known for name in named)
+
+
+@pytest.mark.parametrize(
+    ("platform", "mode", "label"),
+    [
+        ("knative", "knative", "serving.knative.dev/service"),
+        ("kserve", "knative", "serving.kserve.io/inferenceservice"),
+        ("kserve", "standard", "serving.kserve.io/inferenceservice"),
+    ],
+)
+def test_pods_of_the_serverless_platforms_are_scraped_at_the_port_of_requests(
+    platform: str, mode: str, label: str
+) -> None:
+    rows = documents(platform, chosen(platform, Choices(monitoring=True, mode=mode)))
+    monitor, rule = rows[-2:]
+    assert (monitor["kind"], rule["kind"]) == ("PodMonitor", "PrometheusRule")
+    assert monitor["spec"]["selector"]["matchLabels"] == {label: "digits"}
+    assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == "user-port"
+    (port,) = manifests.containers(rows[0])[0].get("ports", [{}])
+    assert port.get("name") == ("user-port" if mode == "standard" else "http1" if platform == "knative" else None)
+    assert "PodMonitor" not in find_renderer(platform)(chosen(platform, Choices(mode=mode)))
 
 
 def test_a_compose_file_takes_a_folder_or_a_bucket() -> None:

@@ -28,7 +28,11 @@ def _closed(required: Sequence[str] = (), /, **properties: Any) -> Manifest:
 
 
 _LABELS: Manifest = {"type": "object", "additionalProperties": _TEXT}
-_ENVELOPE = {"apiVersion": _TEXT, "kind": _TEXT, "metadata": _closed(["name"], name=_TEXT, labels=_LABELS)}
+_ENVELOPE = {
+    "apiVersion": _TEXT,
+    "kind": _TEXT,
+    "metadata": _closed(["name"], name=_TEXT, namespace=_TEXT, labels=_LABELS),
+}
 OWN_SCHEMAS: dict[tuple[str, str], Manifest] = {
     ("keda.sh/v1alpha1", "ScaledObject"): _closed(
         ["spec"],

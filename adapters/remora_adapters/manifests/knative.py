@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from remora_adapters.manifests import pods
-from remora_adapters.manifests.documents import document
+from remora_adapters.manifests.documents import documents
 from remora_adapters.manifests.facts import MOST_IN_POD, Facts
+from remora_adapters.manifests.monitoring import monitoring_objects
 
 _LONGEST_S = 600
 """Default limit of a request's duration in a cluster."""
@@ -23,7 +24,10 @@ def render(facts: Facts) -> str:
         "args": f"{idle}The drain ends before the grace of timeoutSeconds.",
         "traffic": "LATEST is the revision of this file. Name the revision that serves: kubectl get revisions.",
     }
-    return document(service(facts), reasons)
+    # Knative gives the port of requests this name; there is no other.
+    selector = {"serving.knative.dev/service": facts.name}
+    watched = monitoring_objects(facts, selector, "user-port") if facts.choices.monitoring else []
+    return documents([service(facts), *watched], reasons)
 
 
 def service(facts: Facts) -> dict[str, Any]:

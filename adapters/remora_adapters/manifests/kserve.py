@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from remora_adapters.manifests import pods
-from remora_adapters.manifests.documents import document
+from remora_adapters.manifests.documents import document, documents
 from remora_adapters.manifests.facts import MOST_IN_POD, Facts
+from remora_adapters.manifests.monitoring import monitoring_objects
 
 _FORMAT = "remora"
+_PORT = "user-port"
+"""Knative gives the port this name and refuses one in the manifest; in Standard mode the manifest has it."""
 _EXIT_S = 290
 """Below the grace of 300 s that KServe's revisions have."""
 _STANDARD_EXIT_S = 20
@@ -29,7 +32,9 @@ def render(facts: Facts) -> str:
     rows = (("ClusterServingRuntime", "For the whole cluster: needs the rights of its administrator, once."),
             ("ServingRuntime", "For one namespace; it goes before the cluster's."))  # fmt: skip
     parts = [document(_runtime(facts, kind), _reasons(facts), header) for kind, header in rows]
-    return "---\n".join((*parts, document(_predictor(facts), _reasons(facts))))
+    selector = {"serving.kserve.io/inferenceservice": facts.name}
+    watched = monitoring_objects(facts, selector, _PORT) if choices.monitoring else []
+    return "---\n".join((*parts, documents([_predictor(facts), *watched], _reasons(facts))))
 
 
 def _reasons(facts: Facts) -> dict[str, str]:
@@ -47,13 +52,14 @@ def _reasons(facts: Facts) -> dict[str, str]:
 
 
 def _runtime(facts: Facts, kind: str) -> dict[str, Any]:
-    exit_s = _EXIT_S if facts.choices.mode == "knative" else _STANDARD_EXIT_S
+    knative = facts.choices.mode == "knative"
+    exit_s = _EXIT_S if knative else _STANDARD_EXIT_S
     container = {
         "name": "kserve-container",
         "image": facts.image,
         "command": ["python", "-m", "remora_adapters.kserve"],
         "args": ["--model-name={{.Name}}", f"--exit-timeout-secs={exit_s}", *pods.flags(facts)],
-        "ports": [{"containerPort": 8080, "protocol": "TCP"}],
+        "ports": [{"name": "" if knative else _PORT, "containerPort": 8080, "protocol": "TCP"}],
         "securityContext": pods.security(),
         **pods.probes(8080, periodSeconds=2, timeoutSeconds=2),
         "resources": pods.resources(facts),

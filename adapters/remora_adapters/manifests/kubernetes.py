@@ -9,6 +9,7 @@ from remora_adapters.manifests import pods
 from remora_adapters.manifests.documents import documents
 from remora_adapters.manifests.facts import Facts
 from remora_adapters.manifests.jobs import render_kubernetes
+from remora_adapters.manifests.monitoring import monitoring_objects
 
 _DRAIN_S = 30
 _PAUSE_S = 5
@@ -63,10 +64,7 @@ def _objects(facts: Facts) -> Iterator[dict[str, Any]]:
     if facts.choices.prometheus:
         yield _object(facts, "keda.sh/v1alpha1", "ScaledObject", _scaled(facts), labels)
     if facts.choices.monitoring:
-        endpoint = {"port": "metrics", "path": "/metrics", "interval": "15s"}
-        monitor = {"selector": {"matchLabels": labels}, "podMetricsEndpoints": [endpoint]}
-        yield _object(facts, "monitoring.coreos.com/v1", "PodMonitor", monitor, labels)
-        yield _object(facts, "monitoring.coreos.com/v1", "PrometheusRule", alerts(facts.name), labels)
+        yield from monitoring_objects(facts, labels, "metrics")
 
 
 def _object(facts: Facts, version: str, kind: str, spec: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
@@ -174,38 +172,3 @@ def _scaled(facts: Facts) -> dict[str, Any]:
         "maxReplicaCount": most,
         "triggers": [trigger],
     }
-
-
-def alerts(name: str, objective_s: float = 1.0) -> dict[str, Any]:
-    """Return alerts for failures, slow requests and a queue that does not decrease."""
-    place = f'pod=~"{name}-.*"'
-    rules = [
-        (
-            "RemoraRequestsFail",
-            f'sum by (model) (rate(nv_inference_request_failure{{{place},reason!="CANCELED"}}[5m])) > 0.01 * sum by '
-            f"(model) (rate(nv_inference_request_success{{{place}}}[5m]))",
-            "More than 1 % of the requests of {{ $labels.model }} fail.",
-        ),
-        (
-            "RemoraRequestsAreSlow",
-            "histogram_quantile(0.99, sum by (model, le) "
-            f"(rate(remora_request_duration_seconds_bucket{{{place}}}[5m]))) > {objective_s:g}",
-            "The 99th percentile of {{ $labels.model }} exceeds the objective.",
-        ),
-        (
-            "RemoraQueueDoesNotDecrease",
-            f"min_over_time(sum by (model) (nv_inference_pending_request_count{{{place}}})[10m:1m]) > 0",
-            "Requests of {{ $labels.model }} have waited for ten minutes: more replicas are needed.",
-        ),
-    ]
-    found = [
-        {
-            "alert": alert,
-            "expr": expression,
-            "for": "5m",
-            "labels": {"severity": "warning"},
-            "annotations": {"summary": summary},
-        }
-        for alert, expression, summary in rules
-    ]
-    return {"groups": [{"name": "remora", "rules": found}]}
