@@ -147,7 +147,7 @@ class Server:
         await self._open_ports(inside, mailbox, grpc)
         engine.ledger.mark("ports")
         self._connections.sweep()
-        if grpc.starts_in_thread:
+        if grpc.starts_late:
             await asyncio.gather(self._load(loading), self._start_grpc(grpc, grpc_opened))
             engine.ledger.mark("gRPC")
         else:
@@ -212,6 +212,7 @@ class Server:
 
     async def _start_grpc(self, grpc: GrpcTransport, opened: Callable[[], None]) -> None:
         self.ports = self.ports._replace(grpc=await grpc.start())
+        self._connections.add(grpc.listeners, grpc.ports)
         opened()
 
     async def stop(self, *, drain: bool = False, announce: bool = True) -> bool:

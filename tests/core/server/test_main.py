@@ -16,6 +16,7 @@ from fakes import write_model
 from hosting import ask, running, write_scale
 from remora.engine import Engine
 from remora.options import EngineOptions, ServerOptions
+from remora.server.grpc import opening
 from remora.server.grpc.opening import Grpcio
 from remora.server.host import Host
 from remora.server.main import Server, ready_table
@@ -37,10 +38,11 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return gate
 
 
-def get(port: int, path: str) -> tuple[int, bytes]:
+def get(port: int, path: str, body: bytes = b"") -> tuple[int, bytes]:
+    """Send GET, or POST with a body; return the status and the body of the answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     try:
-        connection.request("GET", path)
+        connection.request("POST" if body else "GET", path, body or None)
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:
@@ -107,6 +109,37 @@ def test_a_server_is_not_ready_before_our_own_grpc_listens_either(
             await starting
             assert engine.readiness().ready
             assert server.ports.grpc
+        finally:
+            gate.set()
+            await server.stop()
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+
+
+def test_an_inference_over_http_does_not_wait_for_the_import_of_grpc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_scale(tmp_path / "scale")
+    gate = threading.Event()
+
+    def import_late(*_parts: object) -> None:
+        assert gate.wait(PATIENCE_S)
+
+    monkeypatch.setattr(opening, "_open_own", import_late)
+
+    async def run() -> None:
+        options = ServerOptions(http_port=0, allow_metrics=False)
+        server = Server(Engine(tmp_path / "scale"), options)
+        starting = asyncio.create_task(server.start())
+        try:
+            while not server.ports.http:
+                await asyncio.sleep(0)
+            body = b'{"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}'
+            assert (await asyncio.to_thread(get, server.ports.http, "/v2/models/scale/infer", body))[0] == 200
+            assert server.engine.readiness().waits_for == ("gRPC is being opened",)
+            gate.set()
+            await starting
+            assert server.engine.readiness().ready
         finally:
             gate.set()
             await server.stop()

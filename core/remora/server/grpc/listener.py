@@ -45,7 +45,7 @@ class OwnGrpc:
         regions: Regions,
         accept: Accept,
     ) -> None:
-        self.starts_in_thread = False
+        self.starts_late = False
         self._inside = inside
         self._accept = accept
         options = inside.options

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from remora.protocols.http2 import frames
@@ -22,6 +23,7 @@ from remora.tensors.shared_memory import Regions
 if TYPE_CHECKING:
     from remora.server.connections import Accept
     from remora.server.grpc.grpcio_transport import GrpcServer
+    from remora.server.grpc.listener import OwnGrpc
     from remora.server.http.http2 import Http2Listener
     from remora.server.listening import Port
 
@@ -44,14 +46,14 @@ class GrpcTransport(Drainable, Protocol):
         """True if the HTTP port accepts gRPC."""
 
     @property
-    def starts_in_thread(self) -> bool:
-        """True if `start` opens the port, while the models load."""
+    def starts_late(self) -> bool:
+        """True if `start` opens the port, while the models load and the HTTP port answers."""
 
     async def listen(self) -> int:
         """Open the dedicated port before the models load, and return its number or 0."""
 
     async def start(self) -> int:
-        """Open the dedicated port in another thread, and return its number or 0."""
+        """Open the dedicated port after imports in another thread, and return its number or 0."""
 
     def beside(self, service: Service) -> Handover:
         """Return the handover for HTTP/2 connections on the HTTP port.
@@ -70,11 +72,17 @@ def open_grpc(inside: ServerContext, restricted: Restrictions, regions: Regions,
         return NoGrpc()
     if options.grpc_transport == "grpcio":
         return Grpcio(inside, regions)
+    open_own = partial(_open_own, inside, restricted, regions, accept)
+    return (open_own() or NoGrpc()) if options.grpc_on_http_port else LateGrpc(open_own)
+
+
+def _open_own(inside: ServerContext, restricted: Restrictions, regions: Regions, accept: Accept) -> OwnGrpc | None:
+    """Return gRPC on the built-in HTTP/2, or None without its package."""
     try:
         from remora.server.grpc.listener import OwnGrpc
     except ImportError as error:
         _log.warning("gRPC is off: %s. Install it with: %s", error, install_command("grpc"))
-        return NoGrpc()
+        return None
     return OwnGrpc(inside, restricted, regions, accept)
 
 
@@ -84,7 +92,7 @@ class NoGrpc:
     listeners: Sequence[Http2Listener] = ()
     ports: Sequence[Port] = ()
     on_http_port = False
-    starts_in_thread = False
+    starts_late = False
 
     async def listen(self) -> int:
         """Return 0."""
@@ -113,13 +121,46 @@ class NoGrpc:
         return True
 
 
+class LateGrpc(NoGrpc):
+    """gRPC on the built-in HTTP/2 and a dedicated port, imported while the HTTP port answers.
+
+    The import would delay the first answer over HTTP.
+
+    Args:
+        open_own: imports and returns the transport, or None without its package. It runs in another thread.
+    """
+
+    starts_late = True
+
+    def __init__(self, open_own: Callable[[], OwnGrpc | None]) -> None:
+        self._open_own = open_own
+        self._own: OwnGrpc | None = None
+
+    async def start(self) -> int:
+        """See `GrpcTransport.start`. Raises as `OwnGrpc` and `OwnGrpc.listen` do."""
+        own = await asyncio.get_running_loop().run_in_executor(None, self._open_own)
+        if own is None:
+            return 0
+        self._own, self.listeners, self.ports = own, own.listeners, own.ports
+        return await own.listen()
+
+    def stop_accepting(self) -> None:
+        """See `OwnGrpc.stop_accepting`."""
+        if self._own is not None:
+            self._own.stop_accepting()
+
+    def close(self) -> bool:
+        """See `OwnGrpc.close`."""
+        return self._own is None or self._own.close()
+
+
 class Grpcio(NoGrpc):
     """gRPC on grpcio, opened and stopped in other threads.
 
     Both would block the event loop.
     """
 
-    starts_in_thread = True
+    starts_late = True
 
     def __init__(self, inside: ServerContext, regions: Regions) -> None:
         self._inside = inside

@@ -14,7 +14,7 @@ from remora.engine import Engine
 from remora.options import ServerOptions
 from remora.protocols.http2 import frames
 from remora.protocols.restriction import Restrictions
-from remora.server.grpc.opening import Grpcio, GrpcTransport, NoGrpc, open_grpc
+from remora.server.grpc.opening import Grpcio, GrpcTransport, LateGrpc, NoGrpc, open_grpc
 from remora.server.host import ServerContext
 from remora.server.http.exchange import Service
 from remora.tensors.shared_memory import DISABLED
@@ -34,6 +34,7 @@ def test_the_options_select_the_transport(tmp_path: Path) -> None:
 
     assert type(transport(tmp_path, allow_grpc=False)) is NoGrpc
     assert type(transport(tmp_path, grpc_transport="grpcio")) is Grpcio
+    assert type(transport(tmp_path)) is LateGrpc
     own = transport(tmp_path, allow_grpc=False, grpc_on_http_port=True)
     assert isinstance(own, OwnGrpc)
     assert own.on_http_port
@@ -64,6 +65,18 @@ def test_without_its_package_http2_is_refused_in_its_own_words(
     assert wire.sent.endswith(b"gRPC is off, its package is not installed: use HTTP/1.1")
     assert frames.HTTP_1_1_REQUIRED.to_bytes(4) in wire.sent
     assert wire.closed
+
+
+def test_without_its_package_the_dedicated_port_stays_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "remora.server.grpc.listener", None)
+    grpc = transport(tmp_path)
+    assert asyncio.run(grpc.start()) == 0
+    assert "gRPC is off" in caplog.text
+    assert not grpc.ports
+    grpc.stop_accepting()
+    assert grpc.close()
 
 
 def test_a_drain_waits_for_grpcio_that_is_still_being_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
