@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +20,9 @@ from generation_models import tiny
 from hosting import PATIENCE_S, Got, ask, running
 from remora import Engine
 from remora.generation import EngineStats
+from remora.models.served_model import ServedModel
+from remora.models.table import LoadingError
+from remora.options import EngineOptions
 from remora.server.host import Host
 from remora_adapters import azureml, cloud_run, kserve, sagemaker, vertex
 
@@ -167,6 +173,82 @@ def test_the_first_event_comes_before_the_last_token_and_a_client_that_leaves_fr
     assert before > 0, "the answers had ended before the first events were read"
     assert eventually(lambda: not stats_of(platform).running and not stats_of(platform).waiting)
     assert stats_of(platform).ended.get("cancelled", 0) >= 1
+
+
+def half_closed(port: int, path: str, document: Any, *, begun: bool = False) -> bytes:
+    """Send a request, then nothing more; return what comes until the server closes the connection.
+
+    With ``begun``, the client stops sending only after the first bytes of the answer.
+    """
+    body = json.dumps(document).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client:
+        client.sendall(head.encode() + body)
+        received = client.recv(1) if begun else b""
+        client.shutdown(socket.SHUT_WR)
+        while piece := client.recv(1 << 16):
+            received += piece
+    return received
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("own_path", [False, True])
+def test_a_client_that_stops_sending_frees_its_row_and_its_connection_ends(
+    platform: Platform, *, own_path: bool, stream: bool
+) -> None:
+    path = platform.invoke if own_path and platform.invoke else platform.chats
+    long = {**CHAT, "model": "tiny", "stream": stream, "max_tokens": 490}
+    for begun in (False, stream):
+        answer = half_closed(platform.port, path, long, begun=begun)
+        assert answer.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 503 ")), answer[:200]
+    assert eventually(lambda: not stats_of(platform).running and not stats_of(platform).waiting)
+    assert platform.ask({**CHAT, "model": "tiny"}, path).status == 200
+
+
+def test_a_text_of_a_client_that_stops_sending_ends_too(door: Platform) -> None:
+    for stream in (False, True):
+        answer = half_closed(door.port, "/invocations", {**texts(max_new_tokens=490), "stream": stream}, begun=stream)
+        assert answer.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 503 ")), answer[:200]
+    assert eventually(lambda: not stats_of(door).running and not stats_of(door).waiting)
+
+
+class LoadingEngine(Engine):
+    """Engine that reports the first request for its model before the model is loaded."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        super().__init__(options=options)
+        self.missed = threading.Event()
+
+    def resolve(self, model: str, version: int = -1) -> ServedModel:
+        try:
+            return super().resolve(model, version)
+        except LoadingError:
+            self.missed.set()
+            raise
+
+    def only_model(self) -> str:
+        try:
+            return super().only_model()
+        except LoadingError:
+            self.missed.set()
+            raise
+
+
+@pytest.mark.parametrize("name", ["sagemaker", "cloud_run"])
+def test_a_client_that_stops_sending_during_the_load_does_not_wait_for_it(name: str, tmp_path: Path) -> None:
+    tiny(tmp_path / "model")
+    host = host_of(name, tmp_path)
+    engine, loading = LoadingEngine(host.engine), Future[Engine]()
+    with running(host, engine, loading) as ports, ThreadPoolExecutor(1) as clients:
+        for path in {INVOKE.get(name, "/v1/chat/completions"), "/openai/v1/chat/completions"}:
+            answer = half_closed(ports.http, path, {**CHAT, "model": "tiny"})
+            assert b"is still being loaded: the client left before" in answer
+            assert engine.missed.wait(PATIENCE_S)
+            engine.missed.clear()
+        waiting = clients.submit(ask, ports.http, "POST", "/openai/v1/chat/completions", {**CHAT, "model": "tiny"})
+        assert engine.missed.wait(PATIENCE_S)
+        loading.set_result(engine.start())
+        assert waiting.result(PATIENCE_S).status == 200
 
 
 # -- The schema of SageMaker's LMI containers ----------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -64,6 +65,22 @@ def test_a_stream_is_the_whole_answer_in_pieces(server: RunningServer) -> None:
     assert "".join(each["delta"].get("content", "") for each in choices) == whole["message"]["content"]
     assert choices[-1]["finish_reason"] == whole["finish_reason"] == "length"
     assert len(choices) > 5
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v2/models/tiny/generate_stream"])
+def test_a_client_that_stops_sending_frees_its_row_and_its_connection_ends(server: RunningServer, path: str) -> None:
+    long = {"sampling_parameters": json.dumps({"max_tokens": 490, "ignore_eos": True}), "text_input": "x"}
+    body = json.dumps({**CHAT, "max_tokens": 490, "stream": True} if "chat" in path else {**long, "stream": True})
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nAuthorization: {KEY}\r\nContent-Length: {len(body)}\r\n\r\n"
+    for begun in (False, True):
+        with socket.create_connection(("127.0.0.1", server.http), timeout=PATIENCE_S) as client:
+            client.sendall((head + body).encode())
+            received = client.recv(1) if begun else b""
+            client.shutdown(socket.SHUT_WR)
+            while piece := client.recv(1 << 16):
+                received += piece
+        assert received.startswith(b"HTTP/1.1 200 ") or b"cancelled" in received, received[:200]
+    assert ask(server, "/v1/chat/completions", CHAT)[0] == 200
 
 
 def test_a_seed_gives_the_same_text_over_v2_and_over_openais_routes(server: RunningServer) -> None:

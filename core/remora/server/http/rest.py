@@ -26,7 +26,6 @@ from remora.protocols.rest.management import decode_call, encode_result
 from remora.protocols.rest.response import BinaryHeaders, ReplyFormat, v2_binary_headers
 from remora.protocols.rest.routes import METRICS_PATH, PAGES, Route, route
 from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions
-from remora.protocols.shared_memory import answer_region
 from remora.server.http import deadlines
 from remora.server.http.exchange import Answerer, Cancellable, Exchange, arrival_of
 from remora.server.http.generate import GenerateRoutes
@@ -276,10 +275,12 @@ class RestService:
         """Answer a request for OpenAI's routes, if they are served, else as any unknown path."""
         from remora.protocols.openai.routes import find_route, refused, unknown_path
 
+        where = find_route(head.path)
         generates = self._openai_always or any(model.generation is not None for model in self._engine.models())
+        if not generates and where is not None and where.method == "POST":
+            generates = not self._engine.readiness().started  # the request waits for its model, as over V2
         if not generates:
             return self._bind(head)(body, exchange)
-        where = find_route(head.path)
         if where is None:
             exchange.respond(unknown_path(head.path))
             return None
@@ -498,6 +499,8 @@ class RestService:
             exchange.respond(failure(503, "Server exiting", plain=True))
             return
         if where.action in ("system_shm", "cuda_shm"):
+            from remora.protocols.shared_memory import answer_region  # imported here, because it is rare
+
             exchange.respond(answer_region(where, bytes(body), self._codec.regions))
             return
         try:
