@@ -117,6 +117,32 @@ def test_a_host_finds_its_models_before_anything_is_loaded_that_the_process_must
     assert (probe.returncode, json.loads(probe.stdout or "null")) == (0, []), probe.stderr
 
 
+# Modules of the server that its first answer over HTTP does not need.
+UNNEEDED = (
+    "hashlib",
+    "random",
+    "remora.config.pbtxt_errors",
+    "remora.proto.inference_pb2",
+    "remora.protocols.shared_memory",
+    "remora.server.grpc.listener",
+    "remora.tracing.traced",
+    "remora.tracing.writer",
+)
+
+
+@pytest.mark.parametrize("module", ["remora.server.main", "remora.backends.onnxruntime"])
+def test_what_the_first_answer_does_not_need_is_imported_later(module: str, child_environment: dict[str, str]) -> None:
+    early = sorted(set(UNNEEDED) & set(imported_by(module, child_environment)))
+    assert not early, f"importing {module} also imports {early}"
+
+
+def test_parsing_the_flags_of_serve_imports_no_shutil(child_environment: dict[str, str]) -> None:
+    code = "from remora.cli import _parse; _parse(['serve', '.', '--http-port=0']); import sys; print(*sys.modules)"
+    probe = subprocess.run([sys.executable, "-c", code], env=child_environment, capture_output=True, text=True)
+    assert probe.returncode == 0, probe.stderr
+    assert not {"shutil", "tempfile"} & set(probe.stdout.split())
+
+
 def test_a_server_of_an_onnx_model_imports_nothing_that_can_wait(digits: Any, serving: Any) -> None:
     with serving(digits.models, "--allow-grpc=false", PYTHONPROFILEIMPORTTIME="1") as server:
         pass

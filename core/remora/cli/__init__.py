@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from remora._version import __version__
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from remora.options import ServerOptions
     from remora.server.early_port import EarlyPort
     from remora.server.host import Host
+
+_Layout = argparse.RawDescriptionHelpFormatter
+_WIDTH = 100
+"""Columns of the usage of `serve` after a wrong value; the terminal's width would cost every start an import."""
 
 _ALIASES = {
     "model_repository": ("--model-store",),
@@ -111,7 +116,7 @@ def _parser(serve_flags: Container[str] | None = None) -> argparse.ArgumentParse
         prog="remora",
         usage="%(prog)s [-h] [--version] COMMAND ...",
         description="One inference engine for every cloud.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Layout if serve_flags is None else partial(_Layout, width=_WIDTH),
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(metavar="COMMAND", prog="remora", help=argparse.SUPPRESS)
@@ -140,6 +145,7 @@ def _add_serve(commands: Any, flags: Container[str] | None) -> None:
 
     serve = commands.add_parser(
         "serve",
+        formatter_class=argparse.HelpFormatter if flags is None else partial(argparse.HelpFormatter, width=_WIDTH),
         help="serve models over HTTP and gRPC",
         usage="%(prog)s [PATH ...] [--OPTION VALUE ...]\n       %(prog)s --help",
         description="Serve the models at each PATH until SIGTERM.",

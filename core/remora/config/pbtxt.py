@@ -1,18 +1,11 @@
 """Reader of protobuf text format with explained errors.
 
-Protobuf's own parser decides what is valid. When it refuses a text, a small scanner with the schema finds the key path
-and the closest valid key for the error message.
+Protobuf's own parser decides what is valid; `pbtxt_errors` explains what it refuses.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
-
 from google.protobuf import text_format
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from remora.config.schema_errors import (
@@ -22,22 +15,8 @@ from remora.config.schema_errors import (
     is_repeated,
     map_fields,
     schema_of,
-    unknown_key,
     unknown_value,
 )
-
-_TOKEN = re.compile(
-    r"""
-    (?P<skip>\#[^\n]*|\s+)
-    |(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')
-    |(?P<word>[A-Za-z_][\w]*)
-    |(?P<number>[-+]?[.\d][\w.+-]*)
-    |(?P<mark>.)
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-_POSITION = re.compile(r"^\d+:\d+ : ")
-_QUOTED_TEXT = re.compile(r"^'.*?': (?=[A-Z])", re.DOTALL)
 
 
 def fill_from_text(message: Message, text: str) -> None:
@@ -49,94 +28,10 @@ def fill_from_text(message: Message, text: str) -> None:
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
-        raise _explain(schema_of(message), text, error) from error
+        from remora.config.pbtxt_errors import explain  # imported here, because most texts are valid
+
+        raise explain(schema_of(message), text, error) from error
     _refuse_unknown_numbers(message, ())
-
-
-def _explain(schema: Descriptor, text: str, error: text_format.ParseError) -> SchemaError:
-    """Return the parser's error with the key path.
-
-    For an unknown key it also names the closest valid one.
-    """
-    line = error.GetLine() or 0
-    offset = _offset(text, line, error.GetColumn() or 0) if line else len(text)
-    nearest: Path = ()
-    for place in _places(schema, text):
-        if place.reason:
-            return SchemaError(place.path, place.reason, text.count("\n", 0, place.offset) + 1)
-        if place.offset > offset:
-            break
-        nearest = place.path
-    message = str(error).replace(f"{schema.file.package}.", "")
-    reason = _QUOTED_TEXT.sub("", _POSITION.sub("", message))
-    return SchemaError(nearest, " ".join(reason.split()), line)
-
-
-def _offset(text: str, line: int, column: int) -> int:
-    """Return the offset of a line and column, both counted from 1."""
-    return sum(len(row) + 1 for row in text.split("\n")[: line - 1]) + column - 1
-
-
-class _Place(NamedTuple):
-    """A key of the text, or the end of a message. ``reason`` is the error there, "" for none."""
-
-    path: Path
-    offset: int
-    reason: str = ""
-
-
-@dataclass(slots=True)
-class _Open:
-    """A message before its closing brace. ``listed`` is its field whose ``[`` is open."""
-
-    schema: Descriptor
-    path: Path
-    counts: dict[str, int] = field(default_factory=dict)
-    listed: FieldDescriptor | None = None
-
-
-def _places(schema: Descriptor, text: str) -> Iterator[_Place]:
-    """Yield every key of the text in order, up to the first one that the schema lacks."""
-    stack = [_Open(schema, ())]
-    awaited: FieldDescriptor | None = None  # the field whose value comes next
-    key: Path = ()
-    for match in _TOKEN.finditer(text):
-        token, kind, top = match.group(), match.lastgroup, stack[-1]
-        if kind == "skip":
-            continue
-        if kind == "word" and awaited is None:
-            awaited = top.schema.fields_by_name.get(token)
-            if awaited is None:
-                yield _Place((*top.path, token), match.start(), unknown_key(top.schema, token))
-                return
-            key = (*top.path, token)
-            yield _Place(key, match.start())
-        elif kind in ("word", "number", "text"):
-            choices = awaited.enum_type if awaited is not None else None
-            if kind == "word" and choices is not None and token not in choices.values_by_name:
-                yield _Place(key, match.start(), unknown_value(choices, token))
-                return
-            awaited = top.listed
-        elif token == "[":
-            top.listed = awaited
-        elif token == "]":
-            awaited = top.listed = None
-        elif token in ("{", "<") and awaited is not None and awaited.message_type is not None:
-            stack.append(_Open(awaited.message_type, _numbered(top, awaited)))
-            awaited = None
-        elif token in ("}", ">") and len(stack) > 1:
-            stack.pop()
-            yield _Place(top.path, match.start())
-            awaited = stack[-1].listed
-
-
-def _numbered(owner: _Open, child: FieldDescriptor) -> Path:
-    """Return the path of a message that begins here, with its index if it is repeated."""
-    if not is_repeated(child):
-        return (*owner.path, child.name)
-    index = owner.counts.get(child.name, 0)
-    owner.counts[child.name] = index + 1
-    return (*owner.path, child.name, index)
 
 
 def _refuse_unknown_numbers(message: Message, path: Path) -> None:

@@ -29,7 +29,7 @@ _TEXTS = frozenset(
 )
 """The 64-bit integers that are printed in quotes, as in protobuf's own JSON."""
 
-_ESCAPE = re.compile(r"((?<!\\)(?:\\\\)*\\u)([0-9a-f]{4})")
+_ESCAPE = r"((?<!\\)(?:\\\\)*\\u)([0-9a-f]{4})"
 
 
 def to_dict(config: ModelConfig) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def _text(value: Any) -> str:
 def _quoted(text: str) -> str:
     import json
 
-    return _ESCAPE.sub(lambda found: found[1] + found[2].upper(), json.dumps(text, ensure_ascii=False))
+    return re.sub(_ESCAPE, lambda found: found[1] + found[2].upper(), json.dumps(text, ensure_ascii=False))
 
 
 def _message(message: Message) -> dict[str, Any]:

@@ -16,8 +16,8 @@ _OWN_SITES = (b"same-origin", b"none")
 _SIMPLE_TYPES = (b"text/plain", b"multipart/form-data", b"application/x-www-form-urlencoded")
 _LOOPBACK = re.compile(r"127(?:\.\d{1,3}){3}|::1|localhost|.+\.localhost")
 _NAME = re.compile(r"[a-z0-9_.:-]+")
-_ORIGIN = re.compile(r"https?://[a-z0-9_.-]+(?::[0-9]{1,5})?|https?://\[[0-9a-f:]+\](?::[0-9]{1,5})?")
-_FIELD_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_ORIGIN = r"https?://[a-z0-9_.-]+(?::[0-9]{1,5})?|https?://\[[0-9a-f:]+\](?::[0-9]{1,5})?"
+_FIELD_NAME = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _EXPOSED = b"Inference-Header-Content-Length, Retry-After, X-Request-Id"
 _UNDOTTED = re.compile(r"[a-z0-9_-]+")
 
@@ -112,7 +112,7 @@ class SharedOrigins:
 
     def __init__(self, origins: tuple[str, ...]) -> None:
         for origin in origins:
-            if origin != "*" and not _ORIGIN.fullmatch(origin.lower()):
+            if origin != "*" and not re.fullmatch(_ORIGIN, origin.lower()):
                 raise ValueError(f"--cors-origin={origin}: expected an origin such as https://app.example, or *")
         self._all = "*" in origins
         self._named = frozenset(origin.lower().encode() for origin in origins)
@@ -132,7 +132,7 @@ class SharedOrigins:
         if method != "OPTIONS" or header(b"access-control-request-method") is None:
             return ()
         wanted = (header(b"access-control-request-headers") or b"").split(b",")
-        names = b", ".join(name.strip() for name in wanted if _FIELD_NAME.fullmatch(name.strip()))
+        names = b", ".join(name.strip() for name in wanted if re.fullmatch(_FIELD_NAME, name.strip()))
         return (
             (b"Access-Control-Allow-Methods", b"GET, POST, DELETE"),
             *(((b"Access-Control-Allow-Headers", names),) if names else ()),

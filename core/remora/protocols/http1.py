@@ -28,7 +28,7 @@ HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 _METHOD = re.compile(rb"[A-Z]+(?= )")
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _FIELD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*")
-_AUTHORITY = re.compile(r"https?://[^/?]*", re.IGNORECASE)
+_AUTHORITY = r"(?i:https?)://[^/?]*"
 _MEMO_LIMIT = 512
 _MEMO_HEAD_LIMIT = 2_048
 _MOST_NOTES = 4
@@ -228,7 +228,7 @@ def _read(block: bytes, line: bytes) -> tuple[str, _Collector]:
 
 def _origin_form(target: str) -> str:
     """Return a request target without the scheme and authority (RFC 9112 3.2.2)."""
-    authority = _AUTHORITY.match(target)
+    authority = re.match(_AUTHORITY, target)
     if authority is None:
         return target
     path = target[authority.end() :]

@@ -6,7 +6,6 @@ a ``model.py`` that reads it through `remora.formats`. The file itself is not op
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -176,6 +175,8 @@ def _is_hugging_face(config: Path) -> bool:
     if config.stat().st_size > _CONFIG_BYTES:
         return False
     try:
+        import json  # imported here, because few models have such a file
+
         found = json.loads(config.read_bytes())
     except ValueError:
         return False
@@ -259,4 +260,6 @@ def _write_model(folder: Path, place: Path, found: Found, *, trust_pickle: bool)
 
 
 def _write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    import json
+
     (folder / "config.json").write_text(json.dumps({"name": folder.name, **config}), encoding="utf-8")

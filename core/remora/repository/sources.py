@@ -21,7 +21,7 @@ _SOURCE = re.compile(r"(.+\.py)(:\w+(,\w+)*)?|(\w+\.)*\w+:\w+(,\w+)*", re.ASCII 
 APP = "app.py"
 """File that makes a directory a source of decorated functions, as in the model folder of a platform."""
 _TRITON_CLASS = b"TritonPythonModel"
-_DECLARES_MODELS = re.compile(rb"\bremora\.(model|Pipeline)\b|\bfrom\s+remora\s+import\b")
+_DECLARES_MODELS = rb"\bremora\.(model|Pipeline)\b|\bfrom\s+remora\s+import\b"
 
 
 def open_repository(
@@ -78,7 +78,7 @@ def function_source(place: str) -> str:
     path = Path(place)
     if path.is_dir():
         app = path / APP
-        return str(app) if app.is_file() and _DECLARES_MODELS.search(app.read_bytes()) else ""
+        return str(app) if app.is_file() and re.search(_DECLARES_MODELS, app.read_bytes()) else ""
     match = _SOURCE.fullmatch(place)
     if match is None:
         return ""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable
@@ -18,6 +16,9 @@ class TemporaryFolder:
     """Temporary folder that is removed with this object, or when the process ends."""
 
     def __init__(self) -> None:
+        import shutil  # imported here, because few repositories are written
+        import tempfile
+
         self.path = Path(tempfile.mkdtemp(prefix="remora-models-"))
         self.remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 

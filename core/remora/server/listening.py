@@ -36,6 +36,14 @@ _WARNING_S = 60.0
 
 async def bind(address: str, port: int, *, reuse_port: bool) -> list[socket.socket]:
     """Return listening sockets for an address or a host name. Raises OSError."""
+    family = _family(address)
+    if family is not None:
+        try:
+            return [socket.create_server((address, port), family=family, backlog=BACKLOG, reuse_port=reuse_port)]
+        except OSError as error:
+            if error.errno is None:
+                raise
+            raise OSError(error.errno, os.strerror(error.errno)) from error  # without the address, which callers name
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
         asyncio.Protocol, address, port, reuse_port=reuse_port or None, start_serving=False
@@ -45,6 +53,19 @@ async def bind(address: str, port: int, *, reuse_port: bool) -> list[socket.sock
     for each in sockets:
         each.listen(BACKLOG)
     return sockets
+
+
+def _family(address: str) -> socket.AddressFamily | None:
+    """Return the family of a numeric address, None for a host name.
+
+    A numeric address needs no resolver, whose codec for names takes a millisecond to import.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        socket.inet_pton(family, address)
+    except OSError:
+        return None
+    return family
 
 
 class Port:

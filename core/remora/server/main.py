@@ -298,13 +298,21 @@ async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: 
     engine.ledger.ready()
     freeze(settings)
     _announce(server, age_s)
-    await loop.run_in_executor(None, give_back)
+    await loop.run_in_executor(None, _clean_up)
     await stopping
     if not await server.stop(drain=True):
         force_exit()
     force_exit_after(server.end - loop.time())
     _log.info("All models are stopped, unloading models")
     return 0
+
+
+def _clean_up() -> None:
+    """Give back memory, and remove the folders of processes that were killed, now that this delays no answer."""
+    from remora.repository.sent import remove_left_behind
+
+    give_back()
+    remove_left_behind()
 
 
 def _ending_signals() -> tuple[signal.Signals, ...]:

@@ -13,7 +13,6 @@ from typing import Any
 
 from remora.engine import Engine
 from remora.options import BOOLEANS, EngineOptions
-from remora.repository.sent import remove_left_behind
 
 _HOOKS = {
     "TRITONSERVER_DELAY_SCHEDULER": "delay_scheduler",
@@ -84,7 +83,6 @@ def begin(engine: Engine) -> Future[Engine]:
             loading.set_result(engine.start())
         except BaseException as error:  # any error, because it belongs to the waiter of the future
             loading.set_exception(error)
-        remove_left_behind()  # in this thread, because it no longer delays the start
 
     threading.Thread(target=load, name="remora start", daemon=True).start()
     return loading

@@ -7,7 +7,6 @@ and Azure's log tables index every member; ``trace_id`` and ``span_id`` are Open
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Mapping
@@ -32,6 +31,8 @@ def json_line(seconds: float, severity: str, logger: str, message: str, members:
 
     ``severity`` is a name of the module ``logging``. Members that JSON has no form for become their text.
     """
+    import json  # imported here, because most servers write lines of text
+
     line = {
         "timestamp": utc(seconds),
         "severity": severity,

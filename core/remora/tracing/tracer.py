@@ -1,43 +1,35 @@
 """Tracing of requests from arrival to last response.
 
-A front end calls `Traces.wrap_model` with the model for a request. It returns the model, or a wrapper that records that
-one request. Most of a trace is read from the request's ticket when it is answered. Requests that are not traced cost
-one check; traced ones get the same response.
+A front end calls `Traces.wrap_model` with the model for a request. It returns the model, or a wrapper of `traced` that
+records that one request. Requests that are not traced cost one check; traced ones get the same response.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import random
-import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from remora.errors import RemoraError, UnsupportedError
-from remora.messages import NO_TIME, Data, InferForm, Outcome, Request, Response, Streamed, Ticket, datatype_of
+from remora.errors import UnsupportedError
+from remora.messages import Outcome, Ticket
 from remora.system.clock import Clock
 from remora.system.install_advice import install_command
-from remora.tracing.context import Carrier, SpanContext, carried, context_of
-from remora.tracing.records import BACKEND_OUTPUT, QUEUE_INPUT, Part, SeenTensor, Trace, legible
 from remora.tracing.sampling import Sampling
 from remora.tracing.settings import TraceSettings
-from remora.tracing.writer import Finished, TraceWriter
 
-_log = logging.getLogger("remora.traces")
+if TYPE_CHECKING:
+    from remora.tracing.context import Carrier
+    from remora.tracing.records import Trace
+    from remora.tracing.traced import TracedRequest
+    from remora.tracing.writer import TraceWriter
 
 Reply = Callable[[Ticket, Outcome], None]
 
 _FILE_ROOM = 64 << 20
 """Maximum estimated bytes of traces that wait for the file."""
-_PART_BYTES = 2_048
-_SEND_BYTES = 256
-_SPANS = 3
 _END_S = 3.0
 
 
@@ -73,7 +65,7 @@ class Traces:
         self._environ = environ
         self._samplings: dict[str, Sampling] = {}
         self._ids = count(1)
-        self._open: weakref.WeakValueDictionary[int, _Followed] = weakref.WeakValueDictionary()
+        self._open: weakref.WeakValueDictionary[int, TracedRequest] = weakref.WeakValueDictionary()
         self._writer: TraceWriter | None = None
         self.apply({"": settings})
 
@@ -102,7 +94,7 @@ class Traces:
         self.on = any(not sampling.off for sampling in after.values())
         if self._writer is not None:
             for gone in set(before.values()) - set(after.values()):
-                self._writer.put(Finished(gone, None, 0))
+                self._writer.finish(gone, None, 0)
 
     def shown(self, name: str) -> TraceSettings:
         """Return a model's settings as clients see them, or "" for the server's."""
@@ -111,9 +103,11 @@ class Traces:
     def _make_writer(self) -> None:
         if self._writer is not None:
             return
+        from remora.tracing.writer import TraceWriter  # imported here because tracing is usually off
+
         settings, export = self._initial, self._initial.export
         if not settings.exports:
-            from remora.tracing.trace_file import TraceFile  # imported here because tracing is usually off
+            from remora.tracing.trace_file import TraceFile
 
             folder = Path(settings.trace_file).absolute().parent
             if not os.access(folder, os.W_OK):
@@ -163,21 +157,13 @@ class Traces:
         ``retired`` is the result of the first call for a request whose submit raised RetiredError; the
         request is not counted again.
         """
+        if retired is None and not self.on:
+            return model
+        from remora.tracing.traced import rebound, traced  # imported here because tracing is usually off
+
         if retired is not None:
-            return retired.rebind(model) if isinstance(retired, TracedModel) else model
-        if not self.on:
-            return model
-        sampling = self._samplings.get(model.name) or self._samplings[""]
-        origin = context_of(arrival.carrier) if sampling.exports and not sampling.off and arrival is not None else None
-        if not (origin.sampled if origin is not None else sampling.hits()):
-            return model
-        now_ns = self.now()
-        trace_id = origin.trace_id if origin is not None else random.getrandbits(128) or 1
-        context = SpanContext(trace_id, random.getrandbits(64) or 1, state=origin.state if origin is not None else "")
-        protocol, since_ns = (arrival.protocol, arrival.since_ns) if arrival is not None else ("", 0)
-        key = self.key_of(arrival.carrier) if arrival is not None else ""
-        trace = Trace(protocol, min(since_ns or now_ns, now_ns), now_ns, context, origin, key)
-        return TracedModel(model, _Progress(self, sampling, trace), None)
+            return rebound(retired, model)
+        return traced(self, self._samplings.get(model.name) or self._samplings[""], model, arrival)
 
     def wrap_child(self, id: int, model: Any) -> Any:
         """Return the model for a sub-request of the traced request ``id``.
@@ -187,201 +173,18 @@ class Traces:
         caller = self._open.get(id)
         return model if caller is None else caller.wrap_child(model)
 
-    def part(self, model: Any, form: InferForm, context: SpanContext, caller: Part | None) -> Part:
-        """Create a model's part of a trace, starting now."""
-        own = SpanContext(context.trace_id, random.getrandbits(64) or 1, state=context.state)
-        parent_id = 0 if caller is None else caller.id
-        return Part(
-            next(self._ids), model.name, model.version, own, parent_id, context, legible(form.id), start_ns=self.now()
-        )
+    def number(self) -> int:
+        """Return the id of the next part of a trace."""
+        return next(self._ids)
 
-    def note(self, followed: _Followed) -> None:
+    def note(self, request: TracedRequest) -> None:
         """Register a request so that `wrap_child` finds it by id."""
-        self._open[followed.id] = followed
+        self._open[request.id] = request
 
-    def finished(self, sampling: Sampling, trace: Trace) -> None:
-        """Queue a finished trace for delivery."""
-        writer = self._writer
-        if writer is None:
-            return
-        size = len(trace.parts) * _SPANS if sampling.exports else _bytes_of(trace)
-        writer.put(Finished(sampling, trace, size))
-
-
-class _Progress:
-    """An unfinished trace. It finishes with its last part and last response."""
-
-    __slots__ = ("_ended", "_lock", "_uncounted", "_unfinished", "sampling", "trace", "traces")
-
-    def __init__(self, traces: Traces, sampling: Sampling, trace: Trace) -> None:
-        self.traces = traces
-        self.sampling = sampling
-        self.trace = trace
-        self._unfinished = 0
-        self._ended = False
-        self._uncounted = trace.origin is not None  # the caller's context decided, so the count does not apply
-        self._lock = threading.Lock()
-
-    def begin(self, part: Part) -> bool:
-        """Add a part. Return False if the trace count is used up or the trace has ended.
-
-        Sub-requests made after the response are not part of the trace.
-        """
-        with self._lock:
-            if self._ended or not (self.trace.parts or self._uncounted or self.sampling.take()):
-                return False
-            self._unfinished += 1
-            self.trace.parts.append(part)
-            return True
-
-    def end(self, part: Part, *, refused: bool = False) -> None:
-        """End a part. A ``refused`` one is removed from the trace."""
-        with self._lock:
-            self._unfinished -= 1
-            if refused:
-                self.trace.parts.remove(part)
-                if not (self.trace.parts or self._uncounted):
-                    self.sampling.give_back()
-            done = self._ended = not self._unfinished and bool(self.trace.parts)
-        if done:
-            self.traces.finished(self.sampling, self.trace)
-
-
-class TracedModel:
-    """Model version that traces the one request submitted to it.
-
-    Otherwise it delegates to the version.
-    """
-
-    __slots__ = ("_caller", "_model", "_progress")
-
-    def __init__(self, model: Any, progress: _Progress, caller: Part | None) -> None:
-        self._model = model
-        self._progress = progress
-        self._caller = caller
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def rebind(self, model: Any) -> TracedModel:
-        """Return a wrapper of another version for the same request."""
-        return TracedModel(model, self._progress, self._caller)
-
-    def submit(self, form: InferForm, data: Sequence[Data], reply: Reply, **how: Any) -> Ticket:
-        """Submit as ``ServedModel.submit`` does, with a trace."""
-        progress, model = self._progress, self._model
-        above = progress.trace.context if self._caller is None else self._caller.context
-        part = progress.traces.part(model, form, above, self._caller)
-        if not progress.begin(part):
-            untraced: Ticket = model.submit(form, data, reply, **how)
-            return untraced
-        followed = _Followed(progress, part, reply, composed=model.steps is not None)
-        try:
-            ticket: Ticket = model.submit(form, data, followed.reply, trace=followed, **how)
-        except BaseException:
-            progress.end(part, refused=True)
-            raise
-        return ticket
-
-
-class _Followed:
-    """One request to one model in flight, as stored in ``Request.trace``."""
-
-    __slots__ = ("__weakref__", "_composed", "_part", "_progress", "_reply", "id")
-
-    def __init__(self, progress: _Progress, part: Part, reply: Reply, *, composed: bool) -> None:
-        self.id = part.id
-        self._progress = progress
-        self._part = part
-        self._reply = reply
-        self._composed = composed
-        progress.traces.note(self)
-
-    @property
-    def context(self) -> str:
-        """The headers that calls to other services carry, as JSON."""
-        return carried(self._part.context) if self._progress.sampling.exports else ""
-
-    def wrap_child(self, model: Any) -> Any:
-        """Return the model for a sub-request of this one."""
-        return TracedModel(model, self._progress, self._part)
-
-    def record_inputs(self, request: Request) -> None:
-        """Record the inputs of a validated request."""
-        if self._progress.sampling.tensors:
-            specs = {spec.name: spec.datatype for spec in request.form.inputs}
-            for name, array in request.inputs.items():
-                self._keep(QUEUE_INPUT, name, specs.get(name) or datatype_of(array), array)
-
-    def record_answer(self, attributes: Mapping[str, Any], events: Sequence[tuple[str, int]]) -> None:
-        """Record a language model's answer."""
-        self._part.attributes.update(attributes)
-        self._part.events.extend(events)
-
-    def reply(self, ticket: Ticket, outcome: Outcome) -> None:
-        """Record a response, pass it on, and record when it was sent."""
-        progress, part = self._progress, self._part
-        now_ns = progress.traces.now()
-        final = not isinstance(outcome, Streamed) or outcome.final
-        try:
-            self._answered(outcome)
-        except Exception:  # a failed trace must not cost the client its response
-            _log.exception("a response is missing from a trace")
-        try:
-            self._reply(ticket, outcome)
-        finally:
-            if not part.parent_id:
-                progress.trace.response_ns = progress.trace.response_ns or now_ns
-                progress.trace.sends.append((now_ns, progress.traces.now()))
-            if final:
-                part.queue_ns = ticket.arrival_ns
-                part.compute = _compute(ticket, now_ns, self._composed, streamed=isinstance(outcome, Streamed))
-                part.end_ns = max(now_ns, *part.compute) if part.compute else now_ns
-                progress.end(part)
-
-    def _answered(self, outcome: Outcome) -> None:
-        content = outcome.outcome if isinstance(outcome, Streamed) else outcome
-        if isinstance(content, RemoraError):
-            self._part.error = legible(content.message)
-        elif isinstance(content, Response) and self._progress.sampling.tensors:
-            for tensor in content.outputs:
-                self._keep(BACKEND_OUTPUT, tensor.name, tensor.datatype, tensor.data)
-
-    def _keep(self, activity: str, name: str, datatype: str, data: Any) -> None:
-        """Copy a tensor, because its owner may overwrite or free it later."""
-        try:
-            copy = np.array(data.host() if hasattr(data, "host") else data)  # DeviceArray, not imported here
-        except Exception as error:  # such as out of memory or a lost device; the request must not fail for it
-            _log.warning("tensor '%s' is missing from a trace: %s", name, error)
-            return
-        self._part.tensors.append(SeenTensor(activity, name, datatype, copy))
-
-
-def _bytes_of(trace: Trace) -> int:
-    """Estimate the memory of a trace, as data and as text."""
-    events = sum(len(part.events) for part in trace.parts)
-    size = _PART_BYTES * len(trace.parts) + _SEND_BYTES * (len(trace.sends) + events)
-    for part in trace.parts:
-        for _, _, datatype, data in part.tensors:
-            size += 8 * data.nbytes
-            if datatype == "BYTES":  # an object array's nbytes excludes its elements
-                size += sum(len(each) for each in data.flat if isinstance(each, bytes | str))
-    return size
-
-
-def _compute(ticket: Ticket, now_ns: int, composed: bool, *, streamed: bool) -> tuple[int, ...]:
-    """Return the COMPUTE times of an answered ticket.
-
-    Empty for ensembles, cached responses and requests that never ran.
-    """
-    start = ticket.start_ns
-    if composed or not start or (ticket.spent_ns is NO_TIME and not streamed):
-        return ()
-    if ticket.spent_ns is NO_TIME:  # streamed: the execution has not ended
-        return (start, start, now_ns, now_ns)
-    spent_input, spent_infer, spent_output = ticket.spent_ns
-    middle = start + spent_input
-    return (start, middle, middle + spent_infer, middle + spent_infer + spent_output)
+    def finished(self, sampling: Sampling, trace: Trace, size: int) -> None:
+        """Queue a finished trace for delivery; ``size`` is its weight in the queue."""
+        if self._writer is not None:
+            self._writer.finish(sampling, trace, size)
 
 
 def _number_of(text: str, default: int) -> int:

@@ -69,6 +69,10 @@ class TraceWriter:
         self._failing = False
         self._thread: threading.Thread | None = None
 
+    def finish(self, sampling: Sampling, trace: Trace | None, size: int) -> None:
+        """Queue a trace, or the end of a sampling; see `Finished`."""
+        self.put(Finished(sampling, trace, size))
+
     def put(self, finished: Finished) -> None:
         """Queue a trace if there is room. Any thread may call, and the call never blocks."""
         with self._lock:

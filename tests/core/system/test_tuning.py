@@ -70,7 +70,8 @@ def test_nothing_is_done_when_all_is_turned_off() -> None:
     assert apply(NOTHING, environ, Allocator()) == ()
     assert environ == {}
     assert sys.getswitchinterval() == interval
-    assert freeze(NOTHING) == 0
+    freeze(NOTHING)
+    assert gc.get_freeze_count() == 0
 
 
 def test_a_system_without_glibc_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,8 +80,8 @@ def test_a_system_without_glibc_is_not_an_error(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_freezing_takes_living_objects_out_of_the_collectors_sight() -> None:
-    frozen = freeze(Tuning())
-    assert 0 < gc.get_freeze_count() <= frozen  # objects that are released leave the count
+    freeze(Tuning())
+    assert gc.get_freeze_count() > 0
 
 
 def test_memory_is_released_only_if_the_allocator_supports_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,9 +27,9 @@ from remora.tensors.device import Memory
 
 _log = logging.getLogger(__name__)
 _BFLOAT16 = 16  # TensorProto.DataType.BFLOAT16
-_REASON = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
+_REASON = r"(?s)\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)"
 _BOUND_REASON = "Error in execution: "
-_THROWN = re.compile(r"\.(?:h|hpp|cc|cpp|cu|cuh):\d+")
+_THROWN = r"\.(?:h|hpp|cc|cpp|cu|cuh):\d+"
 """Place in ONNX Runtime's source, which only texts of thrown exceptions contain.
 
 Texts of returned statuses do not.
@@ -226,12 +226,12 @@ def reason_of(error: Exception) -> str:
     for an exception inside ONNX Runtime, 2 (invalid argument) for all other errors of such a run.
     """
     message = str(error)
-    match = _REASON.search(message)
+    match = re.search(_REASON, message)
     if match:
         code, text = f" {match[1]}", match[2]
     elif message.startswith(_BOUND_REASON):
         text = message.removeprefix(_BOUND_REASON)
-        code = " 1" if _THROWN.search(text) else " 2"
+        code = " 1" if re.search(_THROWN, text) else " 2"
     else:
         code, text = "", f"{type(error).__name__}: {error}"
     return f"onnx runtime error{code}: {' '.join(text.split())}"

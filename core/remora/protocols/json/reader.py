@@ -48,7 +48,7 @@ _PLAIN = re.compile(rb'[^"\\\x00-\x1f]*+')
 _WS = rb"[ \t\n\r]*+"
 _SIMPLE = rb"(?:-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?|true|false|null|\"[^\"\\\x00-\x1f]*+\")"
 _ROW = rb"\[%b(?:%b%b(?:,%b%b%b)*+)?+\]" % (_WS, _SIMPLE, _WS, _WS, _SIMPLE, _WS)
-_RUN = re.compile(rb"(?:(?:%b|%b)%b,%b)++" % (_SIMPLE, _ROW, _WS, _WS))
+_RUN = rb"(?:(?:%b|%b)%b,%b)++" % (_SIMPLE, _ROW, _WS, _WS)
 _ESCAPES = {
     ord(short): bytes([code])
     for short, code in (('"', 34), ("\\", 92), ("/", 47), ("b", 8), ("f", 12), ("n", 10), ("r", 13), ("t", 9))
@@ -125,14 +125,14 @@ def has_more_members(text: bytes, count: int) -> bool:
 class Reader:
     """Slow and exact reader of one document. Nesting takes no Python stack."""
 
-    __slots__ = ("_at", "_objects", "_runs", "_steps", "_text")
+    __slots__ = ("_at", "_objects", "_simple_run", "_steps", "_text")
 
     def __init__(self, text: bytes, objects: type[dict[str, Any]] = dict) -> None:
         self._objects = objects
         # A NUL marks the end of the text, so that reading one byte ahead needs no bounds check.
         self._text = text + b"\0"
         self._at = 3 if text.startswith(b"\xef\xbb\xbf") else 0
-        self._runs = True
+        self._simple_run: re.Pattern[bytes] | None = re.compile(_RUN)
         self._steps = 0
 
     def document(self) -> Any:
@@ -241,13 +241,13 @@ class Reader:
 
         The other elements are left for the slow path.
         """
-        run = _RUN.match(self._text, self._at) if self._runs else None
+        run = self._simple_run.match(self._text, self._at) if self._simple_run is not None else None
         if run is None:
             return
         try:
             items.extend(orjson.loads(b"[%b]" % run.group().rstrip(b" \t\n\r")[:-1]))
         except orjson.JSONDecodeError:
-            self._runs = False  # never try the same text twice
+            self._simple_run = None  # never try the same text twice
         else:
             self._at = run.end()
 

@@ -12,7 +12,7 @@ from remora.protocols.rest.answer import HttpAnswer, Refusal
 _GZIP = 16 + zlib.MAX_WBITS
 _DEFLATE = zlib.MAX_WBITS
 _EITHER = 32 + zlib.MAX_WBITS
-_WEIGHT = re.compile(rb"\s*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)")
+_WEIGHT = rb"\s*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
 
 
 def inflate(body: bytes | bytearray | memoryview, encoding: bytes, limit: int) -> bytes | bytearray | memoryview:
@@ -62,7 +62,7 @@ def choose_encoding(accept: bytes) -> str:
             continue
         weight = 1.0
         if weighted:
-            number = _WEIGHT.match(weight_text)
+            number = re.match(_WEIGHT, weight_text)
             if number is None:
                 continue
             weight = float(number.group(1))

@@ -231,10 +231,7 @@ def event(payload: bytes) -> bytes:
 REQUEST_HEADER = b"endpoint-load-metrics-format"
 RESPONSE_HEADER = b"endpoint-load-metrics"
 
-_GAUGE = re.compile(
-    r"^nv_trt_llm_kv_cache_block_metrics\{[^}\n]*?kv_cache_block_type=\"(used|max|tokens_per)\"[^}\n]*\} (\S+)",
-    re.MULTILINE,
-)
+_GAUGE = r"(?m)^nv_trt_llm_kv_cache_block_metrics\{[^}\n]*?kv_cache_block_type=\"(used|max|tokens_per)\"[^}\n]*\} (\S+)"
 
 
 def load_report(notation: bytes, metrics: str) -> bytes | None:
@@ -242,7 +239,7 @@ def load_report(notation: bytes, metrics: str) -> bytes | None:
 
     None for another notation, or if a gauge is missing or negative.
     """
-    gauges = {kind: float(value) for kind, value in _GAUGE.findall(metrics)}
+    gauges = {kind: float(value) for kind, value in re.findall(_GAUGE, metrics)}
     used, most, tokens = (gauges.get(kind, -1.0) for kind in ("used", "max", "tokens_per"))
     if not all(0.0 <= value < 2.0**63 for value in (used, most, tokens)):  # refuses NaN too
         return None

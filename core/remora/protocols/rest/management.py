@@ -107,7 +107,7 @@ def _printed(value: bool | int | str | tuple[str, ...]) -> bytes:
     return b"%d" % value if isinstance(value, int) else quoted(value)
 
 
-_NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/]")
+_NOT_BASE64 = r"[^A-Za-z0-9+/]"
 
 
 # -- Calls ----------------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def _file(text: str) -> bytes:
 
     Characters outside the alphabet are skipped, as Triton's decoder does [M11].
     """
-    digits = _NOT_BASE64.sub("", text)
+    digits = re.sub(_NOT_BASE64, "", text)
     if len(digits) % 4 == 1:
         digits = digits[:-1]  # six bits do not make a byte
     return base64.b64decode(digits + "=" * (-len(digits) % 4))
