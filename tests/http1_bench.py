@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from fakes import FakeService, FakeTransport
 from remora.messages import Buffer
+from remora.server.http.held_bytes import HeldBytes
 from remora.server.http.http1 import Connection
 from remora.server.http.http1_listener import Handover, Listener
 
@@ -81,10 +82,12 @@ def answers_of(wire: bytes) -> list[tuple[bytes, bytes]]:
 
 
 @contextmanager
-def benches(*, wait: bool = False, limit: int = LIMIT, http2: Handover | None = None) -> Iterator[Bench]:
+def benches(
+    *, wait: bool = False, limit: int = LIMIT, http2: Handover | None = None, held: HeldBytes | None = None
+) -> Iterator[Bench]:
     loop = asyncio.new_event_loop()
     service = FakeService(wait=wait)
-    listener = Listener(service, max_body_bytes=limit, http2=http2)
+    listener = Listener(service, max_body_bytes=limit, http2=http2, held=held)
     connection, transport = listener.connection(), FakeTransport()
 
     async def connect() -> None:

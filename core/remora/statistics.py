@@ -131,11 +131,24 @@ class Histogram(NamedTuple):
     sum_ns: int
 
 
+class HeldLoad(NamedTuple):
+    """Bytes of requests and of unread answers that a server's connections hold.
+
+    ``limit`` is 0 without one; ``refused`` counts refusals by the limit that was met.
+    """
+
+    requests: int
+    answers: int
+    limit: int
+    refused: Mapping[str, int]
+
+
 class ServerLoad(NamedTuple):
-    """Answers of a server by HTTP status, and how late its event loop ran timers, if that is measured."""
+    """Answers of a server by HTTP status, how late its event loop ran timers, and held bytes, if they are measured."""
 
     answers: Mapping[int, int]
     lateness: Histogram | None = None
+    held: HeldLoad | None = None
 
 
 class FirstResponses(NamedTuple):

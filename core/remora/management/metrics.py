@@ -171,7 +171,7 @@ class MetricsExporter:
 
 
 def _load(lines: list[str], load: ServerLoad) -> None:
-    """Add the answers by HTTP status and the lateness of the event loop."""
+    """Add the answers by HTTP status, the lateness of the event loop and the held bytes."""
     rows = [_Row("", (("code", str(status)),), count) for status, count in sorted(load.answers.items())]
     if rows:
         _family(lines, "remora_http_responses_total", "counter", "Answers over HTTP by status", rows)
@@ -179,6 +179,16 @@ def _load(lines: list[str], load: ServerLoad) -> None:
         help_text = "How late the event loop ran a timer, sampled twice a second"
         rows = list(_histogram_rows((), load.lateness))
         _family(lines, "remora_event_loop_lateness_seconds", "histogram", help_text, rows)
+    if load.held is not None:
+        held = load.held
+        kinds = {"requests": held.requests, "answers": held.answers}
+        rows = [_Row("", (("kind", kind),), size) for kind, size in kinds.items()]
+        _family(lines, "remora_held_bytes", "gauge", "Bytes of requests and unread answers in connections", rows)
+        if held.limit:
+            row = _Row("", (), held.limit)
+            _family(lines, "remora_held_bytes_limit", "gauge", "Limit of remora_held_bytes of all kinds", [row])
+        rows = [_Row("", (("limit", limit),), held.refused.get(limit, 0)) for limit in ("connection", "server")]
+        _family(lines, "remora_held_bytes_refusals_total", "counter", "Requests refused at a limit of bytes", rows)
 
 
 def _startup(lines: list[str], report: StartupReport) -> None:

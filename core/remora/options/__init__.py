@@ -42,7 +42,7 @@ class _ShutdownOptions:
 
 @fragment
 class _ConnectionOptions:
-    """Lifetime of connections."""
+    """Lifetime and memory of connections."""
 
     __slots__ = ()
 
@@ -51,6 +51,18 @@ class _ConnectionOptions:
         "balancers (Google: 600 s).",
         default=620,
         metavar="S",
+    )
+    max_held_bytes: int = option(
+        "Bytes of requests and unread answers that all connections together may hold; further uploads wait a moment "
+        "and are refused (503, RESOURCE_EXHAUSTED). 0: a quarter of the container's memory; -1: unlimited.",
+        default=0,
+        metavar="BYTES",
+    )
+    max_connection_bytes: int = option(
+        "The same for one connection. A single request or answer may be larger. 0: half of --max-held-bytes, at most "
+        "256 MiB; -1: unlimited.",
+        default=0,
+        metavar="BYTES",
     )
     lame_duck_secs: int = option(
         "Time to keep serving after SIGTERM while not ready, in seconds, so that load balancers redirect traffic.",

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 from remora.options import ServerOptions
 from remora.server.early_port import EarlyPort
 from remora.server.http.exchange import Service
+from remora.server.http.held_bytes import HeldBytes
 from remora.server.http.http1 import Connection
 from remora.server.http.http1_listener import Handover, Listener
 from remora.server.listening import Port, bind
 from remora.server.option_checks import StartError
+from remora.statistics import HeldLoad, Histogram, ServerLoad
+from remora.system.tuning import give_back
 
 if TYPE_CHECKING:
     from remora.server.http.http2 import Http2Connection, Http2Listener
@@ -40,15 +43,18 @@ class Connections:
     Args:
         options: addresses and limits.
         early: the HTTP port, if it is already open.
+        processes: number of processes with connections, which share the limit of held bytes.
     """
 
-    def __init__(self, options: ServerOptions, early: EarlyPort | None = None) -> None:
+    def __init__(self, options: ServerOptions, early: EarlyPort | None = None, processes: int = 1) -> None:
         self._options = options
         self._early = early
         self._listeners: list[Listener | Http2Listener] = []
         self._inferring: list[Listener | Http2Listener] = []  # all but those of metrics
         self._ports: list[Port] = []
         self._sweeper: asyncio.TimerHandle | None = None
+        self.held = HeldBytes(options.max_held_bytes, options.max_connection_bytes, processes)
+        """Bytes that the connections hold."""
 
     def is_alone(self) -> bool:
         """Return True if no other inference can arrive in this loop turn while a request is handled.
@@ -70,7 +76,11 @@ class Connections:
         """
         options = self._options
         listener = Listener(
-            service, max_body_bytes=options.http_max_input_size, max_chunks=options.http_max_chunks, http2=http2
+            service,
+            max_body_bytes=options.http_max_input_size,
+            max_chunks=options.http_max_chunks,
+            http2=http2,
+            held=self.held,
         )
         waiting: list[socket.socket] = []
         try:
@@ -118,6 +128,8 @@ class Connections:
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
             listener.sweep(loop.time(), _STALL_LIMIT_S, self._options.idle_connection_secs or inf)
+        if self.held.has_freed_much():
+            loop.run_in_executor(None, give_back)  # to the system, because malloc keeps it
         self._sweeper = loop.call_later(_SWEEP_S, self.sweep)
 
     def make_room(self) -> bool:
@@ -143,6 +155,15 @@ class Connections:
         for listener in self._inferring:
             counts.update(listener.answers)
         return dict(counts)
+
+    def held_load(self) -> HeldLoad:
+        """Return the bytes that the connections hold."""
+        held = self.held
+        return HeldLoad(held.total - held.answers, held.answers, held.most, dict(held.refused))
+
+    def load(self, lateness: Histogram) -> ServerLoad:
+        """Return the load for the metrics."""
+        return ServerLoad(self.answers(), lateness, self.held_load())
 
     def announce(self) -> None:
         """See `Drainable.announce`: answers carry ``Connection: close`` from now on."""

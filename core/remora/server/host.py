@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # a host is created before the server's modules are imported
     from remora.messages import Mailbox
     from remora.server.access_log import AccessLog
     from remora.server.http.exchange import Service
+    from remora.server.http.held_bytes import HeldBytes
     from remora.server.http.rest import Later, RestService
     from remora.server.key_check import KeyCheck
 
@@ -43,7 +44,8 @@ class ServerContext(NamedTuple):
 
     ``rest`` answers V2 requests; ``mailbox`` delivers inference answers to the loop; ``later`` runs work that would
     block the loop and answers the exchange with its result; ``access_log`` logs requests and ``keys`` checks
-    API keys, if the options ask for it. Use all of them in the loop's thread.
+    API keys, if the options ask for it; ``held`` counts the bytes of all connections. Use all of them in the loop's
+    thread.
     """
 
     engine: Engine
@@ -53,6 +55,7 @@ class ServerContext(NamedTuple):
     options: ServerOptions
     access_log: AccessLog | None = None
     keys: KeyCheck | None = None
+    held: HeldBytes | None = None
 
 
 ServiceFactory = Callable[[ServerContext], "Service"]

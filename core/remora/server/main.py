@@ -50,7 +50,6 @@ from remora.server.shutdown import (
     shut_down,
     until_sequences_end,
 )
-from remora.statistics import ServerLoad
 from remora.system import logs
 from remora.system.cpus import usable_cpus
 from remora.system.machine import process_age_s
@@ -140,7 +139,7 @@ class Server:
         engine.measure_connections(self._connections.count)
         if options.allow_metrics:
             lateness = self._lateness = Lateness(asyncio.get_running_loop())
-            engine.measure_load(lambda: ServerLoad(self._connections.answers(), lateness.histogram()))
+            engine.measure_load(lambda: self._connections.load(lateness.histogram()))
         if self._fronts is not None:
             await self._fronts.start(engine, mailbox)
             engine.ledger.mark("front processes")
@@ -175,7 +174,7 @@ class Server:
             ignore_unknown=options.openai_unknown == "ignore",
             deny=None if keys is None else keys.deny_action,
         )
-        return ServerContext(self.engine, rest, mailbox, later, options, self._access, keys)
+        return ServerContext(self.engine, rest, mailbox, later, options, self._access, keys, self._connections.held)
 
     async def _open_ports(self, inside: ServerContext, mailbox: LoopMailbox, grpc: GrpcTransport) -> None:
         """Open all ports except grpcio's.

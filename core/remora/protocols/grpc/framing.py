@@ -123,6 +123,11 @@ class Messages:
         self._have = 0
 
     @property
+    def held(self) -> int:
+        """Bytes of a message that has begun and not ended."""
+        return self._have
+
+    @property
     def partial(self) -> bool:
         """True if a message has begun and not ended."""
         return self._have > 0

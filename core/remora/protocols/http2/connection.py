@@ -52,7 +52,7 @@ from remora.protocols.http2.frames import (
     window_update,
     without_padding,
 )
-from remora.protocols.http2.stream import Malformed, Opener, Receiver, Stream
+from remora.protocols.http2.stream import Malformed, Opener, Owner, Receiver, Stream
 from remora.protocols.http2.unpacking import Unpacker
 from remora.protocols.http2.validation import check_dependency, check_frame, request_fault, trailers_fault
 
@@ -87,16 +87,8 @@ class Http2Limits:
     abuse_budget = 1_000
 
 
-class Handler(Protocol):
-    """Owner of a connection. Its methods must not raise unless documented."""
-
-    @property
-    def backlog(self) -> int:
-        """Bytes of all streams that the client has not read."""
-
-    @property
-    def peer(self) -> str:
-        """Address of the client, "" if it is unknown."""
+class Handler(Owner, Protocol):
+    """Owner of a connection that reads its requests and sends its output."""
 
     def read(self, fields: Fields, /) -> Opener:
         """Return how the request of a header block is opened.
@@ -157,21 +149,6 @@ class Http2:
         )
 
     @property
-    def owner(self) -> object:
-        """The handler."""
-        return self.handler
-
-    @property
-    def backlog(self) -> int:
-        """Bytes of all streams that the client has not read."""
-        return self.handler.backlog
-
-    @property
-    def peer(self) -> str:
-        """Address of the client."""
-        return self.handler.peer
-
-    @property
     def open(self) -> int:
         """Number of open streams."""
         return len(self._streams)
@@ -191,6 +168,7 @@ class Http2:
         streams = list(self._streams.values())
         for stream in streams:
             self._forget(stream.number)
+        self._rest, self._block, self.sender.out = b"", [], []
         return [stream.receiver for stream in streams]
 
     def wake(self) -> None:

@@ -62,6 +62,8 @@ class Sender:
         self.stream_window = WINDOW
         """Initial window of a stream."""
         self._paused: dict[int, Flow] = {}
+        self.paused_bytes = 0
+        """Bytes of all streams that wait for a window."""
         self.frame_bytes = FRAME_BYTES
         """Longest frame that the client accepts."""
         self.out: list[bytes | memoryview] = []
@@ -75,7 +77,10 @@ class Sender:
 
     def forget(self, stream: int) -> None:
         """Drop the paused data of a stream."""
-        self._paused.pop(stream, None)
+        flow = self._paused.pop(stream, None)
+        if flow is not None and flow.paused is not None:
+            self.paused_bytes -= sum(piece.view.nbytes for piece in flow.paused if not piece.framed)
+            flow.paused = None
 
     # -- windows ----------------------------------------------------------------------------------------------------
 
@@ -122,6 +127,7 @@ class Sender:
     def data(self, flow: Flow, data: bytes | memoryview, *, end: bool) -> int:
         """Send a piece of a body and return the bytes that must wait (`Stream.data`)."""
         piece = _Piece(memoryview(data).cast("B"), end, framed=False)
+        self.paused_bytes += piece.view.nbytes
         if flow.paused is not None:
             flow.paused.append(piece)
             return piece.view.nbytes
@@ -147,6 +153,7 @@ class Sender:
                 size = min(piece.view.nbytes, max(min(self.window, flow.window), 0))
                 self.window -= size
                 flow.window -= size
+                self.paused_bytes -= size
                 sent += size
                 if size < piece.view.nbytes:
                     if size:

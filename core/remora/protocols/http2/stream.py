@@ -62,15 +62,8 @@ class _Answered:
 _ANSWERED = _Answered()
 
 
-class Connection(Protocol):
-    """Connection of a stream; see `remora.protocols.http2.connection.Http2`."""
-
-    sender: Sender
-    awake: bool
-
-    @property
-    def owner(self) -> object:
-        """Identity of the connection outside of the protocol."""
+class Owner(Protocol):
+    """Owner of a connection outside of the protocol. Its methods must not raise unless documented."""
 
     @property
     def backlog(self) -> int:
@@ -78,7 +71,24 @@ class Connection(Protocol):
 
     @property
     def peer(self) -> str:
-        """Address of the client."""
+        """Address of the client, "" if it is unknown."""
+
+    def hold(self, size: int, /) -> bool:
+        """See `Stream.hold`."""
+
+    def has_room(self, size: int, /) -> bool:
+        """Return True if ``size`` more bytes of answers may wait for the client."""
+
+
+class Connection(Protocol):
+    """Connection of a stream; see `remora.protocols.http2.connection.Http2`."""
+
+    sender: Sender
+    awake: bool
+
+    @property
+    def handler(self) -> Owner:
+        """Owner of the connection."""
 
     def finished(self, number: int, /) -> None:
         """Close a stream whose response is complete."""
@@ -118,17 +128,30 @@ class Stream(Flow):
     @property
     def connection(self) -> object:
         """Identity of the connection that the stream belongs to."""
-        return self._connection.owner
+        return self._connection.handler
 
     @property
     def backlog(self) -> int:
         """Bytes of all streams of the connection that the client has not read."""
-        return self._connection.backlog
+        return self._connection.handler.backlog
 
     @property
     def peer(self) -> str:
         """Address of the client."""
-        return self._connection.peer
+        return self._connection.handler.peer
+
+    def hold(self, size: int) -> bool:
+        """Count ``size`` more bytes of a request that its receiver holds; return False if that exceeds a limit.
+
+        A negative ``size`` gives them back.
+        """
+        return self._connection.handler.hold(size)
+
+    def has_room(self, size: int) -> bool:
+        """Return True if ``size`` bytes can be sent now, or may wait for the client to read them."""
+        connection = self._connection
+        fits = self.paused is None and size <= self.window and size <= connection.sender.window
+        return (fits and not connection.handler.backlog) or connection.handler.has_room(size)
 
     def respond(self, head: bytes, data: bytes | memoryview, trailers: bytes = b"") -> None:
         """Send a complete response of headers, body and trailers, if any. `pack` makes the blocks."""

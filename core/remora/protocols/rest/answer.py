@@ -18,6 +18,9 @@ JSON: tuple[bytes, bytes] = (b"Content-Type", b"application/json")
 
 INTERNAL = "internal error: see the server's log"
 """Text of an internal failure, whose details clients must not see."""
+_JOIN_BYTES = 8_192
+"""Longest body that is copied behind its head."""
+_KEPT = (b"Connection", b"keep-alive")  # clients of HTTP/1.0 that ask for it expect this header (RFC 9112 C.2.2)
 STATUS_OF = {"INTERNAL": 500, "NOT_FOUND": 404, "UNAVAILABLE": 503, "UNSUPPORTED": 501}
 """HTTP status by error code; 400 for all others."""
 
@@ -56,6 +59,16 @@ def fixed_part(answer: HttpAnswer) -> bytes:
     """Return the bytes that all answers with this wire form share."""
     head = response_head(answer.status, answer.headers, body_length(answer.body), keep_alive=True)
     return head + bytes(answer.body[0])
+
+
+def whole_answer(answer: HttpAnswer, method: str | None, keep_alive: bool, *, http10: bool) -> list[Buffer]:
+    """Return an answer over HTTP/1 in pieces; one to HEAD has its length and no body (RFC 9110 9.3.2)."""
+    headers = (*answer.headers, _KEPT) if keep_alive and http10 else answer.headers
+    size = body_length(answer.body)
+    start = response_head(answer.status, headers, size, keep_alive=keep_alive)
+    if method == "HEAD":
+        return [start]
+    return [b"".join((start, *answer.body))] if size <= _JOIN_BYTES else [start, *answer.body]
 
 
 new_answer: Callable[[tuple[int, Headers, list[Buffer], Wire | None]], HttpAnswer] = partial(tuple.__new__, HttpAnswer)

@@ -16,6 +16,7 @@ import numpy as np
 
 from remora.errors import RemoraError
 from remora.messages import Buffer, InferForm, Response, Tensor
+from remora.protocols.grpc.framing import RESOURCE_EXHAUSTED, trailers
 from remora.protocols.http1 import Head
 from remora.protocols.http2.frames import Fields
 from remora.protocols.http2.stream import Stream
@@ -35,6 +36,7 @@ from remora.server.fronts.codec import (
     TooLargeError,
 )
 from remora.server.http.exchange import Exchange
+from remora.server.http.held_bytes import FREE_BYTES, TEXT
 
 _MAX_ROUTES = 1024
 _ANSWER, _ANSWERS = int(Kind.ANSWER), int(Kind.ANSWERS)  # comparisons with a number are faster than with a member
@@ -345,13 +347,15 @@ class RelayedRequest:
 class RelayedCall:
     """gRPC call that the engine's process answers; the stream of its connection."""
 
-    __slots__ = ("_client", "_ended", "_link", "_number", "_progress", "_streams", "_whole")
+    __slots__ = ("_client", "_ended", "_held", "_link", "_number", "_progress", "_size", "_streams", "_whole")
 
     def __init__(self, client: EngineClient, number: int, link: Stream, *, streams: bool) -> None:
         self._client = client
         self._number = number
         self._link = link
         self._streams = streams
+        self._size = 0  # bytes received, without those that the behaviour of a stream has taken
+        self._held = 0  # the part of them that is counted
         self._whole = False
         self._ended = False
         self._progress = False  # data has arrived since the last call of `stalls`
@@ -364,12 +368,29 @@ class RelayedCall:
             return
         self._progress = True
         self._whole = self._whole or ended
+        self._size += len(data)
+        if self._size > FREE_BYTES and not self._hold(self._size):
+            self._fail()
+            return
         self._client.send(Kind.DATA, self._number, [data], ENDED if ended else 0)
 
     def lost(self) -> None:
         """Cancel the call, because its client has disconnected."""
         self._ended = True
+        if self._held:
+            self._hold(0)
         self._client.forget(self._number)
+
+    def _hold(self, size: int) -> bool:
+        """Count ``size`` bytes of the request as held; return False if that exceeds a limit."""
+        if not self._link.hold(size - self._held):
+            return False
+        self._held = size
+        return True
+
+    def _fail(self) -> None:
+        self.lost()
+        self._link.headers(trailers(RESOURCE_EXHAUSTED, TEXT, alone=True), end=True)
 
     def cancel(self) -> None:
         """Cancel the call."""
@@ -391,6 +412,10 @@ class RelayedCall:
         """Pass a part of the answer on; return True after the last one."""
         kind, link, parts = message.kind, self._link, message.parts
         if kind == Kind.TOOK:
+            if self._streams:
+                self._size -= message.extra
+                if self._held > self._size:
+                    self._hold(self._size)
             link.consumed(message.extra)
             return False
         if kind == Kind.CALL_DATA:
@@ -400,11 +425,16 @@ class RelayedCall:
         elif kind == Kind.CALL_HEADERS:
             link.headers(bytes(parts[0]), end=bool(message.flags & ENDED))  # type: ignore[arg-type]
         elif kind == Kind.CALL_RESPOND:
-            head, body, trailers = (bytes(part) for part in parts)  # type: ignore[arg-type]
-            link.respond(head, body, trailers)
+            head, body, ends = (bytes(part) for part in parts)  # type: ignore[arg-type]
+            if len(body) > FREE_BYTES and not link.has_room(len(body)):
+                self._fail()
+                return True
+            link.respond(head, body, ends)
         elif kind == Kind.RESET:
             link.reset(message.ref)
         else:
             raise CodecError(f"message {kind} for a call")
         self._ended = kind in (Kind.CALL_RESPOND, Kind.RESET) or bool(message.flags & ENDED)
+        if self._ended and self._held:
+            self._hold(0)
         return self._ended

@@ -55,6 +55,7 @@ class Kind(IntEnum):
     DATA = 15  # part: bytes of the request's body; ENDED
     SENT = 16  # extra: bytes that the client has taken
     COUNTS = 17  # part: open connections
+    LOAD = 18  # part: answers by status, held bytes
     # from the engine
     HEAD = 30  # ref: number of the head from now on; part: model, version and tensors
     ANSWER = 31  # ref: head; parts: parameters if EXTRAS, tensors

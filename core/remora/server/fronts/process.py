@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from remora.options import ServerOptions
@@ -36,8 +36,9 @@ from remora.server.http.http2 import ALPN, Http2Listener, OpenRequest
 from remora.server.http.http2_requests import Requests
 from remora.server.http.port_services import at
 from remora.server.listening import Port
-from remora.server.option_checks import compile_pattern, grpc_restrictions, logs_requests, open_key_check
+from remora.server.option_checks import compile_pattern, front_count, grpc_restrictions, logs_requests, open_key_check
 from remora.system import logs
+from remora.system.cpus import usable_cpus
 from remora.system.tuning import Tuning, apply, freeze
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Front:
         self._keys: KeyCheck | None = None
         self._adopted = 0
         self._reported: list[int] = []
+        self._reported_load: Sequence[object] = ()
         self._failed = False
         self._ready = ready
         self._counting: asyncio.TimerHandle | None = None
@@ -136,7 +138,7 @@ class Front:
             from remora.server.access_log import open_access_log  # imported here because it is usually off
 
             self._access = open_access_log(options, self._keys)
-        self._connections = Connections(options)
+        self._connections = Connections(options, processes=front_count(options.frontends, usable_cpus()))
         self._connections.sweep()
         self._codec = InferCodec(
             RequestLimits(options.http_max_input_size, options.http_max_json_depth),
@@ -150,7 +152,9 @@ class Front:
         options, number = self._options, len(self._ports)
         listener: Listener | Http2Listener
         if port["grpc"]:
-            listener = Http2Listener(self._open_calls(number, port["most_bytes"]), None, self._terms())
+            listener = Http2Listener(
+                self._open_calls(number, port["most_bytes"]), None, self._terms(), self._connections.held
+            )
             listeners: list[Listener | Http2Listener] = [listener]
         else:
             service = self._http_service(number, infers=port["infers"])
@@ -159,13 +163,17 @@ class Front:
             service = service if self._access is None else self._access.over(service)
             http2, listeners = self._http2(number, service) if port["http2"] else (None, [])
             listener = Listener(
-                service, max_body_bytes=options.http_max_input_size, max_chunks=options.http_max_chunks, http2=http2
+                service,
+                max_body_bytes=options.http_max_input_size,
+                max_chunks=options.http_max_chunks,
+                http2=http2,
+                held=self._connections.held,
             )
             listeners = [listener, *listeners]
         tls = self._tls(grpc=port["grpc"], http2=port["http2"]) if port["tls"] else None
         opened = Port([], listener.connection, self._connections.make_room, tls)
         self._ports.append(opened)
-        self._connections.add(listeners, [opened])
+        self._connections.add(listeners, [opened], infers=port["shares"])  # a port of metrics shares no answers
         self._listeners += listeners
 
     def _is_alone(self) -> bool:
@@ -183,7 +191,9 @@ class Front:
 
     def _http2(self, number: int, service: Service) -> tuple[Handover, list[Listener | Http2Listener]]:
         limit = self._options.http_max_input_size
-        listener = Http2Listener(self._open_calls(number, limit), Requests(service, limit).open, self._terms())
+        requests = Requests(service, limit)
+        listener = Http2Listener(self._open_calls(number, limit), requests.open, self._terms(), self._connections.held)
+        listener.answers = requests.answers
         return listener.take, [listener]
 
     def _open_calls(self, number: int, most_bytes: int) -> OpenRequest:
@@ -276,6 +286,7 @@ class Front:
 
     def _count(self) -> None:
         self._report()
+        self._report_load()
         self._counting = self._loop.call_later(_COUNT_S, self._count)
 
     def _report(self) -> None:
@@ -286,6 +297,13 @@ class Front:
         if found != self._reported:
             self._reported = found
             self._channel.send(Kind.COUNTS, 0, [codec.to_json(found)])
+
+    def _report_load(self) -> None:
+        """Send the answers by status and the held bytes if they have changed."""
+        load: Sequence[object] = [sorted(self._connections.answers().items()), self._connections.held_load()]
+        if load != self._reported_load:
+            self._reported_load = load
+            self._channel.send(Kind.LOAD, 0, [codec.to_json(load)])
 
 
 async def _run(control: socket.socket, ends: Ends, poll_ns: int) -> int:

@@ -18,7 +18,7 @@ import resource
 import socket
 import subprocess
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -42,6 +42,7 @@ from remora.server.http.http2 import Http2Listener
 from remora.server.listening import Port
 from remora.server.loop import LoopMailbox
 from remora.server.option_checks import StartError
+from remora.statistics import HeldLoad
 from remora.system import logs
 from remora.system.cpus import usable_cpus
 
@@ -120,6 +121,8 @@ class _FrontProcess:
         self.ready = asyncio.Event()
         self.ended = asyncio.Event()
         self.handed = 0
+        self.answers: dict[int, int] = {}  # by status
+        self.held: HeldLoad | None = None
         self.counts = [0, 0, 0, 0]  # taken over, being opened, HTTP/1, HTTP/2
         self.started_at = loop.time()
         self.link = FrontLink(fronts.engine, fronts.served, fronts.mailbox, self._take)
@@ -198,6 +201,9 @@ class _FrontProcess:
         if message.kind == Kind.COUNTS:
             self.counts = [int(each) for each in codec.from_json(message.parts[0])]
             self._fronts.counts_changed()
+        elif message.kind == Kind.LOAD:
+            answers, held = codec.from_json(message.parts[0])
+            self.answers, self.held = dict(answers), HeldLoad(*held)
         else:
             raise codec.CodecError(f"a message of kind {message.kind} from a front")
 
@@ -256,6 +262,8 @@ class Fronts(Connections):
         self._fronts: list[_FrontProcess] = []
         self._held: deque[tuple[int, socket.socket]] = deque()
         self._full = False
+        self._past_answers: Counter[int] = Counter()  # of fronts that have ended
+        self._past_refusals: Counter[str] = Counter()
         self._looking: asyncio.TimerHandle | None = None
         self._stopping = False
         self._announced = False
@@ -404,6 +412,9 @@ class Fronts(Connections):
 
     def front_has_ended(self, front: _FrontProcess, code: int) -> None:
         """Start a front again after a pause, unless the server is stopping."""
+        self._past_answers.update(front.answers)
+        self._past_refusals.update(front.held.refused if front.held is not None else {})
+        front.answers, front.held = {}, None
         if self._stopping:
             return
         loop = asyncio.get_running_loop()
@@ -447,6 +458,23 @@ class Fronts(Connections):
         """Return the number of open connections per protocol, over all fronts."""
         fronts = [front.counts for front in self._fronts if not front.ended.is_set()]
         return {"http1": sum(each[2] for each in fronts), "http2": sum(each[3] for each in fronts)}
+
+    def answers(self) -> dict[int, int]:
+        """See `Connections.answers`; answers of fronts that have ended are included."""
+        counts = Counter(self._past_answers)
+        for front in self._fronts:
+            counts.update(front.answers)
+        return dict(counts)
+
+    def held_load(self) -> HeldLoad:
+        """See `Connections.held_load`."""
+        held = [front.held for front in self._fronts if front.held is not None]
+        refused = Counter(self._past_refusals)
+        for each in held:
+            refused.update(each.refused)
+        return HeldLoad(
+            sum(each.requests for each in held), sum(each.answers for each in held), self.held.most, dict(refused)
+        )
 
     def announce(self) -> None:
         """See `Drainable.announce`."""

@@ -34,6 +34,7 @@ from remora.protocols.grpc.framing import (
 from remora.protocols.http2.stream import Stream
 from remora.server.grpc.rpcs import DEADLINE_EXCEEDED, FOREVER_S, status_of_error
 from remora.server.held_mailbox import HeldMailbox
+from remora.server.http.held_bytes import FREE_BYTES, TEXT
 
 _log = logging.getLogger("remora.grpc")
 
@@ -79,13 +80,16 @@ class GrpcCall:
     It implements `rpcs.CallContext`.
     """
 
-    __slots__ = ("_callbacks", "_ended", "_front", "_link", "_messages", "_now", "_timer", "deadline", "opening")
+    __slots__ = (
+        "_callbacks", "_ended", "_front", "_held", "_link", "_messages", "_now", "_timer", "deadline", "opening",
+    )  # fmt: skip
 
     def __init__(self, front: Threads, opening: Opening, link: Stream) -> None:
         self._front = front
         self._link = link
         self.opening = opening
         self._messages: Messages | None = None
+        self._held = 0  # bytes of the request that are counted
         self._ended = False
         self._callbacks: list[Callable[[], None]] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -152,6 +156,19 @@ class GrpcCall:
             self._messages = Messages(self._front.max_message_bytes, self.opening.encoding)
         return self._messages.feed(data)
 
+    def _hold(self, size: int) -> None:
+        """Count ``size`` bytes of the request as held. Raises StatusError if that exceeds a limit."""
+        size = size if size > FREE_BYTES else 0
+        if size != self._held:
+            if not self._link.hold(size - self._held):
+                raise StatusError(RESOURCE_EXHAUSTED, TEXT)
+            self._held = size
+
+    @property
+    def _partial(self) -> int:
+        """Bytes of a message that has begun and not ended."""
+        return 0 if self._messages is None else self._messages.held
+
     def _plain(self, message: bytes) -> bytes:
         """Return a received message decompressed; see `Messages.plain`."""
         assert self._messages is not None
@@ -169,6 +186,9 @@ class GrpcCall:
         """Stop the timer and run the callbacks of a call that has ended."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._held:
+            self._hold(0)
+            self._messages = None
         callbacks = self._callbacks
         while callbacks:
             try:
@@ -196,6 +216,7 @@ class UnaryCall(GrpcCall):
         self._link = link
         self.opening = opening
         self._messages = None
+        self._held = 0
         self._ended = False
         self._callbacks = None
         self._timer = None
@@ -226,6 +247,7 @@ class UnaryCall(GrpcCall):
                     if self._message is not None:
                         raise StatusError(INTERNAL, "Too many requests sent for a unary RPC")
                     self._message = message
+                self._hold(self._partial + len(self._message or b""))
                 if not ended:
                     self._link.consumed(len(data))
             if not ended:
@@ -274,8 +296,11 @@ class UnaryCall(GrpcCall):
         """End the call with its answer as `framed` returns it."""
         if self._ended:
             return
+        if len(body) > FREE_BYTES and not self._link.has_room(len(body)):
+            self.fail(RESOURCE_EXHAUSTED, TEXT)
+            return
         self._ended = True
-        if self._timer is not None or self._callbacks is not None:
+        if self._timer is not None or self._callbacks is not None or self._held:
             self._clean_up()
         self._link.respond(HEADS[coding], body, GOOD)
 
@@ -320,7 +345,7 @@ class Streaming(GrpcCall):
 
     __slots__ = (
         "_answers", "_begin", "_behaviour", "_coding", "_convert", "_ending", "_headed", "_incoming", "_packing",
-        "_resumes", "_streams", "mailbox", "paused",
+        "_resumes", "_streams", "_untaken", "mailbox", "paused",
     )  # fmt: skip
 
     def __init__(
@@ -346,6 +371,7 @@ class Streaming(GrpcCall):
         self._ending: tuple[int, str] | None = None  # status of a call that ends when they are sent
         self._headed = False
         self._resumes: list[Callable[[], None]] = []
+        self._untaken = 0  # bytes received and not credited
         self.paused = 0
         """Bytes of answers that wait for the client's windows, or to be compressed."""
 
@@ -364,11 +390,13 @@ class Streaming(GrpcCall):
             return
         try:
             messages = self._feed(data) if data else []
+            self._untaken += len(data)
+            self._hold(self._untaken + self._partial)
         except StatusError as error:
             self.fail(error.status, error.message)
             return
         if not messages and not ended:
-            self._link.consumed(len(data))
+            self.consumed(len(data))
             return
         self.begin()
         # Received bytes are credited when the last message that they complete is processed.
@@ -440,7 +468,10 @@ class Streaming(GrpcCall):
 
     def consumed(self, size: int) -> None:
         """Let the client send ``size`` more bytes."""
+        self._untaken -= size
         self._link.consumed(size)
+        if self._held and not self._ended:
+            self._hold(min(self._untaken + self._partial, self._held))
 
     def post(self, work: Callable[..., object], /, *arguments: Any) -> None:
         """Schedule ``work`` in the loop's thread. Any thread may call it."""
@@ -502,6 +533,9 @@ class Streaming(GrpcCall):
         if not self._headed:
             self._headed = True
             self._link.headers(HEADS[self._coding])
+        if len(body) > FREE_BYTES and not self._link.has_room(len(body)):
+            self.fail(RESOURCE_EXHAUSTED, TEXT)
+            return
         self.paused += self._link.data(body)
 
     def fail(self, status: int, text: str) -> None:

@@ -115,7 +115,8 @@ class OwnGrpc:
             open_call = inside.keys.over_calls(open_call)
         if inside.access_log is not None:  # outside, so that refused calls are logged, too
             open_call = inside.access_log.over_calls(open_call)
-        listener = Http2Listener(open_call, None if requests is None else requests.open, terms_of(inside.options))
+        open_request = None if requests is None else requests.open
+        listener = Http2Listener(open_call, open_request, terms_of(inside.options), inside.held)
         if requests is not None:
             listener.answers = requests.answers
         self.listeners.append(listener)

@@ -14,27 +14,40 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, cast
 
 from remora.messages import Buffer
 from remora.protocols.http1 import (
     HEAD_LIMIT,
-    HTTP2_PREFACE,
     LAST_CHUNK,
     BadRequest,
     ChunkDecoder,
-    Head,
     chunk,
     head_too_long,
-    response_head,
     stream_head,
     too_large,
 )
-from remora.protocols.rest.answer import INTERNAL, Headers, HttpAnswer, body_length, failure, fixed_part, refusal_of
-from remora.server.http.exchange import SILENCE_S, STREAM_BACKLOG, Bound, Cancellable, peer_of
+from remora.protocols.rest.answer import (
+    INTERNAL,
+    Headers,
+    HttpAnswer,
+    body_length,
+    failure,
+    fixed_part,
+    refusal_of,
+    whole_answer,
+)
+from remora.server.http.exchange import STREAM_BACKLOG, Bound, Cancellable, peer_of
+from remora.server.http.held_bytes import (
+    FREE_BYTES,
+    UNREAD_S,
+    RoomWait,
+    aligned_memory,
+    out_of_memory,
+    overloaded,
+    retry_later,
+)
+from remora.server.http.http1_state import NOT_STREAMING, Due, Phase, Progress, Streaming, Timeouts
 
 if TYPE_CHECKING:
     from remora.server.http.http1_listener import Listener
@@ -45,53 +58,14 @@ _AHEAD_LIMIT = 1_048_576
 """Bytes of pipelined requests after which the socket of a connection is no longer read."""
 _TURN_REQUESTS = 32
 """Pipelined requests of one connection that are answered in a turn of the loop."""
-_JOIN_BYTES = 8_192
-_KEPT = (b"Connection", b"keep-alive")  # clients of HTTP/1.0 that ask for it expect this header (RFC 9112 C.2.2)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_ALIGNMENT = 64
 _TLS_RECORD = 0x16
 """First byte of a TLS connection, which never begins an HTTP request (RFC 8446 5.1)."""
 
 
-class Phase(Enum):
-    """State of a connection, by what it does with the bytes that arrive.
-
-    ===========  =========================================  ======================================================
-    Phase        Bytes that arrive                          Next phase
-    ===========  =========================================  ======================================================
-    IDLE         begin a head                               ANSWERING with a whole request, else HEAD, BODY, CHUNKS
-    HEAD         continue the head                          as IDLE
-    BODY         fill the buffer of a long body             ANSWERING when it is full
-    CHUNKS       continue a chunked body                    ANSWERING after its last chunk
-    ANSWERING    wait, because they are pipelined           STREAMING on `begin`; AHEAD or IDLE on `respond`
-    STREAMING    wait, because they are pipelined           AHEAD or IDLE on `finish`
-    AHEAD        follow those that wait                     as IDLE, when the answers before are written and read
-    ===========  =========================================  ======================================================
-
-    Only ANSWERING accepts `begin` and `respond`, only STREAMING `send` and `finish`.
-    """
-
-    IDLE = 0
-    HEAD = 1
-    BODY = 2
-    CHUNKS = 3
-    ANSWERING = 4
-    STREAMING = 5
-    AHEAD = 6
-
-
 _IDLE, _ANSWERING = Phase.IDLE, Phase.ANSWERING  # globals are cheaper than attributes of an Enum
 _OWING = (Phase.ANSWERING, Phase.STREAMING)
-
-
-class _Streaming(NamedTuple):
-    """Framing of a streamed answer: in chunks or not, and whether the connection stays open after it."""
-
-    chunked: bool
-    keep: bool
-
-
-_NOT_STREAMING = _Streaming(chunked=False, keep=False)
+_BUSY = (*_OWING, Phase.WAITING)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -99,6 +73,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
+        self._account = listener.held.account()
+        self._waiting: RoomWait | None = None
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._loop = cast(asyncio.AbstractEventLoop, None)
         self._loop_time: Callable[[], float] = lambda: 0.0
@@ -109,7 +85,7 @@ class Connection(asyncio.BufferedProtocol):
         self._body_at = 0
         self._chunks: ChunkDecoder | None = None
         self._ticket: Cancellable | None = None
-        self._streaming = _NOT_STREAMING
+        self._streaming = NOT_STREAMING
         self._unneeded = 0  # bytes of a body that arrive after the answer, which does not depend on them
         self._paused = False  # the socket is not read, because too many pipelined bytes wait
         self._unread = False  # the write buffer is full
@@ -117,12 +93,8 @@ class Connection(asyncio.BufferedProtocol):
         self._ended = False  # the client has closed its sending side
         self._peer: str | None = None  # the client's address once it was used
         self._requests = 0
-        self._swept_requests = 0  # their number at the last sweep
-        self._come = -1  # received bytes of the request at the last check during shutdown,
-        self._came_at = 0.0  # and when that number last changed
+        self.timeouts = Timeouts()
         self.receiving_since = 0.0
-        self.idle_since = 0.0
-        """Loop time of the last sweep that saw a request."""
         self._sent: Callable[[], None] | None = None  # called when the client has read what was sent
 
     # -- transport callbacks -------------------------------------------------------------------------------------------
@@ -131,11 +103,16 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._loop = asyncio.get_running_loop()
         self._loop_time = self._loop.time
-        self.idle_since = self._loop_time()
+        self.timeouts.idle_since = self._loop_time()
         self._listener.connections[self] = None
 
     def connection_lost(self, error: Exception | None) -> None:
         self._listener.connections.pop(self, None)
+        if self._waiting is not None:
+            self._waiting.end()
+        self._account.close()
+        self._body = self._chunks = self._bound = None
+        self._rest = b""
         self._cancel()
         self._notify()
 
@@ -160,9 +137,11 @@ class Connection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """Stop handling requests until the client reads its answers."""
         self._unread = True
+        self._account.set_answers(self._transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         self._unread = False
+        self._account.set_answers(0)
         self._notify()
         self._resume()
 
@@ -178,17 +157,13 @@ class Connection(asyncio.BufferedProtocol):
             bound = listener.heads.known(bytes(listener.view[:stop]))
             if bound is not None and stop + bound.length == count:
                 self._bound = bound
-                self._complete(bytes(listener.view[stop:count]))
+                if count <= FREE_BYTES or self._admit(bound.length):
+                    self._complete(bytes(listener.view[stop:count]))
                 return
         elif self._phase is Phase.BODY:
             self._fill_body(count)
             return
-        try:
-            self._receive(listener.scratch, count)
-        except BadRequest as error:
-            self._refuse(error)
-        except MemoryError:
-            self._refuse(_out_of_memory(self._bound))
+        self._receive(listener.scratch, count)
 
     # -- receiving --------------------------------------------------------------------------------------------------
 
@@ -202,6 +177,14 @@ class Connection(asyncio.BufferedProtocol):
             self._resume()
 
     def _receive(self, data: bytearray | bytes, end: int) -> None:
+        try:
+            self._parse(data, end)
+        except BadRequest as error:
+            self._refuse(error)
+        except MemoryError:
+            self._refuse(out_of_memory(None if self._bound is None else self._bound.head))
+
+    def _parse(self, data: bytearray | bytes, end: int) -> None:
         if self._rest:
             data = self._rest + bytes(memoryview(data)[:end])
             end = len(data)
@@ -210,7 +193,7 @@ class Connection(asyncio.BufferedProtocol):
             self._phase = Phase.IDLE
         at = begun = 0
         while at < end and not self._transport.is_closing():
-            if self._phase in _OWING or self._unread:
+            if self._phase in _BUSY or self._unread:
                 self._keep_ahead(bytes(memoryview(data)[at:end]))
                 return
             if self._phase is Phase.CHUNKS:
@@ -231,7 +214,7 @@ class Connection(asyncio.BufferedProtocol):
             try:
                 bound = self._listener.heads.parse(bytes(memoryview(data)[at : stop + 4]))
             except BadRequest:
-                if at or not self._hands_over(bytes(memoryview(data)[:end])):
+                if at or self._requests or not self._listener.hand_over(self, self._transport, bytes(data[:end])):
                     raise
                 return
             at = self._begin(bound, memoryview(data), stop + 4, end)
@@ -243,29 +226,18 @@ class Connection(asyncio.BufferedProtocol):
     def _rest_for_next_turn(self, data: bytes) -> None:
         """Let other connections have their turn before the further requests of this one."""
         self._keep_ahead(data)
-        if not self._paused:
-            self._paused = True
-            self._transport.pause_reading()
+        self._pause()
         self._loop.call_soon(self._resume)
-
-    def _hands_over(self, data: bytes) -> bool:
-        """Hand a connection over to the HTTP/2 listener if it began with the HTTP/2 preface.
-
-        Returns True then.
-        """
-        http2 = self._listener.http2
-        if http2 is None or self._requests or not data.startswith(HTTP2_PREFACE):
-            return False
-        self.receiving_since = 0.0
-        self._listener.connections.pop(self, None)
-        http2(self._transport, data)
-        return True
 
     def _keep_ahead(self, data: bytes) -> None:
         self._rest = data
         if self._phase is Phase.IDLE:
             self._phase = Phase.AHEAD
-        if len(data) >= _AHEAD_LIMIT and not self._paused:
+        if len(data) >= _AHEAD_LIMIT:
+            self._pause()
+
+    def _pause(self) -> None:
+        if not self._paused:
             self._paused = True
             self._transport.pause_reading()
 
@@ -296,14 +268,60 @@ class Connection(asyncio.BufferedProtocol):
             self.receiving_since = self._loop_time()
             return at
         if at + length <= end:
-            self._complete(bytes(view[at : at + length]))
+            if length <= FREE_BYTES or self._admit(length):
+                self._complete(bytes(view[at : at + length]))
             return at + length
         self.receiving_since = self._loop_time()
-        self._body = _aligned_memory(length, head)
-        self._body[: end - at] = view[at:end]
-        self._body_at = end - at
+        if not self._account.take(length):
+            self._wait_for_room(length, bytes(view[at:end]))
+            return end
+        return self._begin_body(bound, view[:end], at)
+
+    def _begin_body(self, bound: Bound, view: memoryview, at: int) -> int:
+        """Begin a long body, whose memory is counted, with the bytes received so far."""
+        stop = min(at + bound.head.content_length, len(view))
+        self._body = aligned_memory(bound.head.content_length, bound.head)
+        self._body[: stop - at] = view[at:stop]
+        self._body_at = 0
         self._phase = Phase.BODY
-        return end
+        self._fill_body(stop - at)
+        return stop
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def _admit(self, size: int) -> bool:
+        """Count the body of a whole request, or refuse the request."""
+        if self._account.has_room(size):
+            self._account.add(size)
+            return True
+        self._phase = _ANSWERING
+        self._requests += 1
+        self.respond(overloaded())
+        return False
+
+    def _wait_for_room(self, size: int, data: bytes) -> None:
+        """Stop reading until ``size`` bytes may be held; refuse the request if that takes too long."""
+        self._rest, self._phase = data, Phase.WAITING
+        self._pause()
+        self._waiting = RoomWait(self._listener.held, self._account, size, self._receive_on, self._refuse_body)
+
+    def _refuse_body(self, error: BadRequest) -> None:
+        """Refuse a request whose client may read the answer only when it has sent the body."""
+        self._unneeded = self._listener.max_body_bytes
+        self._refuse(error)
+
+    def _receive_on(self) -> None:
+        """Receive the rest of a request whose memory is counted now."""
+        data, self._rest = self._rest, b""
+        bound = self._bound
+        if self._chunks is not None or bound is None:
+            self._phase, self._rest = Phase.CHUNKS, data
+        else:
+            try:
+                self._rest = data[self._begin_body(bound, memoryview(data), 0) :]
+            except MemoryError:
+                self._refuse(out_of_memory(bound.head))
+        self._loop.call_soon(self._resume)
 
     def _complete_early(self, bound: Bound, received: int) -> None:
         """Pass a request without its body to a service that does not read it; the connection closes after the answer.
@@ -318,6 +336,10 @@ class Connection(asyncio.BufferedProtocol):
     def _receive_chunks(self, view: memoryview) -> int:
         chunks = self._chunks
         assert chunks is not None
+        size = len(chunks.body) + len(view)
+        if size > max(FREE_BYTES, self._account.requests) and not self._account.take(size - self._account.requests):
+            self._wait_for_room(size - self._account.requests, bytes(view))
+            return len(view)
         taken = chunks.feed(view)
         if chunks.done:
             self._chunks = None
@@ -338,7 +360,8 @@ class Connection(asyncio.BufferedProtocol):
             if self._phase is Phase.STREAMING:
                 self.abort()  # the client must not mistake the partial answer for a whole one
                 return
-            self._respond_error(500, INTERNAL)
+            self._bound = None
+            self.respond(failure(500, INTERNAL, plain=True))
             return
         if self._phase in _OWING:
             self._ticket = ticket
@@ -349,6 +372,8 @@ class Connection(asyncio.BufferedProtocol):
         """Write the answer of the request in flight and continue with pipelined data."""
         bound, self._bound = self._bound, None
         self._ticket = None
+        if self._account.requests:
+            self._account.set_requests(0)
         transport = self._transport
         if self._phase is not _ANSWERING or transport.is_closing():
             return
@@ -362,6 +387,7 @@ class Connection(asyncio.BufferedProtocol):
             and not (self._listener.closing or self._ended)
             and len(body) == 2
             and type(body[1]) is bytes
+            and (len(body[1]) <= FREE_BYTES or not self._account.exceeded(len(body[1])))
         ):
             if not wire.start:
                 wire.start = fixed_part(answer)
@@ -369,24 +395,14 @@ class Connection(asyncio.BufferedProtocol):
             if self._rest or self._paused:
                 self._go_on(keep=True)
             return
+        if body_length(body) > FREE_BYTES and not self._account.has_room(body_length(body)):
+            answer = overloaded()
         head = bound.head if bound is not None else None
         keep = head is not None and head.keep_alive and not self._listener.closing
         keep = keep and (not self._ended or bool(self._rest))
-        asks_to_keep = keep and head is not None and head.http10
-        headers = (*answer.headers, _KEPT) if asks_to_keep else answer.headers
-        self._write(answer, headers, keep, bodyless=head is not None and head.method == "HEAD")
-        if not keep or self._rest or self._paused:
-            self._go_on(keep)
-
-    def _write(self, answer: HttpAnswer, headers: Headers, keep: bool, *, bodyless: bool) -> None:
-        """Write a whole answer; one to HEAD has its length and no body (RFC 9110 9.3.2)."""
-        start = response_head(answer.status, headers, body_length(answer.body), keep_alive=keep)
-        if bodyless:
-            self._transport.write(start)
-        elif body_length(answer.body) <= _JOIN_BYTES:
-            self._transport.write(b"".join((start, *answer.body)))
-        else:
-            self._transport.writelines([start, *answer.body])
+        pieces = whole_answer(answer, None if head is None else head.method, keep, http10=bool(head and head.http10))
+        transport.writelines(pieces) if len(pieces) > 1 else transport.write(pieces[0])
+        self._go_on(keep)
 
     def begin(self, status: int, headers: Headers) -> None:
         """Write the head of an answer that comes in pieces: `send` them, then `finish`."""
@@ -397,7 +413,7 @@ class Connection(asyncio.BufferedProtocol):
         self._listener.answers[status] += 1
         chunked = not bound.head.http10
         keep = bound.head.keep_alive and chunked and not self._listener.closing
-        self._streaming = _Streaming(chunked, keep)
+        self._streaming = Streaming(chunked, keep)
         transport.write(stream_head(status, headers, chunked=chunked, keep_alive=keep))
 
     def send(self, piece: Buffer) -> None:
@@ -412,6 +428,8 @@ class Connection(asyncio.BufferedProtocol):
             self.give_up(f"left {STREAM_BACKLOG} bytes of its stream unread")
             return
         transport.write(chunk(piece) if self._streaming.chunked else piece)
+        if self._unread:
+            self._account.set_answers(transport.get_write_buffer_size())
 
     def finish(self) -> None:
         """End the answer that has begun and go on with what the client sent meanwhile."""
@@ -419,13 +437,13 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._phase = Phase.AHEAD if self._rest else Phase.IDLE
         self._bound = self._ticket = None
+        self._account.set_requests(0)
         if self._transport.is_closing():
             return
         if self._streaming.chunked:
             self._transport.write(LAST_CHUNK)
         keep = self._streaming.keep and not self._listener.closing and (not self._ended or bool(self._rest))
-        if not keep or self._rest or self._paused:
-            self._go_on(keep)
+        self._go_on(keep)
 
     @property
     def peer(self) -> str:
@@ -462,27 +480,24 @@ class Connection(asyncio.BufferedProtocol):
     def _go_on(self, keep: bool) -> None:
         """Continue with a pipelined request after an answer, or close."""
         if keep:
-            self._loop.call_soon(self._resume)
+            if self._rest or self._paused:
+                self._loop.call_soon(self._resume)
         elif self._unneeded and not self._ended:
+            self._account.close()
             self._listener.linger(self, self._transport, self._unneeded)
         else:
             self._transport.close()
 
     def _resume(self) -> None:
         """Parse pipelined data after the request before it is answered."""
-        if self._phase in _OWING or self._unread or self._transport.is_closing():
+        if self._phase in _BUSY or self._unread or self._transport.is_closing():
             return
         if self._paused:
             self._paused = False
             self._transport.resume_reading()
         if self._rest:
             data, self._rest = self._rest, b""
-            try:
-                self._receive(data, len(data))
-            except BadRequest as error:
-                self._refuse(error)
-            except MemoryError:
-                self._refuse(_out_of_memory(self._bound))
+            self._receive(data, len(data))
         if self._half_closed and not self._rest and not self.eof_received():
             self._transport.close()
         if self._ended and self._phase not in _OWING:
@@ -491,13 +506,9 @@ class Connection(asyncio.BufferedProtocol):
     def _refuse(self, error: BadRequest) -> None:
         """Answer an invalid request and close, because the start of the next request is unknown."""
         self._phase = Phase.ANSWERING
-        self._bound = None
+        self._bound = self._body = self._chunks = None
         self._rest = b""
-        self.respond(refusal_of(error))
-
-    def _respond_error(self, status: int, text: str) -> None:
-        self._bound = None
-        self.respond(failure(status, text, plain=True))
+        self.respond(refusal_of(error, retry_later(error)))
 
     @property
     def owes_an_answer(self) -> bool:
@@ -512,12 +523,7 @@ class Connection(asyncio.BufferedProtocol):
         """
         if self._phase in _OWING or self._phase is Phase.AHEAD:
             return
-        now = self._loop_time()
-        if self._phase is Phase.IDLE:
-            awaited = not self._requests and now - self.idle_since <= SILENCE_S  # its first request may be in transit
-        else:
-            awaited = not self._is_silent(now)
-        if not awaited:
+        if not self.timeouts.is_awaited(self._loop_time(), self._progress()):
             self._transport.close()
 
     @property
@@ -527,43 +533,26 @@ class Connection(asyncio.BufferedProtocol):
 
     def sweep(self, now: float, limit_s: float, idle_s: float) -> None:
         """See `Listener.sweep`."""
-        if self.receiving_since:
-            if now - self.receiving_since > limit_s:
-                self.abort()
-            return
-        if self._requests != self._swept_requests or self._phase is not Phase.IDLE:
-            self._swept_requests = self._requests
-            self.idle_since = now
-        elif now - self.idle_since > (idle_s if self._requests else min(limit_s, idle_s)):
+        due = self.timeouts.due(now, limit_s, idle_s, self._progress(), self._listener.held.is_awaited)
+        if due is Due.ABORT:
             self.abort()
+        elif due is Due.GIVE_UP:
+            self.give_up(f"has read nothing of its answers for {UNREAD_S:g} s")
+        elif due is Due.REFUSE:
+            self._refuse_body(BadRequest(408, "the request body arrives too slowly while others wait for memory"))
 
-    def _is_silent(self, now: float) -> bool:
-        """Return True if no byte of the request has arrived for ``SILENCE_S``."""
-        come = len(self._rest) + self._body_at + (len(self._chunks.body) if self._chunks is not None else 0)
-        if come != self._come:
-            self._come, self._came_at = come, now
-        return now - self._came_at > SILENCE_S
+    def _progress(self) -> Progress:
+        body, chunks = self._body, self._chunks
+        received = len(self._rest) + self._body_at + (len(chunks.body) if chunks is not None else 0)
+        expected = len(body) if body is not None else 0
+        unread = self._transport.get_write_buffer_size() if self._unread else 0
+        return Progress(self._requests, self.is_idle, self.receiving_since, received, expected, unread)
+
+    @property
+    def idle_since(self) -> float:
+        """Loop time of the last sweep that saw a request."""
+        return self.timeouts.idle_since
 
     def abort(self) -> None:
         """Close at once and drop unsent data."""
         self._transport.abort()
-
-
-def _out_of_memory(bound: Bound | None) -> BadRequest:
-    head = bound.head if bound is not None else None
-    _log.error("out of memory for the body of %s", f"{head.method} {head.path}" if head is not None else "a request")
-    return BadRequest(503, "out of memory for the body of this request")
-
-
-def _aligned_memory(length: int, head: Head | None) -> memoryview:
-    """Return memory for a body with aligned tensors.
-
-    The tensors, after the JSON header, begin at an aligned address.
-    """
-    offset = 0
-    header_length = head.get(b"inference-header-content-length") if head is not None else None
-    if header_length is not None and header_length.isdigit() and len(header_length) < 12:
-        offset = -int(header_length) % _ALIGNMENT
-    memory = np.empty(length + offset + _ALIGNMENT, np.uint8)
-    offset += -memory.ctypes.data % _ALIGNMENT
-    return memory.data[offset : offset + length]

@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from math import inf
 
-from remora.protocols.http1 import MAX_CHUNKS, Head, HeadParser
+from remora.protocols.http1 import HTTP2_PREFACE, MAX_CHUNKS, Head, HeadParser
 from remora.server.http.exchange import Bound, Service, TlsNotice, bind, body_reader_of
+from remora.server.http.held_bytes import HeldBytes
 from remora.server.http.http1 import Connection
 
 _SCRATCH_BYTES = 262_144
@@ -32,6 +33,7 @@ class Listener:
         max_body_bytes: int,
         max_chunks: int = MAX_CHUNKS,
         http2: Handover | None = None,
+        held: HeldBytes | None = None,
     ) -> None:
         self.service = service
         self.reads_body = body_reader_of(service)
@@ -39,6 +41,8 @@ class Listener:
         self.max_body_bytes = max_body_bytes
         self.max_chunks = max_chunks
         self.http2 = http2
+        self.held = held or HeldBytes()
+        """Bytes that the connections of all ports hold."""
         self.heads = HeadParser(self._bind)
         self.scratch = bytearray(_SCRATCH_BYTES)
         self.view = memoryview(self.scratch)
@@ -55,6 +59,14 @@ class Listener:
     def connection(self) -> Connection:
         """Return the protocol of a new connection."""
         return Connection(self)
+
+    def hand_over(self, connection: Connection, transport: asyncio.Transport, data: bytes) -> bool:
+        """Hand a connection over to HTTP/2 if ``data``, all that it has received, begins with the HTTP/2 preface."""
+        if self.http2 is None or not data.startswith(HTTP2_PREFACE):
+            return False
+        del self.connections[connection]
+        self.http2(transport, data)
+        return True
 
     def linger(self, connection: Connection, transport: asyncio.Transport, most_bytes: int) -> None:
         """Close a connection after an answer that did not need the rest of its request, at most ``most_bytes``."""

@@ -20,6 +20,7 @@ from remora.protocols.http2.keepalive import Keepalive, KeepalivePolicy
 from remora.protocols.http2.stream import Opener, Stream
 from remora.protocols.rest.answer import INTERNAL
 from remora.server.http.exchange import SILENCE_S, TlsNotice, peer_of
+from remora.server.http.held_bytes import UNREAD_S, HeldBytes
 
 _log = logging.getLogger("remora.http")
 
@@ -48,14 +49,20 @@ class Http2Listener:
         open_call: opens gRPC calls.
         open_request: opens HTTP requests; None if the port serves gRPC only.
         terms: keepalive policy of the connections.
+        held: bytes that the connections of all ports hold; None if they are not limited.
     """
 
     def __init__(
-        self, open_call: OpenRequest, open_request: OpenRequest | None = None, terms: KeepalivePolicy = _TERMS
+        self,
+        open_call: OpenRequest,
+        open_request: OpenRequest | None = None,
+        terms: KeepalivePolicy = _TERMS,
+        held: HeldBytes | None = None,
     ) -> None:
         self.open_call = open_call
         self.open_request = open_request
         self.terms = terms
+        self.held = held or HeldBytes()
         self.tls_notice = TlsNotice("gRPC")
         self.answers: Mapping[int, int] = {}
         """Answers to HTTP requests by status."""
@@ -115,6 +122,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._listener = listener
         self._transport = cast(asyncio.Transport, None)
         self._loop = cast(asyncio.AbstractEventLoop, None)
+        self._account = listener.held.account()
+        self._stuck: dict[Stream, tuple[int, float]] = {}  # paused streams with their windows, and since when
         self._coming: dict[Stream, float] = {}  # incomplete requests at the last sweep, and since when
         self._upkeep = cast(Keepalive, None)
         self._look_again: asyncio.TimerHandle | None = None
@@ -153,6 +162,8 @@ class Http2Connection(asyncio.BufferedProtocol):
                 timer.cancel()
         for receiver in self.machine.abandon():
             receiver.lost()
+        self._account.close()
+        self._coming, self._stuck = {}, {}
 
     def eof_received(self) -> bool:
         """Close, because a client that has closed its sending side cannot open windows."""
@@ -223,8 +234,28 @@ class Http2Connection(asyncio.BufferedProtocol):
             transport.write(output)
             if self._unread and transport.get_write_buffer_size() > _UNSENT_BYTES:
                 transport.pause_reading()
+        if machine.sender.paused_bytes or self._unread or self._account.answers:
+            self._count_answers()
         if machine.left and not machine.open:
             self._close()
+
+    def _count_answers(self) -> None:
+        unread = self._transport.get_write_buffer_size() if self._unread else 0
+        self._account.set_answers(self.machine.sender.paused_bytes + unread)
+
+    def hold(self, size: int) -> bool:
+        """See `Stream.hold`."""
+        if size > 0 and not self._account.has_room(size):
+            return False
+        self._account.add(size)
+        return True
+
+    def has_room(self, size: int) -> bool:
+        """Return True if ``size`` more bytes of answers may wait for the client."""
+        if self._gone:
+            return False
+        self._count_answers()
+        return self._account.has_room(size)
 
     # -- keepalive and shutdown ----------------------------------------------------------------------------------
 
@@ -320,6 +351,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         elif now - self.idle_since > idle_s:
             self._leave()
         self.machine.decay_abuse()
+        self._drop_unread(now)
         self.drop_stalled(now, limit_s)
 
     def drop_stalled(self, now: float, limit_s: float) -> None:
@@ -330,6 +362,22 @@ class Http2Connection(asyncio.BufferedProtocol):
             stream.receiver.lost()
         self._coming = coming
         self.flush()
+
+    def _drop_unread(self, now: float) -> None:
+        """Reset streams of whose answer the client has read nothing for ``UNREAD_S``."""
+        stuck: dict[Stream, tuple[int, float]] = {}
+        for stream in self.machine.streams:
+            if stream.paused is not None:
+                window, since = self._stuck.get(stream, (stream.window, now))
+                stuck[stream] = (stream.window, since if window == stream.window else now)
+        late = [stream for stream, (_, since) in stuck.items() if now - since > UNREAD_S]
+        if late:
+            _log.warning("a client has read nothing of %d answers for %g s: they are dropped", len(late), UNREAD_S)
+        for stream in late:
+            del stuck[stream]
+            stream.reset(CANCEL)
+            stream.receiver.lost()
+        self._stuck = stuck
 
     def close_when_done(self) -> None:
         """See `Http2Listener.close_idle`; incomplete requests of a silent client are dropped."""

@@ -12,8 +12,9 @@ from remora.protocols.http1 import BadRequest, Head, too_large
 from remora.protocols.http2.frames import CANCEL, INTERNAL_ERROR, PROTOCOL_ERROR, Fields, pack
 from remora.protocols.http2.stream import Opener, Stream
 from remora.protocols.http2.validation import declared_length
-from remora.protocols.rest.answer import INTERNAL, Headers, HttpAnswer, failure, refusal_of
+from remora.protocols.rest.answer import INTERNAL, Headers, HttpAnswer, body_length, failure, refusal_of
 from remora.server.http.exchange import STREAM_BACKLOG, Answerer, Cancellable, Service, bind, body_reader_of
+from remora.server.http.held_bytes import FREE_BYTES, overloaded
 
 _log = logging.getLogger("remora.http")
 
@@ -56,6 +57,7 @@ class _Request:
         "_begun",
         "_body",
         "_head",
+        "_held",
         "_length",
         "_limit",
         "_link",
@@ -79,6 +81,7 @@ class _Request:
         self._length = length  # as declared, -1 if it is not
         self._body: list[bytes] = []
         self._size = 0
+        self._held = 0  # bytes of the request that are counted
         self._ticket: Cancellable | None = None
         self._open = True
         self._begun = False
@@ -93,7 +96,7 @@ class _Request:
         self._size += len(data)
         contradicts = self._length >= 0 and (self._size > self._length or (ended and self._size < self._length))
         if self._head is None or self._answer is None or contradicts:
-            self._open = False
+            self._end()
             self._link.reset(PROTOCOL_ERROR)
             return
         if data:
@@ -105,6 +108,8 @@ class _Request:
             return
         if data:
             self._body.append(data)
+        if self._size > FREE_BYTES and not self._hold(self._size - self._held):
+            return
         if not ended:
             return
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
@@ -125,11 +130,27 @@ class _Request:
         if self._open:
             self._ticket = ticket
 
+    def _hold(self, size: int) -> bool:
+        """Count bytes of the request, or refuse it."""
+        if self._link.hold(size):
+            self._held += size
+            return True
+        self.respond(overloaded())
+        return False
+
+    def _end(self) -> None:
+        """Mark the exchange as ended and drop what is left of its request."""
+        self._open = False
+        self._body = []
+        if self._held:
+            self._link.hold(-self._held)
+            self._held = 0
+
     def _refuse(self, error: BadRequest) -> None:
         self.respond(refusal_of(error))
 
     def lost(self) -> None:
-        self._open = False
+        self._end()
         ticket, self._ticket = self._ticket, None
         if ticket is not None:
             ticket.cancel()
@@ -176,8 +197,11 @@ class _Request:
     def respond(self, answer: HttpAnswer) -> None:
         if not self._open:
             return
-        self._open = False
+        self._end()
         self._ticket = None
+        size = body_length(answer.body)
+        if size > FREE_BYTES and not self._link.has_room(size):
+            answer = overloaded()
         self._answers[answer.status] += 1
         data = b"".join(answer.body)
         block = _block(answer.status, answer.headers, (b"content-length", b"%d" % len(data)))
@@ -203,7 +227,7 @@ class _Request:
 
     def finish(self) -> None:
         if self._open and self._begun:
-            self._open = False
+            self._end()
             self._ticket = None
             self._link.data(b"", end=True)
 

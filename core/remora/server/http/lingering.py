@@ -17,7 +17,8 @@ def linger(transport: asyncio.Transport, most_bytes: int) -> None:
     transport.set_protocol(_Lingering(transport, most_bytes))
     if transport.can_write_eof():  # TLS cannot close one direction
         transport.write_eof()
-    transport.resume_reading()
+    if not transport.is_reading():
+        transport.resume_reading()
 
 
 class _Lingering(asyncio.BufferedProtocol):
