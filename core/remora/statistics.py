@@ -144,7 +144,7 @@ class HeldLoad(NamedTuple):
 
 
 class ServerLoad(NamedTuple):
-    """Answers of a server by HTTP status, how late its event loop ran timers, and held bytes, if they are measured."""
+    """Load of a server: answers by HTTP status, lateness of its event loop, held bytes."""
 
     answers: Mapping[int, int]
     lateness: Histogram | None = None

@@ -6,6 +6,7 @@ The waits are printed. The limit is far above them, because the machine of the t
 from __future__ import annotations
 
 import contextlib
+import gzip
 import socket
 import threading
 import time
@@ -36,6 +37,17 @@ def no_window() -> bytes:
     return PREFACE + frame(SETTINGS, 0, 0, b"\0\4\0\0\0\0")
 
 
+def posted(body: bytes, *headers: bytes) -> bytes:
+    lines = (b"POST /v2/models/m0/infer HTTP/1.1", b"Host: localhost", b"Content-Length: %d" % len(body), *headers)
+    return b"\r\n".join((*lines, b"", body))
+
+
+def numbers(text: bytes, size: int) -> bytes:
+    count = size // (len(text) + 1)
+    head = b'{"inputs":[{"name":"IN","datatype":"INT32","shape":[%d,1],"data":[' % count
+    return head + b",".join([text] * count) + b"]}]}"
+
+
 ATTACKS: dict[str, tuple[str, bytes]] = {
     "metrics, pipelined on their port": ("metrics", pipelined(b"/metrics")),
     "metrics, pipelined on the HTTP port": ("http", pipelined(b"/v2/metrics")),
@@ -49,6 +61,17 @@ ATTACKS: dict[str, tuple[str, bytes]] = {
         "http",
         b"POST /v2/models/m0/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         + b"1\r\nx\r\n" * 65_000,
+    ),
+    "16 MB of numbers as JSON": ("http", posted(numbers(b"1234567", 16 << 20))),
+    "16 MB of spaces as JSON": ("http", posted(b" " * (16 << 20))),
+    "4 MB of NaN as JSON": ("http", posted(numbers(b"NaN", 4 << 20))),
+    "16 kB that inflate to 4 MB of arrays": (
+        "http",
+        posted(gzip.compress(b"[" + b"[]," * 1_300_000), b"Content-Encoding: gzip"),
+    ),
+    "16 MB of JSON, compressed": (
+        "http",
+        posted(gzip.compress(numbers(b"1234567", 16 << 20), 1), b"Content-Encoding: gzip"),
     ),
 }
 

@@ -26,6 +26,7 @@ from remora.server.grpc.opening import GrpcTransport, open_grpc
 from remora.server.host import ExtraPort, Host, ServerContext, ServiceFactory, all_on_one_port, v2_alone
 from remora.server.http.asgi import answer_in_thread
 from remora.server.http.exchange import Service
+from remora.server.http.large_bodies import LargeBodies
 from remora.server.http.port_services import at
 from remora.server.http.rest import MetricsService, RestService
 from remora.server.loop import Lateness, LoopMailbox
@@ -173,6 +174,7 @@ class Server:
             openai=options.openai,
             ignore_unknown=options.openai_unknown == "ignore",
             deny=None if keys is None else keys.deny_action,
+            large=LargeBodies(asyncio.get_running_loop(), self._connections.held),
         )
         return ServerContext(self.engine, rest, mailbox, later, options, self._access, keys, self._connections.held)
 

@@ -63,7 +63,7 @@ _ANSWERED = _Answered()
 
 
 class Owner(Protocol):
-    """Owner of a connection outside of the protocol. Its methods must not raise unless documented."""
+    """Owner of a connection. Its methods must not raise unless documented."""
 
     @property
     def backlog(self) -> int:
@@ -141,9 +141,9 @@ class Stream(Flow):
         return self._connection.handler.peer
 
     def hold(self, size: int) -> bool:
-        """Count ``size`` more bytes of a request that its receiver holds; return False if that exceeds a limit.
+        """Count ``size`` more bytes of a request that its receiver holds.
 
-        A negative ``size`` gives them back.
+        Returns False if that would exceed a limit. A negative ``size`` gives them back.
         """
         return self._connection.handler.hold(size)
 

@@ -20,6 +20,8 @@ _INT64_MAX = 2**63 - 1
 _NUMBERS = frozenset((int, float))
 _INTEGERS = frozenset((int,))
 _BOOLS = frozenset((bool,))
+_STEP = 131_072
+"""Values that are converted at a time."""
 
 
 def too_large(name: str, byte_size: int, limit: int) -> InvalidArgumentError:
@@ -106,11 +108,11 @@ def _convert(flat: list[Any], kinds: set[type], dtype: np.dtype[Any]) -> Array:
         if kinds - _NUMBERS:
             raise _misfit(NOT_NUMBER)
         with np.errstate(over="ignore"):  # a double too big for a float is an infinity
-            return np.array(flat, dtype=dtype)
+            return _array(flat, dtype)
     if dtype.kind == "b":
         if kinds - _BOOLS:
             raise _misfit(NOT_BOOL)
-        return np.array(flat, dtype=dtype)
+        return _array(flat, dtype)
     signed = dtype.kind == "i"
     problem = NOT_INT if signed else NOT_UINT
     if kinds - _INTEGERS:
@@ -119,8 +121,18 @@ def _convert(flat: list[Any], kinds: set[type], dtype: np.dtype[Any]) -> Array:
         return np.empty(0, dtype)
     if (max(flat) > _INT64_MAX) if signed else (min(flat) < 0):
         raise _misfit(problem)
-    wide = np.array(flat, dtype=np.int64 if signed else np.uint64)
+    wide = _array(flat, np.dtype(np.int64 if signed else np.uint64))
     return wide.astype(dtype, copy=False)  # small types keep the low bits [Q03]
+
+
+def _array(flat: list[Any], dtype: np.dtype[Any]) -> Array:
+    """Return the values as an array, in steps between which other threads may run."""
+    if len(flat) <= _STEP:
+        return np.array(flat, dtype=dtype)
+    values = np.empty(len(flat), dtype)
+    for at in range(0, len(flat), _STEP):
+        values[at : at + _STEP] = np.array(flat[at : at + _STEP], dtype=dtype)
+    return values
 
 
 def _misfit(problem: str) -> MalformedError:

@@ -62,7 +62,10 @@ def fixed_part(answer: HttpAnswer) -> bytes:
 
 
 def whole_answer(answer: HttpAnswer, method: str | None, keep_alive: bool, *, http10: bool) -> list[Buffer]:
-    """Return an answer over HTTP/1 in pieces; one to HEAD has its length and no body (RFC 9110 9.3.2)."""
+    """Return an answer over HTTP/1 in pieces.
+
+    One to HEAD has the length of the body without the body (RFC 9110 9.3.2).
+    """
     headers = (*answer.headers, _KEPT) if keep_alive and http10 else answer.headers
     size = body_length(answer.body)
     start = response_head(answer.status, headers, size, keep_alive=keep_alive)

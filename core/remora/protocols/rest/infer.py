@@ -67,6 +67,7 @@ class InferCodec:
         self.limits = limits
         """Limits of a JSON request."""
         self._forward = forward_pattern
+        self._binary_headers = binary_headers
         self.regions = regions
         """Shared memory that tensors may name."""
         self._known: dict[bytes, _Known] = {}
@@ -76,9 +77,9 @@ class InferCodec:
         self.forwards = forward_pattern is not None
         """True if request headers may become parameters."""
 
-    def twin(self, binary_headers: BinaryHeaders = v2_binary_headers) -> InferCodec:
+    def twin(self, binary_headers: BinaryHeaders | None = None) -> InferCodec:
         """Return a codec with the same settings, separate memos and perhaps other headers."""
-        return InferCodec(self.limits, self._forward, self.regions, binary_headers)
+        return InferCodec(self.limits, self._forward, self.regions, binary_headers or self._binary_headers)
 
     def recall(self, body: bytes, header_length: int) -> tuple[InferForm, list[Data], ReplyFormat] | None:
         """Return the result of `decode` for a body whose binary header is in the memo, else None.

@@ -1,4 +1,4 @@
-"""Bytes that connections hold: counted, bounded, and given back when their client has disconnected.
+"""Bytes that connections hold: counted, bounded, and given back when the client disconnects.
 
 A request is counted from its first byte to its answer, an answer while its client does not read it. Messages of at most
 FREE_BYTES are not counted, so that small requests cost nothing.
@@ -77,7 +77,7 @@ class HeldBytes:
         return bool(self._waiting)
 
     def has_freed_much(self) -> bool:
-        """Return True if so much was given back since the last such answer that the allocator should return it."""
+        """Return True once after so much was given back that the allocator should return it."""
         freed = self._peak - self.total >= _WORTH_TRIMMING_BYTES
         if freed:
             self._peak = self.total
@@ -92,7 +92,10 @@ class HeldBytes:
         self._waiting.pop(resume, None)
 
     def add(self, size: int) -> None:
-        """Add to the total; a negative ``size`` resumes the uploads for which there is room, the oldest first."""
+        """Add to the total.
+
+        A negative ``size`` resumes the uploads for which there is room, the oldest first.
+        """
         self.total += size
         self._peak = max(self._peak, self.total)
         if size < 0 and self._waiting:
@@ -221,7 +224,7 @@ def overloaded() -> HttpAnswer:
 
 
 def retry_later(error: BadRequest) -> Headers:
-    """Return the headers of a refusal, with the time after which to try again if that may help."""
+    """Return the headers of a refusal: the time to try again, where that may help."""
     return _RETRY if error.status == 503 else ()
 
 

@@ -278,7 +278,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._begin_body(bound, view[:end], at)
 
     def _begin_body(self, bound: Bound, view: memoryview, at: int) -> int:
-        """Begin a long body, whose memory is counted, with the bytes received so far."""
+        """Begin a long body, whose memory is counted, with the received bytes."""
         stop = min(at + bound.head.content_length, len(view))
         self._body = aligned_memory(bound.head.content_length, bound.head)
         self._body[: stop - at] = view[at:stop]
@@ -306,7 +306,7 @@ class Connection(asyncio.BufferedProtocol):
         self._waiting = RoomWait(self._listener.held, self._account, size, self._receive_on, self._refuse_body)
 
     def _refuse_body(self, error: BadRequest) -> None:
-        """Refuse a request whose client may read the answer only when it has sent the body."""
+        """Refuse a request whose client may read the answer after it has sent the body."""
         self._unneeded = self._listener.max_body_bytes
         self._refuse(error)
 

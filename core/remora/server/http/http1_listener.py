@@ -61,7 +61,10 @@ class Listener:
         return Connection(self)
 
     def hand_over(self, connection: Connection, transport: asyncio.Transport, data: bytes) -> bool:
-        """Hand a connection over to HTTP/2 if ``data``, all that it has received, begins with the HTTP/2 preface."""
+        """Hand a connection over to HTTP/2 if it began with the HTTP/2 preface.
+
+        ``data`` is all that it has received.
+        """
         if self.http2 is None or not data.startswith(HTTP2_PREFACE):
             return False
         del self.connections[connection]

@@ -39,7 +39,7 @@ class Phase(Enum):
 
 
 class Streaming(NamedTuple):
-    """Framing of a streamed answer: in chunks or not, and whether the connection stays open after it."""
+    """Framing of a streamed answer: its chunks, and whether the connection stays open."""
 
     chunked: bool
     keep: bool

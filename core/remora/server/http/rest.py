@@ -29,6 +29,7 @@ from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions
 from remora.server.http import deadlines
 from remora.server.http.exchange import Answerer, Cancellable, Exchange, arrival_of
 from remora.server.http.generate import GenerateRoutes
+from remora.server.http.large_bodies import LARGE_BYTES, Body, InferParts, LargeBodies, LargeRequest, prints_large
 from remora.server.http.probes import PATHS as PROBES
 from remora.server.http.probes import probe
 from remora.server.http.waiting import LoadWaiters
@@ -165,6 +166,7 @@ class RestService:
         openai: OpenAI's routes are served without a language model, too.
         ignore_unknown: OpenAI's routes ignore unknown fields.
         deny: returns the refusal of a request for an action by the roles of its API key, None if they permit it.
+        large: threads for large bodies; None to decode and encode all in the loop.
     """
 
     def __init__(
@@ -182,7 +184,9 @@ class RestService:
         openai: bool = False,
         ignore_unknown: bool = False,
         deny: Callable[[Head, str], HttpAnswer | None] | None = None,
+        large: LargeBodies | None = None,
     ) -> None:
+        self._large = large
         self._engine = engine
         self._deny = deny
         self._openai_always = openai
@@ -316,12 +320,14 @@ class RestService:
         except LoadingError as loading:
             return self._wait(loading, plan, head, body, exchange)
 
-    def _infer_bound(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """Answer an inference without a deadline, the usual case."""
+    def _infer_bound(
+        self, plan: _Plan, head: Head, body: Body, exchange: Exchange, timeout_ns: int = 0
+    ) -> Cancellable | None:
+        """Answer an inference, usually without a deadline; ``body`` may be decoded."""
         try:
-            return self._submit_to(self._front_end, plan.model, plan.version, head, exchange, plan, body, 0)
+            return self._submit_to(self._front_end, plan.model, plan.version, head, exchange, plan, body, timeout_ns)
         except LoadingError as loading:
-            return self._wait(loading, plan, head, body, exchange)
+            return self._wait(loading, plan, head, body, exchange)  # type: ignore[arg-type]  # passed on to `_submit`
         except RemoraError as error:
             exchange.respond(encode_error(error, plain=True))
             return None
@@ -443,35 +449,44 @@ class RestService:
             return None
 
     def _submit(
-        self, model: ServedModel, head: Head, exchange: Exchange, plan: _Plan, body: Buffer, timeout_ns: int
+        self, model: ServedModel, head: Head, exchange: Exchange, plan: _Plan, body: Body, timeout_ns: int
     ) -> Ticket | None:
-        """Decode an inference for ``model`` and submit it. Raises RetiredError."""
+        """Decode an inference for ``model``, unless it is decoded, and submit it. Raises RetiredError."""
         try:
-            plain = inflate(body, plan.encoding, self._limit) if plan.encoding else body
-            codec, recalled = self._codec, None
-            if plan.json_length and type(plain) is bytes and not codec.forwards:
-                recalled = codec.recall(plain, plan.json_length)
-            form, data, reply_format = recalled or codec.decode(
-                plain, plan.header_length, codec.forwarded(head.headers), model.name
-            )
+            if not isinstance(body, tuple):
+                if self._large is not None and (len(body) > LARGE_BYTES or plan.encoding):
+                    read = LargeRequest(self._codec, body, plan.encoding, plan.header_length, head.headers, model.name)
+                    if read.is_large:
+                        submit = partial(self._infer_bound, plan, head, timeout_ns=timeout_ns)
+                        return self._large.decode(exchange, read.parts, submit, self._refusal)
+                body = self._decode(plan, head, body, model.name)
+            form, data, reply_format = body
             context = (exchange, model, reply_format, plan.accept)
             return model.submit(
                 form, data, self._inferred, mailbox=self._mailbox, context=context, timeout_ns=timeout_ns
             )
-        except Refusal as refusal:
-            exchange.respond(refusal.answer)
         except RetiredError:
             raise
-        except RemoraError as error:
-            exchange.respond(self._refusal(error, plain=error.from_model))
+        except (Refusal, RemoraError) as error:
+            exchange.respond(self._refusal(error))
         return None
 
-    def _refusal(self, error: RemoraError, *, plain: bool) -> HttpAnswer:
+    def _decode(self, plan: _Plan, head: Head, body: Buffer, model: str) -> InferParts:
+        codec = self._codec
+        plain = inflate(body, plan.encoding, self._limit) if plan.encoding else body
+        if plan.json_length and type(plain) is bytes and not codec.forwards:
+            recalled = codec.recall(plain, plan.json_length)
+            if recalled is not None:
+                return recalled
+        return codec.decode(plain, plan.header_length, codec.forwarded(head.headers), model)
+
+    def _refusal(self, error: Refusal | RemoraError, *, plain: bool = False) -> HttpAnswer:
         """Return the answer to a request that cannot be decoded."""
+        if isinstance(error, Refusal):
+            return error.answer
         answer = encode_error(error, plain=plain)
-        if self._malformed and isinstance(error, MalformedError):
-            return answer._replace(status=self._malformed)
-        return answer
+        malformed = self._malformed if isinstance(error, MalformedError) else 0
+        return answer._replace(status=malformed) if malformed else answer
 
     def _inferred(self, ticket: Ticket, outcome: Outcome) -> None:
         context: tuple[Exchange, ServedModel, ReplyFormat, str] = ticket.context  # type: ignore[assignment]
@@ -481,9 +496,18 @@ class RestService:
             return
         if not isinstance(outcome, Response):
             return  # unreachable: decoupled models are refused before submission
+        name, form = self._known_as or model.name, ticket.request.form
+        large = self._large if accept or not reply_format.all_binary else None
+        if large is not None and prints_large(outcome, reply_format, compressed=bool(accept)):
+            large.encode(
+                exchange,
+                self._codec.twin(),
+                (name, model.version_text, form, outcome, reply_format),
+                accept,
+            )
+            return
         try:
-            name = self._known_as or model.name
-            answer = self._encode(name, model.version_text, ticket.request.form, outcome, reply_format)
+            answer = self._encode(name, model.version_text, form, outcome, reply_format)
         except RemoraError as error:
             exchange.respond(encode_error(error, plain=True))
             return

@@ -1,0 +1,186 @@
+"""Decoding and encoding of large bodies in threads, while the event loop serves others.
+
+orjson and NumPy keep the interpreter for the length of one call, so that a thread bounds what another client waits by
+the longest call instead of by the whole work; zlib lets other threads run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar, cast
+
+from remora.errors import RemoraError
+from remora.messages import Buffer, Data, InferForm, Response, Ticket
+from remora.protocols.rest.answer import INTERNAL, Headers, HttpAnswer, Refusal, encode_error, failure
+from remora.protocols.rest.content_encoding import compress, inflate
+from remora.protocols.rest.infer import InferCodec
+from remora.protocols.rest.response import ReplyFormat
+from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
+from remora.server.http.held_bytes import Account, HeldBytes, overloaded
+
+_log = logging.getLogger("remora.http")
+
+LARGE_BYTES = 262_144
+"""Size from which JSON is read and printed in a thread."""
+_PACKED_BYTES = 1_024
+"""Size from which a compressed body is inflated in a thread; it may become 1,032 times as large."""
+_THREADS = 2
+T = TypeVar("T")
+
+
+InferParts = tuple[InferForm, list[Data], ReplyFormat]
+"""Result of `InferCodec.decode`."""
+Body = Buffer | InferParts
+"""Body of an inference, or what it was decoded to."""
+
+
+class LargeRequest(NamedTuple):
+    """Inference request whose body may be large."""
+
+    codec: InferCodec
+    body: Buffer
+    encoding: bytes
+    header_length: bytes | None
+    headers: Headers
+    model: str
+
+    @property
+    def is_large(self) -> bool:
+        """True if its JSON is large, or it may inflate to much."""
+        if self.encoding:
+            return len(self.body) > _PACKED_BYTES
+        if self.header_length is None:
+            return len(self.body) > LARGE_BYTES
+        return self.header_length.isdigit() and int(self.header_length[:16]) > LARGE_BYTES
+
+    def parts(self) -> tuple[InferParts, int]:
+        """Return the parts, decoded in any thread, and the size of the body inflated, 0 if it was not compressed.
+
+        Raises Refusal and RemoraError.
+        """
+        codec = self.codec.twin()  # memos belong to one thread
+        plain = inflate(self.body, self.encoding, codec.limits.input_bytes)
+        parts = codec.decode(plain, self.header_length, codec.forwarded(self.headers), self.model)
+        return parts, len(plain) if self.encoding else 0
+
+
+def prints_large(response: Response, reply: ReplyFormat, *, compressed: bool) -> bool:
+    """Return True if an answer is encoded in a thread, because much is printed or compressed."""
+    size = 0
+    for name, _, data in response.outputs:
+        if compressed or not (reply.all_binary or reply.binary(name)):
+            size += data.nbytes
+    return size > LARGE_BYTES
+
+
+class LargeBodies:
+    """Threads for large bodies. Use it in the loop's thread.
+
+    Args:
+        loop: the event loop.
+        held: counts inflated bodies; None if they are not limited.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, held: HeldBytes | None = None) -> None:
+        self._loop = loop
+        self._held = held or HeldBytes()
+        self._pool: ThreadPoolExecutor | None = None  # made by the first large body
+
+    def decode(
+        self,
+        exchange: Exchange,
+        work: Callable[[], tuple[InferParts, int]],
+        then: Callable[[InferParts, Exchange], Cancellable | None],
+        refuse: Callable[[Refusal | RemoraError], HttpAnswer],
+    ) -> Ticket:
+        """Decode a body by ``work`` in a thread, then submit the result by ``then`` in the loop.
+
+        What ``work`` has inflated is counted until the exchange is answered. ``refuse`` returns the answer to an error
+        of ``work``; ``then`` must not raise.
+        """
+        decoding = _Decoding()
+
+        def submit(done: asyncio.Future[tuple[InferParts, int]]) -> None:
+            try:
+                parts, inflated_bytes = done.result()
+                counted: Exchange = exchange
+                if inflated_bytes:
+                    account = self._held.account()
+                    if not account.has_room(inflated_bytes):
+                        exchange.respond(overloaded())
+                        return
+                    account.add(inflated_bytes)
+                    decoding.account, counted = account, _Counted(exchange, account)
+                ticket = decoding.ticket = then(parts, counted)
+                if decoding.cancelled and ticket is not None:
+                    ticket.cancel()
+            except (Refusal, RemoraError) as error:
+                exchange.respond(refuse(error))
+            except Exception:
+                _log.exception("a request body cannot be decoded")
+                exchange.respond(failure(500, INTERNAL, plain=True))
+
+        self._run(work).add_done_callback(submit)
+        return cast(Ticket, decoding)  # the service's callers only cancel it and set its deadline
+
+    def encode(
+        self,
+        exchange: Exchange,
+        codec: InferCodec,
+        answer: tuple[str, str, InferForm, Response, ReplyFormat],
+        accept: str,
+    ) -> None:
+        """Encode an answer (see `ReplyPrinter.answer`), compress it and respond with it."""
+
+        def respond(done: asyncio.Future[HttpAnswer]) -> None:
+            error = done.exception()
+            if error is None:
+                exchange.respond(done.result())
+            elif isinstance(error, RemoraError):
+                exchange.respond(encode_error(error, plain=True))
+            else:
+                _log.error("an answer cannot be encoded", exc_info=error)
+                exchange.respond(failure(500, INTERNAL, plain=True))
+
+        self._run(lambda: compress(codec.encode(*answer), accept)).add_done_callback(respond)
+
+    def _run(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="remora large body")
+        return self._loop.run_in_executor(self._pool, work)
+
+
+class _Decoding:
+    """Request whose body is being decoded, then its ticket."""
+
+    def __init__(self) -> None:
+        self.arrival_ns = self.deadline_ns = 0
+        self.cancelled = False
+        self.account: Account | None = None
+        self.ticket: Cancellable | None = None
+
+    def cancel(self) -> None:
+        """Cancel the request."""
+        self.cancelled = True
+        if self.account is not None:
+            self.account.close()
+        if self.ticket is not None:
+            self.ticket.cancel()
+
+
+class _Counted(ForwardingExchange):
+    """Exchange that gives back the bytes of its request with the answer."""
+
+    __slots__ = ("_account",)
+
+    def __init__(self, exchange: Exchange, account: Account) -> None:
+        super().__init__(exchange)
+        self._account = account
+
+    def respond(self, answer: HttpAnswer) -> None:
+        """Send the whole answer."""
+        self._account.close()
+        self._exchange.respond(answer)
