@@ -32,6 +32,9 @@ AZURE_CLIENT_PEERS := azure-ai-ml==1.35.2
 KSERVE_PEERS := kserve-storage==0.21.0
 SAGEMAKER2_PEERS := sagemaker==2.257.7
 SAGEMAKER3_PEERS := sagemaker==3.27.0
+DOCS_TOOLS := mkdocs==1.6.1 mkdocs-material==9.8.1
+LITSERVE_PEERS := litserve==0.2.19 numpy
+BENTOML_PEERS := bentoml==1.4.39 numpy
 BROWSER_PEERS := playwright==1.65.2
 # Clients of OpenAI's routes. The others do not work with OpenAI's newest package yet.
 OPENAI_PEERS := openai==2.54.0 litellm==1.106.2 langchain-openai==1.7.3 instructor==1.17.0 openai-agents==0.20.0
@@ -51,7 +54,7 @@ HELM_LIBRARY := helm-sdkpy==0.1.32
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help serve embedding llm venv test check check-format check-lint check-types check-imports check-map fmt unit stories soak \
+.PHONY: help serve embedding llm pictures docs bench-functions venv test check check-format check-lint check-types check-imports check-map fmt unit stories soak \
         mutants bench proto reference lock wheel image clean differ test-oracle test-oracle-openai test-infra test-containers test-backends \
         test-security test-browser test-fronts \
         test-openai test-triton test-peers test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve \
@@ -175,6 +178,9 @@ test-kserve: $(VENV)/dev.stamp $(VENV)-storage/stamp $(VENV)-kserve-storage/stam
 test-browser: $(VENV)/dev.stamp $(VENV)-browser/stamp  ## try the page at / in a headless Chromium, if installed
 	BROWSER_PYTHON=$(CURDIR)/$(VENV)-browser/bin/python $(PY) -m pytest tests/e2e/test_home_page.py -rs $(T)
 
+pictures: $(VENV)/dev.stamp $(VENV)-browser/stamp  ## take the pictures of the README again, with Chromium
+	KEEP_PICTURES=1 BROWSER_PYTHON=$(CURDIR)/$(VENV)-browser/bin/python $(PY) -m pytest tests/e2e/test_home_page.py -rs -k pictures
+
 test-storage: $(VENV)/dev.stamp $(VENV)-storage/stamp  ## load models from emulators of S3 (moto) and Azure (azurite, if npm is installed)
 	$(PY) -m pytest tests/e2e/test_storage_emulators.py -rs $(T)
 
@@ -285,6 +291,16 @@ lock: $(PY)  ## update constraints.txt
 wheel: $(VENV)/dev.stamp  ## build dist/*.whl and dist/*.tar.gz
 	$(BIN)/hatchling build
 
+# Fails for a link or heading that leads nowhere.
+docs: $(VENV)/dev.stamp $(VENV)-docs/stamp  ## build the documentation as a site in build/site, and check its links
+	@$(PY) docs/reference.py --check
+	@$(PY) docs/site.py build/site-pages
+	@NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --quiet --config-file docs/mkdocs.yml
+	@echo "open build/site/index.html"
+
+bench-functions: $(VENV)/dev.stamp $(VENV)-litserve/stamp $(VENV)-bentoml/stamp  ## compare a function with LitServe and BentoML; needs wrk
+	@$(PY) -m tests.bench functions
+
 # ENGINE is docker, podman or buildah; BUILD_ARGS are further flags of `remora image build`.
 image: $(VENV)/dev.stamp  ## build a container image: make image IMAGE=cpu (`remora image list` has all) TAG=NAME ENGINE=docker
 	$(BIN)/remora image build $(IMAGE) --engine $(ENGINE) --tag $(TAG) \
@@ -343,6 +359,21 @@ $(VENV)-azure-ai-ml/stamp: Makefile
 $(VENV)-browser/stamp: Makefile
 	@$(PYTHON) -m venv $(VENV)-browser
 	@$(VENV)-browser/bin/python -m pip install --quiet --disable-pip-version-check $(BROWSER_PEERS)
+	@touch $@
+
+$(VENV)-docs/stamp: Makefile
+	@$(PYTHON) -m venv $(VENV)-docs
+	@$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check $(DOCS_TOOLS)
+	@touch $@
+
+$(VENV)-litserve/stamp: Makefile
+	@$(PYTHON) -m venv $(VENV)-litserve
+	@$(VENV)-litserve/bin/python -m pip install --quiet --disable-pip-version-check $(LITSERVE_PEERS)
+	@touch $@
+
+$(VENV)-bentoml/stamp: Makefile
+	@$(PYTHON) -m venv $(VENV)-bentoml
+	@$(VENV)-bentoml/bin/python -m pip install --quiet --disable-pip-version-check $(BENTOML_PEERS)
 	@touch $@
 
 $(VENV)-kserve-storage/stamp: Makefile

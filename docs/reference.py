@@ -1,22 +1,27 @@
-"""Generator of the reference tables: options in configuration.md, modules in architecture.md.
+"""Generator of the reference: configuration.md, cli.md, api.md, and the modules in architecture.md.
 
     python docs/reference.py            write the pages
     python docs/reference.py --check    exit with status 1 if a page is stale
 
-`make reference` runs the first command, the tests run the second. The sources are the option dataclasses and the first
-lines of the modules.
+`make reference` runs the first command, the tests run the second. The sources are the option dataclasses, the
+parsers of the commands, the docstrings of the public names, and the first lines of the modules.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
+import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import remora
+from remora.cli import command_parsers
 from remora.options import EngineOptions, ServerOptions
 
 DOCS = Path(__file__).parent
@@ -73,12 +78,123 @@ def modules_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def commands() -> str:
+    """Return the Markdown of all commands: usage, description, and a table of the arguments."""
+    parts = []
+    for name, parser in command_parsers():
+        parts.append(f"## remora {name}\n\n{_prose(parser.description or '')}\n")
+        if name == "serve":
+            parts.append(
+                "`remora serve [PATH ...] [--OPTION VALUE ...]`: [configuration](configuration.md) lists the options.\n"
+            )
+            continue
+        rows = [_argument(each) for each in parser._actions if each.help != argparse.SUPPRESS and each.dest != "help"]
+        rows = [row for row in rows if row]
+        if rows:
+            parts.append("| Argument | Default | |\n|---|---|---|\n" + "\n".join(rows) + "\n")
+        if parser.epilog:
+            parts.append(f"```text\n{parser.epilog}\n```\n")
+    return "\n".join(parts)
+
+
+def _prose(text: str) -> str:
+    """Return a description as Markdown: indented lines are commands."""
+    paragraphs = [textwrap.dedent(each) if each.startswith("  ") else each for each in text.strip().split("\n\n")]
+    original = text.strip().split("\n\n")
+    return "\n\n".join(
+        f"```text\n{each}\n```" if before.startswith("  ") else each
+        for each, before in zip(paragraphs, original, strict=True)
+    )
+
+
+def _argument(action: argparse.Action) -> str:
+    """Return the row of an argument, "" for the choice of a sub-command."""
+    if isinstance(action, argparse._SubParsersAction):
+        return ""
+    metavar = action.metavar if isinstance(action.metavar, str) else (action.dest or "").upper()
+    if action.choices and not action.metavar:
+        metavar = "|".join(map(str, action.choices))
+    if action.option_strings:
+        name = ", ".join(action.option_strings) + (f" {metavar}" if action.nargs != 0 else "")
+    else:
+        name = metavar
+    default = action.default
+    shown = "" if default in (None, "", False, argparse.SUPPRESS) or default == [] else f"`{default}`"
+    text = re.sub(r"\(default %\(default\)\w\)", "", action.help or "").replace("%%", "%")
+    text = " ".join(text.split())
+    return f"| `{name.replace('|', chr(92) + '|')}` | {shown} | {text.replace('|', chr(92) + '|')} |"
+
+
+def api() -> str:
+    """Return the Markdown of the public names: signature and docstring, with public methods and attributes."""
+    parts = []
+    for name in sorted(remora.__all__, key=str.lower):
+        value = getattr(remora, name)
+        if name == "__version__" or not (inspect.isclass(value) or inspect.isfunction(value)):
+            continue
+        tree = ast.parse(textwrap.dedent(inspect.getsource(value))).body[-1]
+        if isinstance(tree, ast.ClassDef):
+            parts.append(_class(name, tree))
+        elif isinstance(tree, ast.FunctionDef):
+            parts.append(f"## remora.{name}\n\n{_signature(name, tree)}\n{_docstring(tree)}")
+    return "\n".join(parts)
+
+
+def _class(name: str, tree: ast.ClassDef) -> str:
+    methods = {each.name: each for each in tree.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+    text = f"## remora.{name}\n\n"
+    if "__init__" in methods:
+        text += _signature(name, methods["__init__"]) + "\n"
+    text += _docstring(tree)
+    for method, each in methods.items():
+        if method.startswith("_") or not ast.get_docstring(each):
+            continue
+        decorators = {ast.unparse(decorator) for decorator in each.decorator_list}
+        is_property = bool(decorators & {"property", "cached_property"})
+        text += (
+            f"\n### {name}.{method}\n\n{'' if is_property else _signature(method, each) + chr(10)}{_docstring(each)}"
+        )
+    return text
+
+
+def _signature(name: str, tree: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    arguments = ast.unparse(tree.args)
+    arguments = re.sub(r"^self(, |$)|^cls(, |$)", "", arguments)
+    returns = f" -> {ast.unparse(tree.returns)}" if tree.returns and name[:1].islower() else ""
+    text = f"{name}({arguments}){returns}"
+    if len(text) > 100:
+        text = f"{name}(\n    {_broken(arguments)}\n){returns}"
+    return f"```text\n{text}\n```\n"
+
+
+def _broken(arguments: str) -> str:
+    """Return arguments with each on a line; commas within brackets do not separate."""
+    depth, lines, current = 0, [], ""
+    for letter in arguments:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and not depth:
+            lines.append(current.strip() + ",")
+            current = ""
+        else:
+            current += letter
+    return "\n    ".join([*lines, current.strip()])
+
+
+def _docstring(tree: ast.AST) -> str:
+    text = ast.get_docstring(tree) or ""  # type: ignore[arg-type]
+    opening, _, rest = text.partition("\n")
+    rest = rest.strip("\n")
+    return f"{opening}\n" + (f"\n```text\n{rest}\n```\n" if rest else "")
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "configuration.md": {
         "engine options": lambda: options_table(EngineOptions),
         "server options": lambda: options_table(ServerOptions),
     },
     "architecture.md": {"modules": modules_table},
+    "cli.md": {"commands": commands},
+    "api.md": {"public names": api},
 }
 
 

@@ -21,7 +21,8 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+DOCUMENTS = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").rglob("*.md"))]
 WITH_EXAMPLES = sorted(
     ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
     for root in (ROOT / "core", ROOT / "adapters")

@@ -8,12 +8,13 @@ import shutil
 import struct
 import subprocess
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conftest import ROOT, free_ports
-from live_server import process, until
+from live_server import client, process, until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
 PYTHON = os.environ.get("BROWSER_PYTHON", "")
@@ -129,3 +130,49 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(seen: dict[str, Any]) -> No
     assert seen["narrow_width"] == 360
     assert (SCREENSHOTS / "wide.png").stat().st_size > 10_000
     assert (SCREENSHOTS / "narrow.png").stat().st_size > 5_000
+
+
+def test_the_explanation_and_the_start_are_readable_tables(seen: dict[str, Any]) -> None:
+    assert "Why batches ran" in seen["explain"]
+    assert "{" not in seen["explain"]
+    assert "Ready after" in seen["start"]
+    assert "import of the server" in seen["start"]
+
+
+def test_the_page_is_small_and_paints_at_once(seen: dict[str, Any]) -> None:
+    assert seen["bytes"] < 150_000
+    assert seen["first_paint_ms"] < 100
+
+
+# -- pictures of the README -------------------------------------------------------------------------------------------
+
+IMAGES = ROOT / "docs" / "images"
+PICTURES = ("page.png", "explain.png")
+README_APP = """
+import numpy as np
+import remora
+
+@remora.model(batch=32, max_delay="1ms", isolation="thread")
+def distance(points: remora.Array[np.float32, -1, 2]) -> remora.Array[np.float32, -1]:
+    return np.hypot(points[:, 0], points[:, 1])
+"""
+
+
+def test_the_pictures_of_the_readme_can_be_taken_again(tmp_path: Path) -> None:
+    """With KEEP_PICTURES they replace those in docs/images (`make pictures`)."""
+    (tmp_path / "app.py").write_text(README_APP)
+    (port,) = free_ports(1)
+    with process(tmp_path / "app.py", port, dict(os.environ)) as server:
+        until(port, "/v2/health/ready", server)
+        with client(port) as connection:
+            for number in range(400):
+                connection.request("POST", "/models/distance", json.dumps({"points": [[3, number]] * (number % 5 + 1)}))
+                assert connection.getresponse().read()
+        script = [PYTHON, str(ROOT / "tests" / "home_page_browser.py"), f"http://127.0.0.1:{port}/", str(tmp_path)]
+        done = subprocess.run([*script, CHROMIUM], capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    for name in PICTURES:
+        assert 5_000 < (tmp_path / name).stat().st_size < 150_000
+        if os.environ.get("KEEP_PICTURES"):
+            IMAGES.mkdir(exist_ok=True)
+            shutil.copyfile(tmp_path / name, IMAGES / name)

@@ -129,6 +129,19 @@ def _parser(serve_flags: Container[str] | None = None) -> argparse.ArgumentParse
     return parser
 
 
+def command_parsers() -> list[tuple[str, argparse.ArgumentParser]]:
+    """Return the parser of each command and action by its words, for the reference."""
+    found: list[tuple[str, argparse.ArgumentParser]] = []
+    pending = [("", _parser())]
+    while pending:
+        words, parser = pending.pop(0)
+        inner = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+        pending = [(f"{words} {name}".strip(), sub) for each in inner for name, sub in each.choices.items()] + pending
+        if words and (not inner or parser.description):
+            found.append((words, parser))
+    return found
+
+
 def _in_groups(commands: Mapping[str, str]) -> str:
     """Return the commands with their help by purpose, because argparse cannot group them."""
     grouped = {name for _, names in _GROUPS for name in names}
