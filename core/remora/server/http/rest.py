@@ -105,8 +105,7 @@ class _Plan:
         except Refusal as refusal:
             self.refusal = refusal.answer
             action = action or refusal.action
-        refused = refuse(action or _page_action(head.path), head)
-        if refused is not None:
+        if (refused := refuse(action or _page_action(head.path), head)) is not None:
             self.route = self.generates = None
             self.infers, self.timeout_ns, self.locked = False, 0, True
             self.refusal = refused
