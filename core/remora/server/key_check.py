@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Container, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from remora.messages import Buffer
 from remora.protocols.api_keys import (
@@ -231,8 +231,8 @@ class KeyCheck:
                 if name == b":path":
                     path = value.decode("latin-1")
                     break
-            caller = self.caller(fields)
-            if denial_of(caller, permission_of_call(path)) is not None:
+            caller, permission = self.caller(fields), permission_of_call(path)
+            if permission and (caller is None or permission not in caller.permissions):
                 return partial(_refuse_call, self, path, fields)
             usage = self.usage_of(caller)
             return open_call(fields) if usage is None else partial(_open_counted, usage, open_call(fields))
@@ -241,15 +241,7 @@ class KeyCheck:
 
     def renewed(self, decide: Callable[[T], Callable[..., R]], subject: T) -> Callable[..., R]:
         """Return what ``decide(subject)`` returns, decided again when the keys have changed."""
-        keys, act = self.keys, decide(subject)
-
-        def latest(*arguments: Any) -> R:
-            nonlocal keys, act
-            if self.keys is not keys:
-                keys, act = self.keys, decide(subject)
-            return act(*arguments)
-
-        return latest
+        return _Renewed(self, decide, subject).latest
 
     def usage_of(self, caller: Caller | None) -> Usage | None:
         """Return the count of a caller's requests, None for a caller without limits."""
@@ -316,6 +308,26 @@ class KeyCheck:
             self._logged_at = now
             _log.warning("a client%s sent a wrong API key", f" at {peer}" if peer else "")
         return Denial(UNAUTHENTICATED, _UNKNOWN)
+
+
+class _Renewed(Generic[T, R]):
+    """Decision about a subject, and the keys for which it holds."""
+
+    __slots__ = ("_act", "_check", "_decide", "_keys", "_subject")
+
+    def __init__(self, check: KeyCheck, decide: Callable[[T], Callable[..., R]], subject: T) -> None:
+        self._check = check
+        self._decide = decide
+        self._subject = subject
+        self._keys = check.keys
+        self._act = decide(subject)
+
+    def latest(self, *arguments: Any) -> R:
+        """Act on the decision for the current keys."""
+        if self._check.keys is not self._keys:
+            self._keys = self._check.keys
+            self._act = self._decide(self._subject)
+        return self._act(*arguments)
 
 
 def _identity(found: os.stat_result) -> tuple[int, ...]:
