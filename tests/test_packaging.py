@@ -118,6 +118,7 @@ def test_the_extras_are_the_promised_ones() -> None:
         "generation",
         "grpc",
         "grpcio",
+        "jwt",
         "otel",
         "s3",
         "gcs",

@@ -1,4 +1,7 @@
-"""Each route of each platform, port and protocol: without a key, with a wrong one, and with a key of each role."""
+"""Each route of each platform, port and protocol: without a key, with a wrong one, and with a key of each role.
+
+The same with JSON Web Tokens in place of keys.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +19,7 @@ import pytest
 
 from eventually import eventually
 from hosting import PATIENCE_S, ask, running, v2_request, write_scale
+from issuer import AUDIENCE, ISSUER, Key, KeyServer, key_set, token
 from remora.engine import Engine
 from remora.protocols.api_keys import ROLES
 from remora.server.host import Host, find_adapter
@@ -152,6 +157,40 @@ RPCS = [
     ("", f"{HEALTH}Check"),
     ("metadata", REFLECTION),
 ]
+SIGNER = Key("one")
+
+
+def wrong_tokens() -> list[str]:
+    """A token for each reason to refuse it."""
+    now, rsa = time.time(), Key("one", "RS256")
+    return [
+        token(SIGNER, now - 3600),
+        token(SIGNER, now + 3600, nbf=now + 3000),
+        token(SIGNER, now + 3600, aud="other"),
+        token(SIGNER, now + 3600, aud=None),
+        token(SIGNER, now + 3600, iss="https://other.example"),
+        token(SIGNER, now + 3600, sub=None),
+        token(Key("one"), now + 3600, roles=["all"]),
+        token(Key("unknown"), now + 3600, roles=["all"]),
+        token(rsa, now + 3600, roles=["all"]),
+        "eyJhbGciOiJub25lIiwia2lkIjoib25lIn0." + token(SIGNER, now + 3600).split(".")[1] + ".",
+    ]
+
+
+class Credentials(NamedTuple):
+    """What clients send: the credential of a role, the name of its holder, and wrong ones."""
+
+    of: Callable[[str], str]
+    name: str
+    wrong: list[str]
+
+
+CREDENTIALS = {
+    "key": Credentials(lambda role: f"key-{role}", "{}", ["wrong"]),
+    "token": Credentials(
+        lambda role: token(SIGNER, time.time() + 3600, sub=f"key-{role}", roles=[role]), "jwt:key-{}", wrong_tokens()
+    ),
+}
 HTTP_CODES = {"UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403, "RESOURCE_EXHAUSTED": 429}
 
 
@@ -163,7 +202,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def host_of(platform: str, repository: Path, **more: Any) -> Host:
-    """A platform's host with a key of each role and models that clients may load."""
+    """A platform's host with a key of each role, tokens, and models that clients may load."""
+    jwks = repository.parent / "jwks.json"
+    if not jwks.exists():
+        jwks.write_bytes(key_set(SIGNER))
+    tokens = {"jwt_jwks": str(jwks), "jwt_issuer": ISSUER, "jwt_audience": (AUDIENCE,)}
     host = find_adapter(platform).host(
         {
             "REMORA_MODEL_REPOSITORY": str(repository),
@@ -171,7 +214,7 @@ def host_of(platform: str, repository: Path, **more: Any) -> Host:
             "SAGEMAKER_BASE_DIR": str(repository.parent),
         }
     )
-    return replace(host, server=replace(host.server, api_key=WORDS, **more))
+    return replace(host, server=replace(host.server, **{"api_key": WORDS, **tokens, **more}))
 
 
 def expected(needs: str, role: str | None) -> int | None:
@@ -188,17 +231,19 @@ def headers_of(key: str, number: int) -> dict[str, str]:
     return {"X-API-Key": key} if number % 2 else {"Authorization": f"Bearer {key}"}
 
 
-def check_http(ports: Ports, ways: list[Way]) -> None:
+def check_http(ports: Ports, ways: list[Way], kind: str = "key") -> None:
+    credentials = CREDENTIALS[kind]
     for number, way in enumerate(ways):
         port = ports.metrics if way.port == "metrics" else ports.http
         for role in (None, *ROLES):
-            headers = {} if role is None else headers_of(f"key-{role}", number)
+            headers = {} if role is None else headers_of(credentials.of(role), number)
             got = ask(port, way.method, way.path, way.body, headers)
             want = expected(way.needs, role)
             assert (got.status if got.status in (401, 403) else None) == want, (way, role, got)
-            assert b"key-" not in got.body, way
+            assert b"key-" not in got.body.replace(b"token of 'jwt:key-", b""), way
             assert (got.headers.get("www-authenticate") == 'Bearer realm="remora"') == (want == 401)
-        wrong = ask(port, way.method, way.path, way.body, headers_of("wrong", number))
+        headers = headers_of(credentials.wrong[number % len(credentials.wrong)], number)
+        wrong = ask(port, way.method, way.path, way.body, headers)
         assert wrong.status not in (401, 429) if way.needs == "" else wrong.status in (401, 429), (way, wrong)
 
 
@@ -217,35 +262,77 @@ def call(port: int, path: str, key: str | None) -> str:
         return "OK"
 
 
-def check_grpc(port: int) -> None:
-    for needs, path in RPCS:
+def check_grpc(port: int, kind: str = "key") -> None:
+    credentials = CREDENTIALS[kind]
+    for number, (needs, path) in enumerate(RPCS):
         for role in (None, *ROLES):
-            name = call(port, path, None if role is None else f"key-{role}")
+            name = call(port, path, None if role is None else credentials.of(role))
             want = expected(needs, role)
             assert HTTP_CODES.get(name) == want, (path, role, name)
-        wrong = call(port, path, "wrong")
+        wrong = call(port, path, credentials.wrong[number % len(credentials.wrong)])
         assert (wrong not in HTTP_CODES) == (needs == ""), (path, wrong)
 
 
+FRONTS = ["0", pytest.param("2", marks=pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux"))]
+
+
+@pytest.mark.parametrize("kind", CREDENTIALS)
+@pytest.mark.parametrize("fronts", FRONTS)
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_each_route_of_a_platform_wants_the_same_roles(platform: str, repository: Path) -> None:
-    with running(host_of(platform, repository, allow_grpc=False, openai=True)) as ports:
-        check_http(ports, PLATFORMS[platform])
+def test_each_route_of_a_platform_wants_the_same_roles(platform: str, repository: Path, fronts: str, kind: str) -> None:
+    with running(host_of(platform, repository, allow_grpc=False, openai=True, frontends=fronts)) as ports:
+        check_http(ports, PLATFORMS[platform], kind)
 
 
+@pytest.mark.parametrize("kind", CREDENTIALS)
 @pytest.mark.parametrize("transport", ["own", "grpcio"])
-def test_each_rpc_wants_the_same_roles(transport: str, repository: Path) -> None:
+def test_each_rpc_wants_the_same_roles(transport: str, repository: Path, kind: str) -> None:
     with running(host_of("container", repository, grpc_transport=transport)) as ports:
-        check_grpc(ports.grpc)
+        check_grpc(ports.grpc, kind)
 
 
+@pytest.mark.parametrize("kind", CREDENTIALS)
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="front processes need Linux")
-def test_front_processes_ask_for_the_same_roles(repository: Path) -> None:
+def test_each_rpc_of_front_processes_wants_the_same_roles(repository: Path, kind: str) -> None:
     host = host_of("container", repository, frontends="2", grpc_on_http_port=True)
     with running(host) as ports:
-        check_http(ports, [INFER, PROBES[0], READS[4], READS[-1], *CHANGES[:2], PAGES[0], *UNKNOWN, *METRICS])
-        check_grpc(ports.grpc)
-        check_grpc(ports.http)
+        check_grpc(ports.grpc, kind)
+        check_grpc(ports.http, kind)
+
+
+def test_each_wrong_token_is_refused_by_every_protocol(repository: Path) -> None:
+    with running(host_of("container", repository)) as ports:
+        for wrong in CREDENTIALS["token"].wrong:
+            for port in (ports.http, ports.metrics):
+                got = ask(port, "GET", "/v2", headers={"Authorization": f"Bearer {wrong}"})
+                assert got.status in (401, 429), got
+                assert wrong.encode() not in got.body
+            assert call(ports.grpc, f"{SERVICE}ServerMetadata", wrong) in ("UNAUTHENTICATED", "RESOURCE_EXHAUSTED")
+
+
+@pytest.mark.parametrize("fronts", FRONTS)
+def test_keys_that_the_issuer_rotates_are_fetched(repository: Path, fronts: str) -> None:
+    """A token of a new key is refused with 503 or 401 until the keys are fetched, and then accepted."""
+    new = Key("new")
+    with KeyServer(b"not yet") as server:
+        host = host_of("container", repository, frontends=fronts, jwt_jwks=server.url)
+        with running(host) as ports:
+            headers = {"Authorization": "Bearer " + token(new, time.time() + 3600)}
+            assert ask(ports.http, *INFER[1:4], headers=headers).status == 503
+            assert ask(ports.http, *INFER[1:4], headers={"X-API-Key": "key-infer"}).status == 200
+            assert call(ports.grpc, f"{SERVICE}ServerMetadata", token(new, time.time() + 3600)) == "UNAVAILABLE"
+            server.content = key_set(SIGNER, new)
+            eventually(lambda: ask(ports.http, *INFER[1:4], headers=headers).status == 200)
+
+
+def test_a_limit_holds_for_each_subject(repository: Path) -> None:
+    host = host_of("container", repository, jwt_limit=("requests-per-second=0.001", "burst=2"))
+    with running(host) as ports:
+        for subject in ("ann", "bob"):
+            headers = {"Authorization": "Bearer " + token(SIGNER, time.time() + 3600, sub=subject)}
+            got = [ask(ports.http, *INFER[1:4], headers=headers) for _ in range(3)]
+            assert [each.status for each in got] == [200, 200, 429]
+            assert f"token of 'jwt:{subject}'" in got[2].json["error"]
 
 
 @pytest.fixture(scope="module")

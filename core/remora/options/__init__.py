@@ -13,7 +13,7 @@ from remora.options.cache import CacheOptions, cache_settings, cache_size
 from remora.options.execution import RATE_LIMITS, BackendOptions, SchedulingOptions, rate_limits
 from remora.options.fields import composed, fragment, option
 from remora.options.grpc_port import GrpcConnectionOptions, GrpcOptions, GrpcTlsOptions
-from remora.options.http_port import HttpOptions, HttpTlsOptions
+from remora.options.http_port import HttpOptions, HttpTlsOptions, TokenOptions
 from remora.options.models import CONTROL_MODES, LoadWaitOptions, ModelOptions, RepositoryOptions
 from remora.options.observation import LogOptions, MetricsOptions, TraceOptions
 from remora.options.triton import BOOLEANS, IGNORED_FLAGS
@@ -146,6 +146,7 @@ class EngineOptions(
 class ServerOptions(
     HttpOptions,
     HttpTlsOptions,
+    TokenOptions,
     GrpcOptions,
     GrpcTlsOptions,
     GrpcConnectionOptions,

@@ -26,6 +26,48 @@ class HttpTlsOptions:
 
 
 @fragment
+class TokenOptions:
+    """JSON Web Tokens in place of API keys."""
+
+    __slots__ = ()
+
+    jwt_jwks: str = option(
+        "Accept JSON Web Tokens that are signed by these public keys: a JSON Web Key Set as a file, which is read "
+        "again when it changes, or an https:// URL, which is fetched every five minutes and for unknown keys.",
+        default="",
+        metavar="FILE|URL",
+    )
+    jwt_issuer: str = option("Issuer of the tokens (claim iss).", default="", metavar="ISSUER")
+    jwt_audience: tuple[str, ...] = option(
+        "Audience of the tokens (claim aud): a name of this server at the issuer. Repeatable.",
+        metavar="AUDIENCE",
+        many=True,
+    )
+    jwt_leeway_secs: int = option(
+        "Difference of the issuer's clock that expiry (exp) and start (nbf) of tokens allow for, in seconds.",
+        default=30,
+        metavar="S",
+    )
+    jwt_roles_claim: str = option(
+        "Claim that decides about the roles, a list or words with spaces between them; dots lead into objects.",
+        default="roles",
+        metavar="CLAIM",
+    )
+    jwt_role: tuple[str, ...] = option(
+        "Value of that claim and the roles that it grants (infer, read, control, all), such as ml-users=infer; "
+        "*=infer for every token. Without it, values are names of roles. Repeatable.",
+        metavar="VALUE=ROLE,...",
+        many=True,
+    )
+    jwt_limit: tuple[str, ...] = option(
+        "Limit of each token's subject: requests-per-second=N, burst=N (requests at once beyond that rate) or "
+        "concurrent=N. Repeatable.",
+        metavar="NAME=N",
+        many=True,
+    )
+
+
+@fragment
 class HttpOptions:
     """Port and limits of V2 over HTTP."""
 

@@ -92,12 +92,14 @@ class Limits(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """Holder of a key: its name, roles, permissions, and limits if it has any."""
+    """Holder of a key or token: its name, roles, permissions, and limits if it has any."""
 
     name: str
     roles: tuple[str, ...]
     permissions: frozenset[str]
     limits: Limits | None = None
+    title: str = ""
+    """Name in messages, with the kind of the credential."""
 
 
 _UNLIMITED = Limits()
@@ -113,8 +115,17 @@ def caller_of(name: str, roles: Sequence[str], limits: Limits = _UNLIMITED) -> C
     unknown = [role for role in roles if role not in ROLES]
     if unknown or not roles:
         raise ValueError(f"key '{name}': expected roles of {', '.join(ROLES)}, got {', '.join(unknown) or 'none'}")
-    permissions = frozenset().union(*(ROLES[role] for role in roles))
-    return Caller(name, tuple(roles), permissions, limits if any(limits) else None)
+    return Caller(name, tuple(roles), _permissions_of(roles), limits if any(limits) else None, f"API key '{name}'")
+
+
+def caller_of_token(name: str, roles: Sequence[str], limits: Limits = _UNLIMITED) -> Caller:
+    """Return the holder of a token with these roles, perhaps none."""
+    title = f"token of '{name}'"
+    return Caller(name, tuple(roles), _permissions_of(roles), limits if any(limits) else None, title)
+
+
+def _permissions_of(roles: Sequence[str]) -> frozenset[str]:
+    return frozenset().union(*(ROLES[role] for role in roles))
 
 
 def credential_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:

@@ -1,9 +1,9 @@
-"""The check of API keys, the same for every port, protocol and route.
+"""The check of API keys and tokens, the same for every port, protocol and route.
 
-`KeyCheck` holds the keys and counts failures. `KeyCheck.over` stands in front of a port's HTTP service and
-`KeyCheck.over_calls` in front of a gRPC transport: a request without a valid key passes only if it is a probe. What the
-key permits is checked where the meaning of the request is known: in `RestService.locked` for HTTP, and by the path of
-a gRPC call.
+`KeyCheck` holds the keys and counts failures; `TokenCheck` verifies the tokens. `KeyCheck.over` stands in front of a
+port's HTTP service and `KeyCheck.over_calls` in front of a gRPC transport: a request without a valid key passes only if
+it is a probe. What the key permits is checked where the meaning of the request is known: in `RestService.locked` for
+HTTP, and by the path of a gRPC call.
 
 The decision is remembered with the request's head and made again when the keys have changed.
 """
@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Container, Sequence
 from functools import partial
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from remora.messages import Buffer
 from remora.protocols.api_keys import (
@@ -37,9 +37,13 @@ from remora.protocols.http2.frames import Fields
 from remora.protocols.http2.stream import Opener, Receiver, Stream
 from remora.protocols.rates import PeerBudget, TokenBucket
 from remora.protocols.rest.answer import Headers, HttpAnswer, failure
+from remora.protocols.tokens import IssuerError, TokenError, is_token
 from remora.server.http.exchange import Answerer, Cancellable, Exchange, ForwardingExchange, Service, binder_of
 from remora.server.http.http2 import OpenRequest
 from remora.server.http.probes import PATHS as PROBES
+
+if TYPE_CHECKING:
+    from remora.server.token_check import TokenCheck
 
 _log = logging.getLogger("remora.keys")
 
@@ -52,18 +56,20 @@ _OPENAI_PREFIXES = ("/v1/", "/openai/v1/")
 """Paths below which refusals may need OpenAI's form."""
 _V2_PROBES = ("/v2/health/live", "/v2/health/ready")
 
-UNAUTHENTICATED, PERMISSION_DENIED, RESOURCE_EXHAUSTED = 16, 7, 8
-_HTTP_STATUS = {UNAUTHENTICATED: 401, PERMISSION_DENIED: 403, RESOURCE_EXHAUSTED: 429}
+UNAUTHENTICATED, PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAVAILABLE = 16, 7, 8, 14
+_HTTP_STATUS = {UNAUTHENTICATED: 401, PERMISSION_DENIED: 403, RESOURCE_EXHAUSTED: 429, UNAVAILABLE: 503}
 _MISSING = "this server requires an API key: send it as 'X-API-Key: KEY' or 'Authorization: Bearer KEY'"
+_MISSING_TOKEN = "this server requires a token or an API key: send it as 'Authorization: Bearer TOKEN'"
 _UNKNOWN = "the API key is not valid on this server"
+_MOST_USAGES = 4096
 
 
 class Usage:
-    """Requests of one limited key. Thread-safe."""
+    """Requests of one limited key or subject of tokens. Thread-safe."""
 
-    def __init__(self, name: str, limits: Limits, now: Callable[[], float]) -> None:
+    def __init__(self, title: str, limits: Limits, now: Callable[[], float]) -> None:
         self.limits = limits
-        self._name = name
+        self._title = title
         self._now = now
         self._lock = threading.Lock()
         self._running = 0
@@ -86,10 +92,13 @@ class Usage:
         with self._lock:
             self._running -= 1
 
+    @property
+    def is_idle(self) -> bool:
+        """True if no request is in flight."""
+        return not self._running
+
     def _deny(self, limit: str, wait_s: float) -> Denial:
-        return Denial(
-            RESOURCE_EXHAUSTED, f"the API key '{self._name}' has its limit of {limit}: try again later", wait_s
-        )
+        return Denial(RESOURCE_EXHAUSTED, f"the {self._title} has its limit of {limit}: try again later", wait_s)
 
 
 class _CountedExchange(ForwardingExchange):
@@ -147,10 +156,8 @@ def denial_of(caller: Caller | None, permission: str) -> Denial | None:
         return Denial(UNAUTHENTICATED, _MISSING)
     if permission in caller.permissions:
         return None
-    roles = " and ".join(caller.roles)
-    return Denial(
-        PERMISSION_DENIED, f"the API key '{caller.name}' has the role {roles}, which does not permit '{permission}'"
-    )
+    roles = f"the role {' and '.join(caller.roles)}, which does" if caller.roles else "no role, which does"
+    return Denial(PERMISSION_DENIED, f"the {caller.title} has {roles} not permit '{permission}'")
 
 
 class KeyCheck:
@@ -160,14 +167,22 @@ class KeyCheck:
         words: entries of ``--api-key``.
         path: file of keys, or "".
         now: monotonic time in seconds.
+        tokens: check of tokens; None if they are not accepted.
 
     Raises ValueError if the file cannot be read or two keys have the same name.
     """
 
-    def __init__(self, words: Sequence[str], path: str, now: Callable[[], float]) -> None:
+    def __init__(
+        self, words: Sequence[str], path: str, now: Callable[[], float], tokens: TokenCheck | None = None
+    ) -> None:
         self._words = tuple(parse_word(word) for word in words)
         self._path = path
         self._now = now
+        self._tokens = tokens
+        if tokens is not None:
+            tokens.changed = self.renew
+        self.epoch = object()
+        """Changes whenever callers may have changed."""
         self._seen: object = None
         self._failures = PeerBudget(_FAILURES_A_SECOND, _FAILURES_AT_ONCE)
         self._logged_at = -_LOG_S
@@ -192,9 +207,12 @@ class KeyCheck:
     # -- changes of the file ----------------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Read the file again when it has changed, now and every second until `close`."""
+        """Read the files again when they have changed, now and every second until `close`."""
         if self._path:
             self.look()
+        if self._tokens is not None:
+            self._tokens.look()
+        if self._path or self._tokens is not None:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self.follow)
 
     def close(self) -> None:
@@ -203,7 +221,7 @@ class KeyCheck:
             self._timer.cancel()
 
     def look(self) -> None:
-        """Read the file if it has changed. The previous keys stay if it cannot be read."""
+        """Read the file of keys if it has changed. The previous keys stay if it cannot be read."""
         seen = self._seen
         try:
             if _identity(os.stat(self._path)) == seen:
@@ -214,7 +232,12 @@ class KeyCheck:
             if seen is not None:  # once for each change
                 _log.error("the API keys stay as they were: %s: %s", self._path, _reason(error))
         else:
+            self.renew()
             _log.info("%d API keys from %s", len(self.keys), self._path)
+
+    def renew(self) -> None:
+        """Have all decisions made again that are remembered with heads."""
+        self.epoch = object()
 
     # -- ports ------------------------------------------------------------------------------------------------------
 
@@ -240,7 +263,7 @@ class KeyCheck:
         return partial(self.renewed, decide)
 
     def renewed(self, decide: Callable[[T], Callable[..., R]], subject: T) -> Callable[..., R]:
-        """Return what ``decide(subject)`` returns, decided again when the keys have changed."""
+        """Return what ``decide(subject)`` returns, decided again after `renew`."""
         return _Renewed(self, decide, subject).latest
 
     def usage_of(self, caller: Caller | None) -> Usage | None:
@@ -249,18 +272,27 @@ class KeyCheck:
             return None
         usage = self._usages.get(caller.name)
         if usage is None or usage.limits != caller.limits:
-            usage = self._usages[caller.name] = Usage(caller.name, caller.limits, self._now)
+            if len(self._usages) >= _MOST_USAGES:  # tokens may have any number of subjects
+                self._usages = {name: kept for name, kept in self._usages.items() if not kept.is_idle}
+                self.renew()
+            usage = self._usages[caller.name] = Usage(caller.title, caller.limits, self._now)
         return usage
 
     # -- decisions --------------------------------------------------------------------------------------------------
 
     def caller(self, headers: Headers) -> Caller | None:
-        """Return who holds the key among the headers, None without a valid one."""
+        """Return who holds the key or token among the headers, None without a valid one."""
         credential = credential_of(headers)
-        return None if credential is None else self.keys.find(credential)
+        if credential is None:
+            return None
+        if self._tokens is not None and is_token(credential):
+            found = self._tokens.find(credential)
+            if found is not None:
+                return found
+        return self.keys.find(credential)
 
     def reads_body(self, head: Head) -> bool:
-        """Return False for a request without a valid key: it is refused, or a probe, whose body has no meaning."""
+        """Return True if the request has a valid key; other requests are refused, or probes."""
         return self.caller(head.headers) is not None
 
     def name_of(self, headers: Headers) -> str:
@@ -295,10 +327,21 @@ class KeyCheck:
 
     def deny(self, headers: Headers, peer: str) -> Denial:
         """Return the refusal of a request without a valid key, and count it."""
-        if credential_of(headers) is None:
+        credential = credential_of(headers)
+        if credential is None:
             self.denied["no key"] += 1
-            return Denial(UNAUTHENTICATED, _MISSING)
-        now = self._now()
+            return Denial(UNAUTHENTICATED, _MISSING if self._tokens is None else _MISSING_TOKEN)
+        now, reason = self._now(), _UNKNOWN
+        if self._tokens is not None and is_token(credential):
+            try:
+                self._tokens.verify(credential)
+            except IssuerError as error:
+                return Denial(UNAVAILABLE, f"the token {error}", 1.0)
+            except TokenError as error:
+                reason = f"the token {error}"
+            else:
+                self.renew()
+                return Denial(UNAVAILABLE, "the token has become valid just now: try again", 1.0)
         with self._lock:  # grpcio refuses calls in other threads
             wait_s = self._failures.take(peer, now)
             self.denied["too many wrong keys" if wait_s else "wrong key"] += 1
@@ -306,26 +349,27 @@ class KeyCheck:
             return Denial(RESOURCE_EXHAUSTED, "too many requests with wrong API keys: try again later", wait_s)
         if now - self._logged_at >= _LOG_S:
             self._logged_at = now
-            _log.warning("a client%s sent a wrong API key", f" at {peer}" if peer else "")
-        return Denial(UNAUTHENTICATED, _UNKNOWN)
+            kind = "API key" if reason is _UNKNOWN else "token"
+            _log.warning("a client%s sent a wrong %s", f" at {peer}" if peer else "", kind)
+        return Denial(UNAUTHENTICATED, reason)
 
 
 class _Renewed(Generic[T, R]):
-    """Decision about a subject, and the keys for which it holds."""
+    """Decision about a subject, and the epoch of keys for which it holds."""
 
-    __slots__ = ("_act", "_check", "_decide", "_keys", "_subject")
+    __slots__ = ("_act", "_check", "_decide", "_epoch", "_subject")
 
     def __init__(self, check: KeyCheck, decide: Callable[[T], Callable[..., R]], subject: T) -> None:
         self._check = check
         self._decide = decide
         self._subject = subject
-        self._keys = check.keys
+        self._epoch = check.epoch
         self._act = decide(subject)
 
     def latest(self, *arguments: Any) -> R:
         """Act on the decision for the current keys."""
-        if self._check.keys is not self._keys:
-            self._keys = self._check.keys
+        if self._check.epoch is not self._epoch:
+            self._epoch = self._check.epoch
             self._act = self._decide(self._subject)
         return self._act(*arguments)
 

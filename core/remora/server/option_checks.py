@@ -12,12 +12,14 @@ from remora.server.host import ExtraPort
 
 if TYPE_CHECKING:
     from remora.server.key_check import KeyCheck
+    from remora.server.token_check import TokenCheck
 
 
 class StartError(Exception):
     """Error that prevents the server from starting; its text is for the operator."""
 
 
+_MOST_LEEWAY_S = 600
 _MIN_CORES, _CORES_A_FRONT, _MOST_FRONTS = 4, 3, 6
 
 
@@ -94,21 +96,46 @@ def grpc_restrictions(options: ServerOptions) -> tuple[str, ...]:
 
 
 def open_key_check(options: ServerOptions, now: Callable[[], float]) -> KeyCheck | None:
-    """Return the check of API keys that the options ask for, None without keys.
+    """Return the check of API keys and tokens that the options ask for, None without any.
 
     ``now`` returns monotonic seconds. Raises ValueError.
     """
-    if not (options.api_key or options.api_keys_file):
+    tokens = _open_token_check(options, now)
+    if tokens is None and not (options.api_key or options.api_keys_file):
         return None
     from remora.server.key_check import KeyCheck  # imported here, because few servers have keys
 
-    return KeyCheck(options.api_key, options.api_keys_file, now)
+    return KeyCheck(options.api_key, options.api_keys_file, now, tokens)
+
+
+def _open_token_check(options: ServerOptions, now: Callable[[], float]) -> TokenCheck | None:
+    audiences = tuple(filter(None, options.jwt_audience))
+    if not options.jwt_jwks:
+        if options.jwt_issuer or audiences or options.jwt_role or options.jwt_limit:
+            raise ValueError("--jwt-issuer, --jwt-audience, --jwt-role and --jwt-limit need --jwt-jwks=FILE|URL")
+        return None
+    if not (options.jwt_issuer and audiences):  # keys of large issuers sign the tokens of all their customers
+        raise ValueError("--jwt-jwks needs --jwt-issuer and --jwt-audience, so that only tokens for this server count")
+    if not 0 <= options.jwt_leeway_secs <= _MOST_LEEWAY_S:
+        raise ValueError(f"--jwt-leeway-secs={options.jwt_leeway_secs}: expected 0 to {_MOST_LEEWAY_S}")
+    from remora.protocols.tokens import TokenTerms, read_limits, read_roles
+    from remora.server.token_check import TokenCheck
+
+    terms = TokenTerms(
+        options.jwt_issuer,
+        audiences,
+        options.jwt_leeway_secs,
+        options.jwt_roles_claim,
+        read_roles(options.jwt_role),
+        read_limits(options.jwt_limit),
+    )
+    return TokenCheck(options.jwt_jwks, terms, now)
 
 
 def exposure(options: ServerOptions) -> str:
     """Return a warning about ports beyond this machine that every client may use, or "".
 
-    API keys, client certificates and a restriction of inference count as protection.
+    API keys, tokens, client certificates and a restriction of inference count as protection.
     """
     ports = (
         (options.allow_http, options.http_address, options.http_root_cert or _restricts(options.http_restricted_api)),
@@ -119,7 +146,7 @@ def exposure(options: ServerOptions) -> str:
         ),
     )
     open_to = sorted({address for on, address, guarded in ports if on and not guarded and not is_loopback(address)})
-    if not open_to or options.api_key or options.api_keys_file:
+    if not open_to or options.api_key or options.api_keys_file or options.jwt_jwks:
         return ""
     return (
         f"every client that reaches {' or '.join(open_to)} may use this server. --api-keys-file=FILE requires API "

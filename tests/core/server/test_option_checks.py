@@ -12,7 +12,14 @@ from remora.engine import Engine
 from remora.options import ServerOptions
 from remora.server.host import ExtraPort, v2_alone
 from remora.server.main import Server
-from remora.server.option_checks import StartError, check_ports, compile_pattern, exposure, grpc_restrictions
+from remora.server.option_checks import (
+    StartError,
+    check_ports,
+    compile_pattern,
+    exposure,
+    grpc_restrictions,
+    open_key_check,
+)
 
 
 @pytest.mark.parametrize(
@@ -117,3 +124,25 @@ def test_a_port_that_every_client_may_use_is_named_with_the_flag_that_closes_it(
     warning = exposure(ServerOptions(**flags))
     assert bool(warning) == bool(open_to)
     assert (f"every client that reaches {open_to} may use" in warning and "--api-keys-file" in warning) == bool(open_to)
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({"jwt_issuer": "i"}, "need --jwt-jwks=FILE"),
+        ({"jwt_role": ("a=all",)}, "need --jwt-jwks=FILE"),
+        ({"jwt_jwks": "f"}, "--jwt-jwks needs --jwt-issuer and --jwt-audience"),
+        ({"jwt_jwks": "f", "jwt_issuer": "i", "jwt_audience": ("",)}, "--jwt-jwks needs --jwt-issuer and"),
+        ({"jwt_jwks": "f", "jwt_issuer": "i", "jwt_audience": ("a",), "jwt_leeway_secs": 601}, "expected 0 to 600"),
+        ({"jwt_jwks": "f", "jwt_issuer": "i", "jwt_audience": ("a",), "jwt_role": ("x=root",)}, "--jwt-role=x=root"),
+        ({"jwt_jwks": "f", "jwt_issuer": "i", "jwt_audience": ("a",), "jwt_limit": ("x=1",)}, "--jwt-limit=x=1"),
+    ],
+)
+def test_incomplete_options_of_tokens_are_refused(flags: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        open_key_check(ServerOptions(**flags), lambda: 0.0)
+
+
+def test_tokens_count_as_protection() -> None:
+    assert exposure(ServerOptions(http_address="0.0.0.0"))
+    assert not exposure(ServerOptions(http_address="0.0.0.0", jwt_jwks="f"))

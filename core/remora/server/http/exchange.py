@@ -148,7 +148,7 @@ class HeadReadingService(Service, Protocol):
     """Service that answers some requests by their heads alone."""
 
     def reads_body(self, head: Head) -> bool:
-        """Return False if a request with this head is answered without its body, which then need not be received.
+        """Return False if a request with this head is answered without its body.
 
         The connection asks when a head is complete and its body is not.
         """

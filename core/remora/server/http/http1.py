@@ -324,7 +324,7 @@ class Connection(asyncio.BufferedProtocol):
         self._loop.call_soon(self._resume)
 
     def _complete_early(self, bound: Bound, received: int) -> None:
-        """Pass a request without its body to a service that does not read it; the connection closes after the answer.
+        """Pass a request without its body to a service that does not read it, then close.
 
         ``received`` bytes of the body have arrived.
         """

@@ -72,7 +72,7 @@ class Listener:
         return True
 
     def linger(self, connection: Connection, transport: asyncio.Transport, most_bytes: int) -> None:
-        """Close a connection after an answer that did not need the rest of its request, at most ``most_bytes``."""
+        """Close a connection whose answer did not need the last ``most_bytes`` of the request."""
         from remora.server.http.lingering import linger  # imported here, because most bodies are read
 
         del self.connections[connection]

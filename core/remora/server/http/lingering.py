@@ -1,4 +1,4 @@
-"""End of an HTTP/1.1 connection whose client still sends a body that was not needed for the answer.
+"""End of an HTTP/1.1 connection whose answer did not need the rest of the request.
 
 Closing at once would reset the connection, and a client that has yet to read its answer would lose it (RFC 9112 9.6).
 """
@@ -13,7 +13,7 @@ _SCRATCH = memoryview(bytearray(65_536))
 
 
 def linger(transport: asyncio.Transport, most_bytes: int) -> None:
-    """Close a connection when its client has closed it, or has sent ``most_bytes``, or after some seconds."""
+    """Close a connection when its client has, after ``most_bytes``, or after some seconds."""
     transport.set_protocol(_Lingering(transport, most_bytes))
     if transport.can_write_eof():  # TLS cannot close one direction
         transport.write_eof()
