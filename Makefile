@@ -56,7 +56,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help serve embedding llm pictures docs bench-functions venv test check check-format check-lint check-types check-imports check-map fmt unit stories soak \
         mutants bench proto reference lock wheel image clean differ test-oracle test-oracle-openai test-infra test-containers test-backends \
-        test-security test-browser test-fronts \
+        test-security fuzz test-browser test-fronts \
         test-openai test-triton test-peers test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve \
         test-gpu test-gpu-image test-tensorrt-bindings environments peer-environments
 
@@ -157,6 +157,10 @@ test-security: $(VENV)/dev.stamp  ## attack a server with h2spec and the scripts
 	for script in $(SCRIPTS); do \
 		PYTHONDONTWRITEBYTECODE=1 $(PY) $$script $(CURDIR)/$(BIN)/remora || failed="$$failed $$script"; \
 	done; if [ -n "$$failed" ]; then echo "FAILED:$$failed"; exit 1; fi
+
+# F="http1 json" selects targets; an input that fails is kept in build/fuzz with the command that repeats it.
+fuzz: $(VENV)/dev.stamp  ## read mutated inputs: HTTP/1, HTTP/2, protobuf, JSON, configurations, archives; SECONDS= a target, SEED=
+	$(PY) -m tests.fuzz $(F) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 
 test-lambda: $(VENV)/dev.stamp $(VENV)-lambda/stamp  ## test the Lambda function under AWS's runtime client and emulator
 	$(PY) -m pytest tests/adapters/test_aws_lambda_emulated.py -rP $(T)

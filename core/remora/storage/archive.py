@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import stat
+import struct
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, NamedTuple
@@ -23,6 +24,10 @@ SUFFIXES = (".tar.gz", ".tgz", ".tar", ".tar.bz2", ".tar.xz", ".zip")
 _PIECE_BYTES = 1 << 20
 _TRUSTED_BYTES = 64 << 20
 """Unpacked size up to which the compression ratio is not limited."""
+
+
+_DAMAGED = (RuntimeError, ValueError, LookupError, ArithmeticError, struct.error)
+"""Errors that the standard library raises for damaged archives besides its own."""
 
 
 class ArchiveLimits(NamedTuple):
@@ -76,7 +81,7 @@ def unpack(archive: Path, folder: Path, limits: ArchiveLimits = ArchiveLimits(),
             _unpack_zip(archive, folder, allowance)
         else:
             _unpack_tar(archive, folder, allowance)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, *_DAMAGED) as error:
         raise ConfigError(f"cannot unpack {what} '{archive}': {error}") from error
 
 

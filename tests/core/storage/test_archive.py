@@ -152,3 +152,12 @@ def test_a_bomb_is_refused_before_it_goes_off(tmp_path: Path) -> None:
 )
 def test_archives_are_known_by_their_names(name: str, archive_name: bool) -> None:
     assert is_archive(name) is archive_name
+
+
+def test_a_zip_file_with_a_member_without_a_name_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as packed:
+        packed.writestr("x", b"")
+    path.write_bytes(path.read_bytes().replace(b"x", b"\0"))
+    with pytest.raises(ConfigError, match="cannot unpack"):
+        unpack(path, tmp_path / "out")
