@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
     from remora.management.explain import Explanation
     from remora.repository.functions import ObjectModels
+    from remora.tracing.capture import Capture
     from remora.tracing.tracer import Arrival, Traces
 
 
@@ -142,6 +143,7 @@ class Engine:
         )
         self.traces = self._answers.traces
         self._ends_traces = traces is None
+        self.capture = self._open_capture()
         self.start_failures: Mapping[str, RemoraError] = {}
         """Errors of the models that could not be loaded at startup, by model name. They are logged as well."""
 
@@ -180,6 +182,8 @@ class Engine:
             self._cache.close()
         if self._ends_traces:
             self.traces.close()
+        if self.capture is not None:
+            self.capture.close()
         if self._objects is not None:
             self._objects.close()
         return done
@@ -189,6 +193,18 @@ class Engine:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
+
+    def _open_capture(self) -> Capture | None:
+        """Return the capture that the options ask for. Raises ConfigError."""
+        options = self.options
+        if not options.capture:
+            return None
+        from remora.tracing.capture import Capture, capture_settings  # imported here because it is usually off
+
+        settings = capture_settings(
+            options.capture, options.capture_share, options.capture_max_bytes, options.capture_redact
+        )
+        return Capture(settings, self._clock)
 
     def begin_drain(self) -> None:
         """Report "not ready" from now on and keep serving, so that traffic moves away before `stop`."""
@@ -263,8 +279,9 @@ class Engine:
                 raise UnsupportedError(front_end.decoupled_refusal)
             if self.traces.on:
                 model = self.traces.wrap_model(model, front_end.arrival(*arguments), retired)
+            captured = model if self.capture is None else self.capture.wrap_model(model)
             try:
-                return front_end.submit(model, *arguments)
+                return front_end.submit(captured, *arguments)
             except RetiredError as error:
                 retired, replaced = model, error
         raise replaced

@@ -40,7 +40,7 @@ _GROUPS = (
     ("Serve models", ("serve", "init", "export", "build", "config", "backends")),
     ("Talk to a running server", ("infer", "models", "explain", "startup")),
     ("Score files", ("score",)),
-    ("Measure", ("bench", "cost")),
+    ("Measure", ("bench", "cost", "replay")),
     ("Platforms", ("emulate", "manifests", "image", "deploy")),
     ("Models in clouds", ("pull", "cache")),
     ("Security", ("keys",)),

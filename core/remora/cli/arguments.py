@@ -63,6 +63,7 @@ def add_commands(commands: Any) -> None:
     _bind(platforms.add_build(commands), platforms.build)
     _add_startup(commands)
     _add_bench(commands)
+    _add_replay(commands)
     _bind(traffic.add_score(commands, _count, _pair), traffic.score)
     _add_cost(commands)
     _add_keys(commands)
@@ -383,6 +384,13 @@ def _add_bench(commands: Any) -> None:
 
 
 # -- keys -------------------------------------------------------------------------------------------------------------
+
+
+def _add_replay(commands: Any) -> None:
+    parser = traffic.add_replay(commands, _count, float)
+    _add_header(parser)
+    _add_timeout(parser, 60.0)
+    _bind(parser, traffic.replay)
 
 
 def _add_keys(commands: Any) -> None:

@@ -75,6 +75,38 @@ def score(options: argparse.Namespace) -> int:
     return cli_score.score(options)
 
 
+def add_replay(commands: Any, count: Count, number: Callable[[str], float]) -> argparse.ArgumentParser:
+    """Add the arguments of `remora replay`."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "replay",
+        help="send captured requests again and compare the answers",
+        description="Send the requests of a file that 'remora serve --capture FILE' has written to a server, in their "
+        "order, and compare the answers with the captured ones. The exit code is 1 if an answer differs.",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="file of captured requests")
+    parser.add_argument("--against", dest="url", required=True, metavar="URL", help="URL of the server")
+    parser.add_argument("--model", default="", metavar="NAME", help="send the requests of this model alone")
+    parser.add_argument(
+        "--relative", type=number, default=0.0, metavar="R", help="tolerance of floats, relative (default: exact)"
+    )
+    parser.add_argument(
+        "--absolute", type=number, default=0.0, metavar="A", help="tolerance of floats, absolute (default: exact)"
+    )
+    parser.add_argument("--most", type=count, default=0, metavar="N", help="send at most N requests (default: all)")
+    parser.add_argument(
+        "--show", type=count, default=10, metavar="N", help="print the first N differences (default %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", dest="json_out", help="print the counts as JSON")
+    return parser
+
+
+def replay(options: argparse.Namespace) -> int:
+    """Run `remora replay`."""
+    from remora.cli import replay as cli_replay
+
+    return cli_replay.replay(options)
+
+
 def add_bench_load(kinds: Any, count: Count, seconds: Callable[[str], float]) -> argparse.ArgumentParser:
     """Add the arguments of `remora bench load` that it does not share with `remora infer`."""
     parser: argparse.ArgumentParser = kinds.add_parser(

@@ -41,6 +41,28 @@ class TraceOptions:
 
 
 @fragment
+class CaptureOptions:
+    """Which requests are kept with their answers, for `remora replay`."""
+
+    __slots__ = ()
+
+    capture: str = option(
+        "File to which inference requests are appended with their answers, a line of JSON each, for 'remora replay'.",
+        default="",
+        metavar="FILE",
+    )
+    capture_share: str = option("Share of the requests to capture.", default="1", metavar="SHARE")
+    capture_max_bytes: int = option(
+        "Size of the file at which capturing ends, in bytes.", default=1 << 30, metavar="BYTES"
+    )
+    capture_redact: tuple[str, ...] = option(
+        "Model whose tensors are captured without their values, or some of them; * for all models. Repeatable.",
+        metavar="MODEL[:TENSOR,...]",
+        many=True,
+    )
+
+
+@fragment
 class LogOptions:
     """What the log contains."""
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from remora.tracing.context import Carrier
     from remora.tracing.records import Trace
     from remora.tracing.traced import TracedRequest
-    from remora.tracing.writer import TraceWriter
+    from remora.tracing.writer import Finished, TraceWriter
 
 Reply = Callable[[Ticket, Outcome], None]
 
@@ -66,7 +66,7 @@ class Traces:
         self._samplings: dict[str, Sampling] = {}
         self._ids = count(1)
         self._open: weakref.WeakValueDictionary[int, TracedRequest] = weakref.WeakValueDictionary()
-        self._writer: TraceWriter | None = None
+        self._writer: TraceWriter[Finished] | None = None
         self.apply({"": settings})
 
     # -- settings ---------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from remora.tracing.records import Trace
 from remora.tracing.sampling import Sampling
@@ -32,17 +32,29 @@ class Finished(NamedTuple):
     size: int = 1
 
 
-class Sink(Protocol):
+class Queued(Protocol):
+    """What a writer delivers."""
+
+    @property
+    def size(self) -> int:
+        """Weight in the queue."""
+
+
+T = TypeVar("T", bound=Queued)
+T_contra = TypeVar("T_contra", bound=Queued, contravariant=True)
+
+
+class Sink(Protocol[T_contra]):
     """Destination of traces. The writer's thread alone calls `write`."""
 
-    def write(self, finished: Sequence[Finished]) -> None:
+    def write(self, finished: Sequence[T_contra], /) -> None:
         """Write traces. May block and raise."""
 
     def close(self) -> None:
         """Close the sink. Another thread may call this to cut a running `write` short."""
 
 
-class TraceWriter:
+class TraceWriter(Generic[T]):
     """The queue and its thread, which starts with the first trace.
 
     Args:
@@ -50,16 +62,20 @@ class TraceWriter:
         room: capacity of the queue, in sizes.
         batch: amount that is written at once without waiting.
         delay_s: how long a smaller amount waits.
+        what: name of the items in the log.
     """
 
-    def __init__(self, sink: Sink, *, room: int, batch: int = 1, delay_s: float = 0.0) -> None:
+    def __init__(self, sink: Sink[T], *, room: int, batch: int = 1, delay_s: float = 0.0, what: str = "traces") -> None:
+        self._what = what
+        self.log = _log
+        """Log of what goes wrong."""
         self.dropped = 0
         """Traces that did not fit or that the sink could not write."""
         self._sink = sink
         self._room = room
         self._batch = min(batch, room)
         self._delay_s = delay_s
-        self._queue: deque[Finished] = deque()
+        self._queue: deque[T] = deque()
         self._queued = 0
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -71,9 +87,9 @@ class TraceWriter:
 
     def finish(self, sampling: Sampling, trace: Trace | None, size: int) -> None:
         """Queue a trace, or the end of a sampling; see `Finished`."""
-        self.put(Finished(sampling, trace, size))
+        self.put(Finished(sampling, trace, size))  # type: ignore[arg-type]  # called by writers of traces
 
-    def put(self, finished: Finished) -> None:
+    def put(self, finished: T) -> None:
         """Queue a trace if there is room. Any thread may call, and the call never blocks."""
         with self._lock:
             if self._closing:
@@ -86,13 +102,13 @@ class TraceWriter:
                 self._queue.append(finished)
                 self._queued += finished.size
                 if self._thread is None:
-                    thread = threading.Thread(target=self._serve, name="remora traces", daemon=True)
+                    thread = threading.Thread(target=self._serve, name=f"remora {self._what}", daemon=True)
                     thread.start()
                     self._thread = thread
                 if len(self._queue) == 1 or self._queued >= self._batch:
                     self._changed.notify_all()
         if full:
-            _log.warning("traces arrive faster than they can be written: dropping some from now on")
+            _log.warning("%s arrive faster than they can be written: dropping some from now on", self._what)
 
     def flush(self, timeout_s: float) -> bool:
         """Write all queued traces and return False on timeout."""
@@ -117,13 +133,13 @@ class TraceWriter:
         try:
             self._sink.close()
         except Exception as error:  # as in `_serve`: a failed sink must not stop the shutdown
-            _log.warning("the last traces cannot be written: %s", error)
+            _log.warning("the last %s cannot be written: %s", self._what, error)
         if thread is not None:
             thread.join(timeout_s if done else _LAST_S)
         with self._lock:
             self.dropped += self._writing  # not written in time
         if self.dropped:
-            _log.warning("%d traces were dropped in all", self.dropped)
+            _log.warning("%d %s were dropped in all", self.dropped, self._what)
 
     def _serve(self) -> None:
         while True:
@@ -152,9 +168,9 @@ class TraceWriter:
             self.dropped += count
             first, self._failing = not self._failing, True
         if first:
-            _log.warning("traces cannot be written and are dropped until they can: %s", error)
+            _log.warning("%s cannot be written and are dropped until they can: %s", self._what, error)
 
     def _recovered(self) -> None:
         if self._failing:
             self._failing = False
-            _log.info("traces are written again; %d were dropped so far", self.dropped)
+            _log.info("%s are written again; %d were dropped so far", self._what, self.dropped)

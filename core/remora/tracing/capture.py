@@ -1,0 +1,255 @@
+"""Capture of inference requests with their answers, for `remora replay`.
+
+Tensors are copied when a request is submitted and answered; a thread prints and writes them as lines of JSON. What does
+not fit its queue or the file is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from remora.errors import ConfigError, RemoraError
+from remora.messages import Data, InferForm, Outcome, Response, Streamed, Ticket
+from remora.system.clock import Clock
+from remora.tracing.writer import TraceWriter
+from remora.traffic.captured import CapturedTensor, Exchange, line_of
+
+_ROOM_BYTES = 64 << 20
+_END_S = 3.0
+_OVERHEAD_BYTES = 512
+Reply = Callable[[Ticket, Outcome], None]
+
+
+class CaptureSettings(NamedTuple):
+    """What is captured.
+
+    Attributes:
+        path: the file, to which lines are appended.
+        share: share of the requests, at most 1.
+        most_bytes: size of the file at which capturing ends.
+        redacted: tensors whose values are left out, by model; an empty set for all of them, "*" for every model.
+    """
+
+    path: Path
+    share: float
+    most_bytes: int
+    redacted: Mapping[str, frozenset[str]]
+
+
+def capture_settings(path: str, share: str, most_bytes: int, redact: Sequence[str]) -> CaptureSettings:
+    """Return the settings of the options. Raises ConfigError."""
+    try:
+        part = float(share)
+    except ValueError:
+        part = 0.0
+    if not 0 < part <= 1:
+        raise ConfigError(f"--capture-share={share}: expected a number above 0 and at most 1")
+    redacted: dict[str, frozenset[str]] = {}
+    for entry in redact:
+        model, _, names = entry.partition(":")
+        redacted[model] = frozenset(filter(None, names.split(",")))
+    return CaptureSettings(Path(path), part, most_bytes, redacted)
+
+
+class _Line(NamedTuple):
+    """Exchange in the writer's queue."""
+
+    exchange: Exchange
+    size: int
+
+
+class _File:
+    """Destination of the lines."""
+
+    def __init__(self, settings: CaptureSettings, full: Callable[[], None]) -> None:
+        self._most = settings.most_bytes
+        self._full = full
+        try:
+            self._file = settings.path.open("ab")
+        except OSError as error:
+            raise ConfigError(f"--capture={settings.path}: cannot be written: {error.strerror}") from error
+
+    def write(self, lines: Sequence[_Line]) -> None:
+        for each in lines:
+            line = line_of(each.exchange)
+            if self._file.tell() + len(line) > self._most:
+                self._full()
+                break
+            self._file.write(line)
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Capture:
+    """Captured requests of one engine. Thread-safe.
+
+    Raises ConfigError if the file cannot be written.
+    """
+
+    def __init__(self, settings: CaptureSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._full = False
+        self._writer = TraceWriter[_Line](_File(settings, self._end), room=_ROOM_BYTES, what="captured requests")
+
+    def wrap_model(self, model: Any) -> Any:
+        """Return the model for the next request, wrapped if that request is captured."""
+        if self._full or random.random() >= self._settings.share:
+            return model
+        return _CapturedModel(model, self)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Write what waits, and return False on timeout."""
+        return self._writer.flush(timeout_s)
+
+    def close(self) -> None:
+        """Write what waits and end."""
+        self._full = True
+        self._writer.close(_END_S)
+
+    def _end(self) -> None:
+        if not self._full:
+            self._full = True
+            self._writer.log.warning("the file of captured requests has reached --capture-max-bytes: none are added")
+
+    # -- for wrapped models -----------------------------------------------------------------------------------------
+
+    def begin(self, model: Any, form: InferForm, data: Sequence[Data]) -> _Kept:
+        """Return a request with copies of its inputs."""
+        hidden = self._hidden(model.name)
+        inputs = [
+            CapturedTensor(
+                spec.name,
+                spec.datatype,
+                tuple(spec.shape),
+                None if hidden(spec.name) else _content(spec.datatype, part),
+            )
+            for spec, part in zip(form.inputs, data, strict=True)
+        ]
+        return _Kept(self, model, form, inputs, hidden, self._clock.wall_ms(), self._clock.monotonic_ns())
+
+    def put(self, kept: _Kept, error: str) -> None:
+        """Queue a request that has ended."""
+        form = kept.form
+        parameters = dict(form.parameters)
+        for name, value in (
+            ("priority", form.priority),
+            ("timeout", form.timeout_us),
+            ("sequence_id", form.sequence_id),
+        ):
+            if value:
+                parameters[name] = value
+        if form.sequence_id:
+            parameters |= {"sequence_start": form.sequence_start, "sequence_end": form.sequence_end}
+        exchange = Exchange(
+            model=kept.model.name,
+            version=kept.model.version_text,
+            time=_utc(kept.wall_ms),
+            id=form.id,
+            parameters=parameters,
+            inputs=kept.inputs,
+            outputs=[each.name for each in form.outputs],
+            answers=kept.answers,
+            error=error,
+            duration_us=(self._clock.monotonic_ns() - kept.begin_ns) // 1000,
+        )
+        tensors = [*kept.inputs, *(tensor for answer in kept.answers for tensor in answer)]
+        self._writer.put(_Line(exchange, _OVERHEAD_BYTES + sum(len(each.content or b"") for each in tensors)))
+
+    def _hidden(self, model: str) -> Callable[[str], bool]:
+        redacted = self._settings.redacted
+        names = redacted.get(model, redacted.get("*"))
+        return lambda name: names is not None and (not names or name in names)
+
+
+class _CapturedModel:
+    """Model version that captures the one request submitted to it."""
+
+    __slots__ = ("_capture", "_model")
+
+    def __init__(self, model: Any, capture: Capture) -> None:
+        self._model = model
+        self._capture = capture
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def submit(self, form: InferForm, data: Sequence[Data], reply: Reply, **how: Any) -> Ticket:
+        """Submit as ``ServedModel.submit`` does."""
+        if form.raw or any(part is None for part in data):  # the bytes of an only input, or a shape that is refused
+            ticket: Ticket = self._model.submit(form, data, reply, **how)
+            return ticket
+        kept = self._capture.begin(self._model, form, data)
+        captured: Ticket = self._model.submit(form, data, kept.over(reply), **how)
+        return captured
+
+
+class _Kept:
+    """Captured request that is not answered yet."""
+
+    def __init__(
+        self,
+        capture: Capture,
+        model: Any,
+        form: InferForm,
+        inputs: list[CapturedTensor],
+        hidden: Callable[[str], bool],
+        wall_ms: int,
+        begin_ns: int,
+    ) -> None:
+        self._capture = capture
+        self.model = model
+        self.form = form
+        self.inputs = inputs
+        self.hidden = hidden
+        self.wall_ms = wall_ms
+        self.begin_ns = begin_ns
+        self.answers: list[list[CapturedTensor]] = []
+
+    def over(self, reply: Reply) -> Reply:
+        """Return ``reply`` with a copy of each answer kept."""
+
+        def kept(ticket: Ticket, outcome: Outcome) -> None:
+            content = outcome.outcome if isinstance(outcome, Streamed) else outcome
+            if isinstance(content, Response):
+                self.answers.append(
+                    [
+                        CapturedTensor(
+                            name, datatype, tuple(data.shape), None if self.hidden(name) else _bytes_of(data)
+                        )
+                        for name, datatype, data in content.outputs
+                    ]
+                )
+            if not isinstance(outcome, Streamed) or outcome.final:
+                self._capture.put(self, content.message if isinstance(content, RemoraError) else "")
+            reply(ticket, outcome)
+
+        return kept
+
+
+def _content(datatype: str, data: Any) -> bytes:
+    """Return a copy of an input as its bytes on the wire."""
+    if isinstance(data, list):
+        return b"".join([len(each).to_bytes(4, "little") + each for each in data])
+    return _bytes_of(data) if isinstance(data, np.ndarray) else bytes(data)
+
+
+def _bytes_of(data: Any) -> bytes:
+    array = np.asarray(data.host() if hasattr(data, "host") else data)  # DeviceArray, not imported here
+    if array.dtype.hasobject:
+        items = [each if isinstance(each, bytes) else str(each).encode() for each in array.reshape(-1).tolist()]
+        return b"".join([len(each).to_bytes(4, "little") + each for each in items])
+    return np.ascontiguousarray(array).tobytes()
+
+
+def _utc(wall_ms: int) -> str:
+    from datetime import UTC, datetime  # imported here because capturing is usually off
+
+    return datetime.fromtimestamp(wall_ms / 1e3, UTC).isoformat(timespec="milliseconds")
