@@ -8,7 +8,7 @@ import json
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -117,6 +117,12 @@ def ask(port: int, method: str, path: str, body: bytes | object = b"", headers: 
         return Got(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
     finally:
         connection.close()
+
+
+def running_container(repository: Path, **options: Any) -> AbstractContextManager[Ports]:
+    """Run a plain container's server, with options of `ServerOptions`; see `running`."""
+    host = find_adapter("container").host({"REMORA_MODEL_REPOSITORY": str(repository)})
+    return running(replace(host, server=replace(host.server, **options)))
 
 
 @contextmanager

@@ -197,25 +197,8 @@ def test_every_dependency_has_a_line_that_says_why() -> None:
 
 def test_every_dependency_that_make_installs_has_an_exact_version() -> None:
     locked = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
-    assert (
-        not {
-            name.lower()
-            for name in dependencies(
-                *(
-                    "gpu",
-                    "torch",
-                    "tensorrt",
-                    "trees",
-                    "openvino",
-                    "openvino-genai",
-                    "vllm",
-                    "tensorflow",
-                    "sagemaker-sdk",
-                )
-            )
-        }
-        - locked
-    )
+    extras = ("gpu", "torch", "tensorrt", "trees", "openvino", "openvino-genai", "vllm", "tensorflow", "sagemaker-sdk")
+    assert not {name.lower() for name in dependencies(*extras)} - locked
 
 
 def test_the_changelog_tells_of_this_version() -> None:

@@ -6,13 +6,11 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from hashlib import sha256
 
 import pytest
 
-from hosting import PATIENCE_S, running, v2_request, write_scale
-from remora.server.host import find_adapter
+from hosting import PATIENCE_S, running_container, v2_request, write_scale
 from remora.server.main import Ports
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
@@ -31,9 +29,8 @@ KEYS = [pytest.param((), id="no key"), pytest.param((("x-api-key", "wrong"),), i
 def ports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
     repository = tmp_path_factory.mktemp("models")
     write_scale(repository / "scale")
-    host = find_adapter("container").host({"REMORA_MODEL_REPOSITORY": str(repository)})
     more = {"api_key": (WORD,), "frontends": request.param, "grpc_on_http_port": True, "access_log": "all"}
-    with running(replace(host, server=replace(host.server, **more))) as ports:
+    with running_container(repository, **more) as ports:
         yield ports
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -99,6 +100,14 @@ def http_request(model: str, tensor: str) -> bytes:
     )
 
 
+def receive(pairs: Iterable[tuple[Any, FakeTransport]], data: bytes) -> None:
+    """Let each connection receive the data after its client has taken all answers."""
+    for connection, transport in pairs:
+        transport.written.clear()
+        connection.get_buffer(-1)[: len(data)] = data
+        connection.buffer_updated(len(data))
+
+
 @contextmanager
 def http(
     engine: Engine,
@@ -117,13 +126,10 @@ def http(
     for connection, transport in pairs:
         connection.connection_made(transport)
 
-    def send() -> None:
-        for connection, transport in pairs:
-            transport.written.clear()
-            connection.get_buffer(-1)[: len(request)] = request
-            connection.buffer_updated(len(request))
-
-    yield Wire(send, lambda: sum(transport.written.startswith(b"HTTP/1.1 200") for _, transport in pairs))
+    yield Wire(
+        partial(receive, pairs, request),
+        lambda: sum(transport.written.startswith(b"HTTP/1.1 200") for _, transport in pairs),
+    )
     for connection, _ in pairs:
         connection.connection_lost(None)
 
@@ -151,13 +157,10 @@ def streaming(
         connection.connection_made(transport)
         connection.take_in(PREFACE + widened + opening)
 
-    def send() -> None:
-        for connection, transport in pairs:
-            transport.written.clear()
-            connection.get_buffer(-1)[: len(data)] = data
-            connection.buffer_updated(len(data))
-
-    yield Wire(send, lambda: sum(transport.written.count(b"triton_final_response") for _, transport in pairs))
+    yield Wire(
+        partial(receive, pairs, data),
+        lambda: sum(transport.written.count(b"triton_final_response") for _, transport in pairs),
+    )
     for connection, _ in pairs:
         connection.connection_lost(None)
     front.close()
@@ -193,10 +196,7 @@ def grpc(
         numbers = range(number[0] + 2, number[0] + 2 + 2 * streams, 2)
         number[0] = numbers[-1]
         data = b"".join(call(each, repeated) for each in numbers)
-        for connection, transport in pairs:
-            transport.written.clear()
-            connection.get_buffer(-1)[: len(data)] = data
-            connection.buffer_updated(len(data))
+        receive(pairs, data)
 
     yield Wire(send, lambda: sum(transport.written.count(b"grpc-status\x010") for _, transport in pairs))
     for connection, _ in pairs:

@@ -10,20 +10,16 @@ import shutil
 import socket
 import ssl
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from eventually import eventually
-from hosting import PATIENCE_S, running, v2_request, write_scale
+from hosting import PATIENCE_S, running_container, v2_request, write_scale
 from remora.errors import ConfigError
 from remora.protocols.http2.frames import pack
-from remora.server.host import find_adapter
-from remora.server.main import Ports
 from remora.server.tls import PortTls, TlsFiles, make_self_signed
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
@@ -66,12 +62,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@contextmanager
-def serving(repository: Path, **options: Any) -> Iterator[Ports]:
-    host = find_adapter("container").host({"REMORA_MODEL_REPOSITORY": str(repository)})
-    options = {"allow_grpc": False, "grpc_on_http_port": True, **options}
-    with running(replace(host, server=replace(host.server, **options))) as ports:
-        yield ports
+serving = partial(running_container, allow_grpc=False, grpc_on_http_port=True)
 
 
 def client_context(trusted: Pair, own: Pair | None = None, *alpn: str) -> ssl.SSLContext:

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from hosting import Got, ask, running, v2_request, write_scale
+from hosting import Got, ask, running_container, v2_request, write_scale
 from remora.protocols.cross_site import SharedOrigins
-from remora.server.host import find_adapter
-from remora.server.main import Ports
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 
@@ -34,11 +29,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@contextmanager
-def serving(repository: Path, **options: Any) -> Iterator[Ports]:
-    host = find_adapter("container").host({"REMORA_MODEL_REPOSITORY": str(repository)})
-    with running(replace(host, server=replace(host.server, allow_grpc=False, **options))) as ports:
-        yield ports
+serving = partial(running_container, allow_grpc=False)
 
 
 def shared_with(got: Got) -> str | None:
