@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -22,11 +23,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_wheel(tmp_path_factory.mktemp("built"), ROOT)
 
 
-@pytest.fixture
-def installed(wheel: Path, tmp_path: Path) -> Distribution:
-    """The wheel installed by pip into a folder."""
-    target = tmp_path / "site"
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder into which pip has installed the wheel."""
+    target = tmp_path_factory.mktemp("site")
     subprocess.run([*PIP, "--target", str(target), str(wheel)], check=True)
+    return target
+
+
+@pytest.fixture
+def installed(site: Path, tmp_path: Path) -> Distribution:
+    """The installed wheel, in a folder that a test may change."""
+    target = shutil.copytree(site, tmp_path / "site")
     return PathDistribution(next(target.glob("remora-*.dist-info")))
 
 
