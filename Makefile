@@ -15,8 +15,8 @@ IMAGE  ?= cpu
 # Name of the image, with its registry.
 TAG    ?= remora:$(IMAGE)
 ENGINE ?= docker
-# Parallel processes of `make unit`: twice as many as CI has cores, because many tests wait for other processes.
-JOBS   ?= 4
+# Parallel processes of `make unit`: more than the two cores of CI, because many tests wait for other processes.
+JOBS   ?= 3
 
 BIN := $(VENV)/bin
 PY  := $(BIN)/python

@@ -50,6 +50,7 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 
 LONG_FILES = (
+    "adapters/images/test_models.py",
     "test_docs.py",
     "test_project.py",
     "adapters/emulate/test_containers.py",
