@@ -118,6 +118,9 @@ def openai_fields(_url: str, _model: str) -> Any:
     from openai.types import embedding_create_params as embeddings
     from openai.types.chat import ChatCompletionStreamOptionsParam
     from openai.types.chat import completion_create_params as chats
+    from openai.types.responses import ResponseTextConfigParam
+    from openai.types.responses import response_create_params as responses
+    from openai.types.shared_params import Reasoning
 
     def fields(*kinds: Any) -> list[str]:
         return sorted(
@@ -134,6 +137,14 @@ def openai_fields(_url: str, _model: str) -> Any:
         "completions": all_fields(completions),
         "embeddings": fields(embeddings.EmbeddingCreateParams),
         "stream_options": fields(ChatCompletionStreamOptionsParam),
+        "responses": fields(
+            responses.ResponseCreateParamsBase,
+            responses.ResponseCreateParamsNonStreaming,
+            responses.ResponseCreateParamsStreaming,
+        ),
+        "text": fields(ResponseTextConfigParam),
+        "reasoning": fields(Reasoning),
+        "response_stream_options": fields(responses.StreamOptions),
     }
 
 
@@ -218,6 +229,42 @@ def agents(url: str, model: str) -> Any:
         return {"text": answer.final_output, "streamed": streamed.final_output, "kinds": sorted(kinds)}
 
     return {**asyncio.run(run()), "called": called}
+
+
+def openai_responses(url: str, model: str) -> Any:
+    from pydantic import BaseModel
+
+    class Weather(BaseModel):
+        city: Literal["Paris", "Rome"]
+
+    client = openai_client(url)
+    options: Any = {"model": model, "input": CHAT, "max_output_tokens": 12, "temperature": 0}
+    whole = client.responses.create(**options, instructions="Be brief")
+    events = list(client.responses.create(**options, instructions="Be brief", stream=True))
+    with client.responses.stream(model=model, input="Weather?", text_format=Weather, max_output_tokens=60) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    tool = {"type": "function", "strict": True, **{key: TOOL["function"][key] for key in ("name", "parameters")}}
+    called = client.responses.create(
+        model=model, input=CHAT, tools=[tool], tool_choice="required", max_output_tokens=60, parallel_tool_calls=False
+    )
+    (call,) = called.output
+    again = [*CHAT, *called.output, {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}]
+    plain = client.responses.create(model=model, input=CHAT, max_output_tokens=5)
+    continued = client.responses.create(model=model, input=again, max_output_tokens=5)
+    parsed = client.responses.parse(model=model, input="Weather?", text_format=Weather, max_output_tokens=60)
+    return {
+        "text": whole.output_text,
+        "streamed": "".join(event.delta for event in events if event.type == "response.output_text.delta"),
+        "final": final.output_parsed.model_dump(),
+        "kinds": sorted({*kinds, *(event.type for event in events)}),
+        "numbers": [event.sequence_number for event in events],
+        "tokens": whole.usage.output_tokens,
+        "status": [whole.status, whole.incomplete_details.reason],
+        "call": [call.name, json.loads(call.arguments)],
+        "continued": continued.usage.input_tokens > plain.usage.input_tokens,
+        "parsed": parsed.output_parsed.model_dump(),
+    }
 
 
 def openai_embeddings(url: str, model: str) -> Any:

@@ -16,7 +16,15 @@ import pytest
 
 from conftest import RunningServer, Serving
 from generation_models import ROOT, tiny
-from remora.protocols.openai.fields import CHAT, COMPLETION, STREAM_OPTIONS
+from remora.protocols.openai.fields import (
+    CHAT,
+    COMPLETION,
+    RESPONSE,
+    RESPONSE_REASONING,
+    RESPONSE_STREAM_OPTIONS,
+    RESPONSE_TEXT,
+    STREAM_OPTIONS,
+)
 from remora.protocols.openai.vectors import EMBEDDINGS
 
 PYTHON = Path(os.environ.get("OPENAI_PYTHON", ROOT / ".venv-openai" / "bin" / "python"))
@@ -76,8 +84,18 @@ def ask(python: Path, client: str, server: RunningServer | None, model: str = "t
 
 def test_no_field_of_openais_types_is_unknown(python: Path) -> None:
     fields = ask(python, "openai_fields", None)
-    tables = {"chat": CHAT, "completions": COMPLETION, "embeddings": EMBEDDINGS, "stream_options": STREAM_OPTIONS}
+    tables = {
+        "chat": CHAT,
+        "completions": COMPLETION,
+        "embeddings": EMBEDDINGS,
+        "stream_options": STREAM_OPTIONS,
+        "responses": RESPONSE,
+        "text": RESPONSE_TEXT,
+        "reasoning": RESPONSE_REASONING,
+        "response_stream_options": RESPONSE_STREAM_OPTIONS,
+    }
     assert {"temperature", "messages"} <= set(fields["chat"])
+    assert {"input", "instructions"} <= set(fields["responses"])
     assert [name for kind, table in tables.items() for name in fields[kind] if name not in table] == []
 
 
@@ -108,6 +126,21 @@ def test_parsed_answers_and_calls(python: Path, server: RunningServer) -> None:
     assert found["call"][0] == "get_weather"
     assert found["call"][1]["city"] in ("Paris", "Rome")
     assert found["reason"] == "tool_calls"
+
+
+def test_responses_whole_streamed_with_calls_and_parsed(python: Path, server: RunningServer) -> None:
+    found = ask(python, "openai_responses", server)
+    assert found["text"] == found["streamed"] != ""
+    assert found["final"]["city"] in ("Paris", "Rome")
+    assert (found["tokens"], found["status"]) == (12, ["incomplete", "max_output_tokens"])
+    assert found["numbers"] == list(range(len(found["numbers"])))
+    assert {"response.created", "response.output_text.delta", "response.incomplete", "response.completed"} <= set(
+        found["kinds"]
+    )
+    assert found["call"][0] == "get_weather"
+    assert found["call"][1]["city"] in ("Paris", "Rome")
+    assert found["continued"]
+    assert found["parsed"]["city"] in ("Paris", "Rome")
 
 
 def test_errors_have_their_class(python: Path, server: RunningServer) -> None:

@@ -119,6 +119,45 @@ COMPLETION: Mapping[str, Field] = {
     "best_of": Field("integer", 1),
     "suffix": _only("text", "", why="text cannot be inserted before a suffix"),
 }
+_UNSTORED = "responses are not stored: send all items of the conversation as input"
+_AS_IN_CHATS = (
+    *("model", "temperature", "top_p", "stream", "stream_options", "user", "seed", "stop", "stop_token_ids"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "top_k", "min_p", "min_tokens"),
+    *("ignore_eos", "skip_special_tokens", "priority", "tools", "tool_choice", "parallel_tool_calls"),
+    *("safety_identifier", "service_tier", "moderation", "chat_template_kwargs", "chat_template"),
+    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+)
+RESPONSE: Mapping[str, Field] = {
+    **{name: CHAT[name] for name in _AS_IN_CHATS},
+    "input": Field("items"),
+    "instructions": Field("text"),
+    "max_output_tokens": Field("integer", 1),
+    "text": Field("object"),
+    "include": Field("list"),
+    "top_logprobs": Field("integer", 0, 20),
+    "reasoning": Field("object"),
+    "metadata": Field("object"),
+    "store": _only("boolean", False, why="responses are not stored"),
+    "background": _only("boolean", False, why="responses are not stored"),
+    "truncation": _only("text", "disabled", why="items are never left out"),
+    "max_tool_calls": Field("integer", 1, meaning=False, why="it limits tools of the platform, and none run here"),
+    "previous_response_id": _refused(_UNSTORED),
+    "conversation": _refused(_UNSTORED),
+    "prompt": _refused("prompts are not stored"),
+    "context_management": _refused("the input is never shortened"),
+    "background_options": _refused("responses are not stored"),
+    "access_programs": _refused(_PLATFORM),
+    "image": _refused("only text is generated"),
+}
+RESPONSE_TEXT: Mapping[str, Field] = {"format": Field("object"), "verbosity": CHAT["verbosity"]}
+RESPONSE_FORMATS = ("text", "json_object", "json_schema")
+RESPONSE_REASONING: Mapping[str, Field] = {
+    "effort": Field("text"),
+    "summary": _refused("reasoning is not summarized"),
+    "generate_summary": _refused("reasoning is not summarized"),
+    "mode": _refused("the chat template knows only an effort"),
+    "context": _refused(_UNSTORED),
+}
 TOKENIZE: Mapping[str, Field] = {
     **_CHAT_TEMPLATE,
     "model": Field("text"),
@@ -132,6 +171,9 @@ STREAM_OPTIONS: Mapping[str, Field] = {
     "continuous_usage_stats": Field("boolean"),
     "include_obfuscation": _only("boolean", False, why="events are not padded"),
 }
+
+
+RESPONSE_STREAM_OPTIONS: Mapping[str, Field] = {"include_obfuscation": STREAM_OPTIONS["include_obfuscation"]}
 
 
 def read_body(body: Buffer, table: Mapping[str, Field], *, ignore_unknown: bool) -> tuple[dict[str, Any], list[str]]:
@@ -234,4 +276,5 @@ _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "object": (lambda value: isinstance(value, dict), "an object"),
     "list": (lambda value: isinstance(value, list), "a list"),
+    "items": (lambda value: isinstance(value, str | list), "a text or a list of items"),
 }

@@ -34,6 +34,8 @@ class Heading(NamedTuple):
 
     def answer_id(self, query: Query) -> str:
         """Return the id of the answer to a query."""
+        if query.action == "responses":
+            return f"resp_{self.number}"
         return f"{'cmpl' if query.chat is None else 'chatcmpl'}-{self.number}"
 
 

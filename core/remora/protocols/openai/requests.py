@@ -64,6 +64,7 @@ class Query:
         token_ids: the answer has token ids.
         add_special: special tokens are added around a prompt.
         ignored: names of unknown fields.
+        response: members of a response object that repeat the request.
     """
 
     action: str
@@ -79,6 +80,7 @@ class Query:
     token_ids: bool = False
     add_special: bool = True
     ignored: Sequence[str] = ()
+    response: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_constrained(self) -> bool:
@@ -99,16 +101,23 @@ def decode(action: str, body: Buffer, *, ignore_unknown: bool = False) -> Query:
         return Query(action, model, prompts=(tuple(_needed(fields, "tokens")),), ignored=ignored)
     if action == "tokenize":
         return _tokenize(fields, model, ignored)
-    shared = _shared(fields, ignored)
     if action == "chat":
-        chat = _read_chat(fields)
-        parameters = {**_parameters(fields), **_chat_parameters(fields, chat)}
-        return Query(action, model, chat, parameters=parameters, renamed=_renamed(fields, chat), **shared)
+        return chat_query(action, fields, ignored)
+    shared = _shared(fields, ignored)
     prompts = _read_prompts(_needed(fields, "prompt"))
     parameters = {**_parameters(fields), **_completion_parameters(fields)}
     if len(prompts) * parameters.get("n", 1) > _MAX_ANSWERS:
         raise ParameterError("prompt", f"{len(prompts)} prompts ask for more than {_MAX_ANSWERS} answers: send fewer")
     return Query(action, model, None, prompts, parameters, renamed=_renamed(fields, None), **shared)
+
+
+def chat_query(action: str, fields: Mapping[str, Any], ignored: Sequence[str]) -> Query:
+    """Return the query of a chat's fields. Raises ParameterError."""
+    chat = _read_chat(fields)
+    parameters = {**_parameters(fields), **_chat_parameters(fields, chat)}
+    shared = _shared(fields, ignored)
+    renamed = _renamed(fields, chat)
+    return Query(action, fields.get("model", ""), chat, parameters=parameters, renamed=renamed, **shared)
 
 
 def tasks_of(query: Query, generation: Generation, seed: int) -> list[Task]:

@@ -17,6 +17,7 @@ PREFIXES = ("/v1/", "/openai/v1/")
 _POST = {
     "chat/completions": "chat",
     "completions": "completions",
+    "responses": "responses",
     "embeddings": "embeddings",
     "rerank": "rerank",
     "score": "score",
@@ -81,14 +82,13 @@ def find_route(path: str) -> Route | None:
 def error_object(error: Exception) -> bytes:
     """Return OpenAI's error object as JSON."""
     status = _status_of(error)
-    message = error.message if isinstance(error, RemoraError) else INTERNAL
     param = error.param if isinstance(error, ApiError) else ""
     if isinstance(error, ParameterError):
         param = error.parameter
     reason = error.reason if isinstance(error, ApiError) else ""
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return orjson.dumps(
-        {"error": {"message": _clean(message), "type": kind, "param": param or None, "code": reason or None}}
+        {"error": {"message": message_of(error), "type": kind, "param": param or None, "code": reason or None}}
     )
 
 
@@ -129,5 +129,7 @@ def _status_of(error: Exception) -> int:
     return _STATUS.get(error.code, 400)
 
 
-def _clean(message: str) -> str:
+def message_of(error: Exception) -> str:
+    """Return the text of an error for clients, without lone surrogates."""
+    message = error.message if isinstance(error, RemoraError) else INTERNAL
     return message.encode("utf-8", "replace").decode()

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from remora.protocols.openai.fields import CHAT, COMPLETION, DETOKENIZE, STREAM_OPTIONS, TOKENIZE, Field
+from remora.protocols.openai.fields import (
+    CHAT,
+    COMPLETION,
+    DETOKENIZE,
+    RESPONSE,
+    RESPONSE_STREAM_OPTIONS,
+    STREAM_OPTIONS,
+    TOKENIZE,
+    Field,
+)
 from remora.protocols.openai.vectors import EMBEDDINGS, RERANK, SCORE
 
 Json = dict[str, Any]
@@ -13,13 +22,14 @@ Json = dict[str, Any]
 _ROUTES: Mapping[str, tuple[str, Mapping[str, Field], tuple[str, ...]]] = {
     "chat/completions": ("Answer a chat", CHAT, ("model", "messages")),
     "completions": ("Continue prompts", COMPLETION, ("model", "prompt")),
+    "responses": ("Answer a conversation", RESPONSE, ("model", "input")),
     "embeddings": ("Return vectors of texts", EMBEDDINGS, ("model", "input")),
     "rerank": ("Rank documents by a query", RERANK, ("model", "query", "documents")),
     "score": ("Compare pairs of texts", SCORE, ("model", "text_1", "text_2")),
     "tokenize": ("Return the tokens of a text or chat", TOKENIZE, ("model",)),
     "detokenize": ("Return the text of tokens", DETOKENIZE, ("model", "tokens")),
 }
-_STREAMS = ("chat/completions", "completions")
+_STREAMS = ("chat/completions", "completions", "responses")
 _TEXTS: Json = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 _KINDS: Mapping[str, Json] = {
     "any": {},
@@ -31,6 +41,7 @@ _KINDS: Mapping[str, Json] = {
     "integers": {"type": "array", "items": {"type": "integer"}},
     "object": {"type": "object"},
     "list": {"type": "array"},
+    "items": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
 }
 _TOKENS: Json = {"type": "array", "items": {"type": "integer"}}
 _ANY_FIELD: Mapping[str, Json] = {
@@ -97,11 +108,12 @@ def _operation(summary: str, *, streams: bool = False) -> Json:
 
 
 def _object(table: Mapping[str, Field], *, open_: bool = False) -> Json:
-    properties = {name: _schema(name, field) for name, field in table.items()}
+    options = RESPONSE_STREAM_OPTIONS if table is RESPONSE else STREAM_OPTIONS
+    properties = {name: _schema(name, field, options) for name, field in table.items()}
     return {"type": "object", "properties": properties, "additionalProperties": open_}
 
 
-def _schema(name: str, field: Field) -> Json:
+def _schema(name: str, field: Field, options: Mapping[str, Field]) -> Json:
     """Return the schema of a field, which may also be null."""
     if field.kind == "nothing":
         return {"type": "null", "description": f"Not supported: {field.why}."}
@@ -111,7 +123,7 @@ def _schema(name: str, field: Field) -> Json:
     elif made:
         limits = {"minimum": field.least, "maximum": field.most}
         made |= {key: value for key, value in limits.items() if value is not None}
-        made = _object(STREAM_OPTIONS) if name == "stream_options" else made
+        made = _object(options) if name == "stream_options" else made
         made = {"anyOf": [made, {"type": "null"}]}
     if field.why:
         made["description"] = f"No effect: {field.why}." if not field.meaning else f"{field.why.capitalize()}."

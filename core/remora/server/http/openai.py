@@ -32,15 +32,16 @@ from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.protocols.http1 import Head
 from remora.protocols.openai.mapping import TensorUse, derive_use
-from remora.protocols.openai.replies import Heading, Reply
+from remora.protocols.openai.replies import Heading
 from remora.protocols.openai.requests import Query, decode, encode_prompts, tasks_of
+from remora.protocols.openai.responses import decode_response
 from remora.protocols.openai.routes import ApiError, Route, error_answer, refused
 from remora.protocols.openai.vectors import VECTORS, VectorQuery, decode_vectors
 from remora.protocols.rest.answer import JSON, PLAIN, Headers, HttpAnswer, Refusal
 from remora.protocols.rest.content_encoding import inflate
 from remora.server.http import deadlines
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
-from remora.server.http.openai_delivery import Delivery, cancelled
+from remora.server.http.openai_delivery import Delivery, cancelled, reply_to
 from remora.system.clock import SystemClock
 
 _log = logging.getLogger("remora.http")
@@ -48,7 +49,7 @@ _log = logging.getLogger("remora.http")
 _LARGE = 16_384
 """Bytes of a body from which decoding, templates and tokenization run in another thread."""
 _JSON_TYPES = (b"application/json", b"text/json")
-_GENERATES = ("chat", "completions")
+_GENERATES = ("chat", "completions", "responses")
 
 Wait = Callable[[Callable[[Head, Buffer, Exchange], Cancellable | None], Head, Buffer, Exchange], Cancellable | None]
 """Runs work, and runs it again once the model that it needs is loaded; see `RestService.when_loaded`."""
@@ -293,8 +294,11 @@ class _Call:
 
     def decode(self, body: Buffer) -> None:
         """Decode the body. May run in another thread."""
-        read = decode_vectors if self._where.action in VECTORS else decode
-        self._query = read(self._where.action, body, ignore_unknown=self._routes.ignores_unknown)
+        action, ignores = self._where.action, self._routes.ignores_unknown
+        if action == "responses":
+            self._query = decode_response(body, ignore_unknown=ignores)
+        else:
+            self._query = (decode_vectors if action in VECTORS else decode)(action, body, ignore_unknown=ignores)
 
     def resolve(self) -> None:
         """Begin the request once its model is loaded."""
@@ -475,7 +479,7 @@ class _Request:
                 replace(task, id=answer_id, user=task.user or user, **changes)
                 for task in tasks_of(query, generation, secrets.randbits(63))
             ]
-            reply = Reply(query, tasks, made, generation.tokens, generation.tool_parser)
+            reply = reply_to(query, tasks, made, generation.tokens, generation.tool_parser)
             self._delivery = Delivery(self._exchange, query, reply, self.cancel)
             self._left = sum(task.choices for task in tasks)
             for task in tasks:

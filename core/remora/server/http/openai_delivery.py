@@ -5,14 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from remora.errors import CancelledError, RemoraError
-from remora.generation.tasks import Piece
-from remora.protocols.openai.replies import Reply
+from remora.generation import Tokens
+from remora.generation.tasks import Piece, Task
+from remora.protocols.openai.replies import Heading, Reply
 from remora.protocols.openai.requests import Query
+from remora.protocols.openai.response_replies import ResponseReply
 from remora.protocols.openai.routes import ApiError, error_answer
 from remora.protocols.rest.answer import JSON, Headers, HttpAnswer
 from remora.server.http.exchange import Exchange
 
 _EVENTS: Headers = ((b"Content-Type", b"text/event-stream; charset=utf-8"), (b"Cache-Control", b"no-cache"))
+
+
+AnyReply = Reply | ResponseReply
+
+
+def reply_to(
+    query: Query, tasks: Sequence[Task], heading: Heading, tokens: Tokens | None, model_parser: str
+) -> AnyReply:
+    """Return what makes the answer to a query; see `Reply`."""
+    kind = ResponseReply if query.action == "responses" else Reply
+    return kind(query, tasks, heading, tokens, model_parser)
 
 
 class Delivery:
@@ -27,7 +40,7 @@ class Delivery:
 
     __slots__ = ("_begun", "_cancel", "_exchange", "_query", "_reply", "done")
 
-    def __init__(self, exchange: Exchange, query: Query, reply: Reply, cancel: Callable[[], None]) -> None:
+    def __init__(self, exchange: Exchange, query: Query, reply: AnyReply, cancel: Callable[[], None]) -> None:
         self._exchange = exchange
         self._query = query
         self._reply = reply

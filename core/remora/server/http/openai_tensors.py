@@ -23,7 +23,7 @@ from remora.messages import Array, Mailbox, Outcome, Response, Streamed, Ticket
 from remora.models.served_model import ServedModel
 from remora.protocols.http1 import Head
 from remora.protocols.openai.mapping import TensorUse, tensors_of
-from remora.protocols.openai.replies import Heading, Reply
+from remora.protocols.openai.replies import Heading
 from remora.protocols.openai.requests import Query
 from remora.protocols.openai.routes import ApiError, error_answer
 from remora.protocols.openai.tensors import TextAnswer, stops_of, task_for, text_inputs
@@ -31,7 +31,7 @@ from remora.protocols.openai.vectors import VectorQuery, encode_embeddings, enco
 from remora.protocols.rest.answer import JSON, HttpAnswer
 from remora.server.held_mailbox import HeldMailbox
 from remora.server.http.exchange import Cancellable, Exchange, arrival_of
-from remora.server.http.openai_delivery import Delivery, cancelled, ignored_header
+from remora.server.http.openai_delivery import AnyReply, Delivery, cancelled, ignored_header, reply_to
 from remora.system.clock import SystemClock
 
 _MAX_UNBATCHED = 256
@@ -120,7 +120,7 @@ class TensorRequests:
             self._begin_vectors(query)
         elif self._use.task != "text":
             raise ApiError(400, f"the model '{self._model.name}' does not write text", param="model")
-        elif query.action not in ("chat", "completions"):
+        elif query.action not in ("chat", "completions", "responses"):
             raise ApiError(400, f"the model '{self._model.name}' has no tokenizer here", param="model")
         else:
             self._begin_texts(query)
@@ -154,7 +154,7 @@ class TensorRequests:
         prompts = [self._chat_prompt(query)] if query.chat is not None else [str(each) for each in query.prompts]
         tasks = [task_for(query) for _ in prompts]
         made = self._heading(query.model or self._model.name, "")
-        reply = Reply(query, tasks, made, None, self._use.tool_parser)
+        reply = reply_to(query, tasks, made, None, self._use.tool_parser)
         reply.usage.prompt = 0
         delivery = Delivery(self._exchange, query, reply, self._group.stop)
         self._group.leave = delivery.leave
@@ -169,7 +169,7 @@ class TensorRequests:
             self._submit(one, outputs, partial(self._take_text, answer, reply, delivery, held), held)
 
     def _take_text(
-        self, answer: TextAnswer, reply: Reply, delivery: Delivery, held: HeldMailbox | None, ticket: Ticket,
+        self, answer: TextAnswer, reply: AnyReply, delivery: Delivery, held: HeldMailbox | None, ticket: Ticket,
         outcome: Outcome,
     ) -> None:  # fmt: skip
         """Process the next response of the model."""

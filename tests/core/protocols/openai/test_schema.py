@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from remora.generation.tasks import ParameterError
-from remora.protocols.openai.fields import CHAT, COMPLETION, Field, read_fields
+from remora.protocols.openai.fields import CHAT, COMPLETION, RESPONSE, Field, read_fields
 from remora.protocols.openai.routes import find_route
 from remora.protocols.openai.schema import openapi_document
 from remora.protocols.openai.vectors import EMBEDDINGS
@@ -22,7 +22,8 @@ def properties(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "table"), [("chat/completions", CHAT), ("completions", COMPLETION), ("embeddings", EMBEDDINGS)]
+    ("name", "table"),
+    [("chat/completions", CHAT), ("completions", COMPLETION), ("responses", RESPONSE), ("embeddings", EMBEDDINGS)],
 )
 def test_each_field_is_published_with_the_reason_of_its_limits(name: str, table: dict[str, Field]) -> None:
     found = properties(name)
