@@ -193,7 +193,7 @@ def serving(child_environment: dict[str, str], tmp_path_factory: pytest.TempPath
     def start(models: Path, *flags: str, **environment: str) -> Iterator[RunningServer]:
         ports = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
         server = RunningServer(**ports, log=tmp_path_factory.mktemp("server") / "log.txt")
-        flags = (*(f"--{name}-port={port}" for name, port in ports.items()), *flags, *EXTRA_FLAGS)
+        flags = (*(f"--{name}-port={port}" for name, port in ports.items()), *EXTRA_FLAGS, *flags)
         with server.log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "remora", "serve", str(models), *flags],

@@ -83,7 +83,7 @@ def process(
 ) -> Iterator[subprocess.Popen[str]]:
     """Start a server without waiting for it, with a limit of descriptors if given, and kill it at the end."""
     command = [sys.executable, "-m", "remora", "serve", str(repository), f"--http-port={port}", "--metrics-port=0"]
-    more = ("--allow-metrics=false", *THREADS, *flags, *EXTRA_FLAGS)
+    more = ("--allow-metrics=false", *THREADS, *EXTRA_FLAGS, *flags)
     limited = ["prlimit", f"--nofile={descriptors}:"] if descriptors else []
     server = subprocess.Popen([*limited, *command, *more], stderr=subprocess.PIPE, text=True, env=environment)
     try:

@@ -229,6 +229,10 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _checked(options: ServerOptions) -> ServerOptions:
     """Return server options with their secrets resolved. Raises ValueError for invalid options."""
+    if options.frontends != "0":
+        from remora.server.option_checks import front_count
+
+        front_count(options.frontends, cores=1)
     if options.http_max_input_size <= 0:
         raise ValueError(f"--http-max-input-size={options.http_max_input_size}: expected more than 0 bytes")
     found: dict[str, Any] = {}
