@@ -106,6 +106,14 @@ def test_errors_name_what_is_wrong(port: int, path: str, body: Any, status: int,
     assert (found, text in answer["error"]) == (status, True), answer
 
 
+def test_paths_below_the_route_have_tritons_answer(port: int) -> None:
+    with client(port) as connection:
+        connection.request("POST", "/models/distance/infer", "{}")
+        reply = connection.getresponse()
+        found = (reply.status, reply.getheader("Content-Type"), reply.read())
+    assert found == (404, "text/plain", b'{"error":"Not Found"}')
+
+
 def test_other_methods_are_refused_with_the_right_one(port: int) -> None:
     status, answer = ask(port, "/models/shout", None, "GET")
     assert (status, answer["error"]) == (405, "send POST to /models/shout with a JSON object of its inputs")

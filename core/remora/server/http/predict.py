@@ -141,9 +141,12 @@ class TypedRoutes:
         except Refusal as refusal:
             exchange.respond(refusal.answer)
             return None
-        if where is None or head.method != "POST":
-            text = f"send POST to /models/{where.model} with a JSON object of its inputs" if where else "Not Found"
-            exchange.respond(failure(405 if where else 404, text, plain=False))
+        if where is None:
+            exchange.respond(failure(404, "Not Found", plain=True))  # Triton's answer: the path is not of these routes
+            return None
+        if head.method != "POST":
+            text = f"send POST to /models/{where.model} with a JSON object of its inputs"
+            exchange.respond(failure(405, text, plain=False))
             return None
         return self._predictor.handle(where.model, head, body, exchange, where.version)
 
