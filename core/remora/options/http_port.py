@@ -117,6 +117,12 @@ class HttpOptions:
         metavar="ORIGIN",
         many=True,
     )
+    trusted_proxy: tuple[str, ...] = option(
+        "Address or network of proxies whose X-Forwarded-For, X-Forwarded-Proto and Forwarded headers are believed, "
+        "such as 10.0.0.0/8. Repeatable.",
+        metavar="CIDR,...",
+        many=True,
+    )
     http_max_input_size: int = option(
         "Longest request body, in bytes, before and after decompression.", default=64 << 20, metavar="BYTES"
     )

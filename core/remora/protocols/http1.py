@@ -69,6 +69,7 @@ class Head:
         "notes",
         "path",
         "query",
+        "scheme",
     )
 
     def __init__(
@@ -91,6 +92,8 @@ class Head:
         self.expects_continue = (self.get(b"expect") or b"").lower() == b"100-continue"
         self.notes: dict[object, object] | None = None
         """Contents of `HeadNote`."""
+        self.scheme = "http"
+        """Scheme of the URL by which the client reaches this server."""
         self.caller: Caller | None = None
         """Holder of the request's API key; None without one."""
 
@@ -108,7 +111,7 @@ class Head:
         """
         kept = self.headers if headers is None else headers
         other = Head(method or self.method, "", kept, self.keep_alive, http10=self.http10)
-        other.path, other.query, other.caller = path, self.query, self.caller
+        other.path, other.query, other.caller, other.scheme = path, self.query, self.caller, self.scheme
         return other
 
 

@@ -35,11 +35,13 @@ class RequestLine:
         key: name of the API key, "" without one.
     """
 
-    __slots__ = ("_members", "_request", "_starts", "_words", "grpc", "id", "title")
+    __slots__ = ("_members", "_request", "_starts", "_words", "client_of", "grpc", "id", "title")
 
     def __init__(self, method: str, path: str, protocol: str, header: Carrier, key: str = "") -> None:
         path = _legible(path, _MOST_TEXT)
         self.grpc = protocol == "gRPC"
+        self.client_of: Callable[[str], str] | None = None
+        """Returns the client's address from that of the connection; None if they are the same."""
         self.id = valid_id(header(b"x-request-id"))
         """The client's ``X-Request-Id``, "" without a valid one."""
         context = context_of(header)

@@ -44,11 +44,12 @@ from remora.server.http.exchange import (
     bind,
     body_reader_of,
 )
-from remora.server.option_checks import access_share
+from remora.server.option_checks import access_share, open_proxies
 from remora.system import logs
 from remora.system.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
+    from remora.protocols.forwarding import ClientOf
     from remora.server.key_check import KeyCheck
 
 _log = logging.getLogger(LOGGER)
@@ -72,8 +73,9 @@ def open_access_log(options: ServerOptions, keys: KeyCheck | None = None) -> Acc
     """
     share = access_share(options.access_log)
     writer = None if share < 0.0 else AccessWriter(asyncio.get_running_loop(), logs.OURS.write, SystemClock())
-    key_of = _no_key if keys is None else keys.name_of
-    return AccessLog(writer, share, makes_ids=options.request_ids, key_of=key_of)
+    key_of, proxies = _no_key if keys is None else keys.name_of, open_proxies(options)
+    client_of = None if proxies is None else proxies.client_of
+    return AccessLog(writer, share, makes_ids=options.request_ids, key_of=key_of, client_of=client_of)
 
 
 def _no_key(_headers: Fields) -> str:
@@ -182,6 +184,7 @@ class AccessLog:
         share: share of the successful requests to log; failed ones are always logged.
         makes_ids: True to answer HTTP requests with their ``X-Request-Id`` or a new one.
         key_of: returns the name of the API key of a request from its headers, "" without one.
+        client_of: finds the clients behind trusted proxies.
     """
 
     def __init__(
@@ -191,7 +194,9 @@ class AccessLog:
         *,
         makes_ids: bool = False,
         key_of: Callable[[Fields], str] = _no_key,
+        client_of: ClientOf | None = None,
     ) -> None:
+        self._client_of = client_of
         self.now_ns = SystemClock.monotonic_ns if writer is None else writer.now_ns
         self.makes_ids = makes_ids
         self.share = share
@@ -211,13 +216,20 @@ class AccessLog:
             return open_call
 
         def open_logged(fields: Fields) -> Opener:
-            return partial(_LoggedCall, self, line_of_call(fields, self._key_of(fields)), open_call(fields))
+            line = self._behind_proxies(line_of_call(fields, self._key_of(fields)), fields)
+            return partial(_LoggedCall, self, line, open_call(fields))
 
         return open_logged
 
     def line(self, head: Head) -> RequestLine:
         """Return the fixed part of the lines of requests with this head."""
-        return line_of_head(head, self._key_of(head.headers))
+        return self._behind_proxies(line_of_head(head, self._key_of(head.headers)), head.headers)
+
+    def _behind_proxies(self, line: RequestLine, headers: Fields) -> RequestLine:
+        client_of = self._client_of
+        if client_of is not None:
+            line.client_of = lambda peer: client_of(peer, headers)
+        return line
 
     def new_id(self) -> str:
         """Return a new request id."""
@@ -240,6 +252,8 @@ class AccessLog:
             queue_ns = pending.start_ns - pending.arrival_ns
             run = (model, version, request.rows, pending.batch_rows, queue_ns, pending.spent_ns, request.form.id)
         end_ns = self.now_ns()
+        if line.client_of is not None:
+            peer = line.client_of(peer)
         if self._write is not None:
             self._write((line, status, end_ns, end_ns - begin_ns, size, peer, request_id, run))
 

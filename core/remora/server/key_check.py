@@ -43,6 +43,7 @@ from remora.server.http.http2 import OpenRequest
 from remora.server.http.probes import PATHS as PROBES
 
 if TYPE_CHECKING:
+    from remora.protocols.forwarding import ClientOf
     from remora.server.token_check import TokenCheck
 
 _log = logging.getLogger("remora.keys")
@@ -168,13 +169,20 @@ class KeyCheck:
         path: file of keys, or "".
         now: monotonic time in seconds.
         tokens: check of tokens; None if they are not accepted.
+        client_of: finds the clients behind trusted proxies.
 
     Raises ValueError if the file cannot be read or two keys have the same name.
     """
 
     def __init__(
-        self, words: Sequence[str], path: str, now: Callable[[], float], tokens: TokenCheck | None = None
+        self,
+        words: Sequence[str],
+        path: str,
+        now: Callable[[], float],
+        tokens: TokenCheck | None = None,
+        client_of: ClientOf | None = None,
     ) -> None:
+        self._client_of = client_of
         self._words = tuple(parse_word(word) for word in words)
         self._path = path
         self._now = now
@@ -332,6 +340,8 @@ class KeyCheck:
             self.denied["no key"] += 1
             return Denial(UNAUTHENTICATED, _MISSING if self._tokens is None else _MISSING_TOKEN)
         now, reason = self._now(), _UNKNOWN
+        if self._client_of is not None:
+            peer = self._client_of(peer, headers)
         if self._tokens is not None and is_token(credential):
             try:
                 self._tokens.verify(credential)

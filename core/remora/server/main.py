@@ -27,7 +27,7 @@ from remora.server.host import ExtraPort, Host, ServerContext, ServiceFactory, a
 from remora.server.http.asgi import answer_in_thread
 from remora.server.http.exchange import Service
 from remora.server.http.large_bodies import LargeBodies
-from remora.server.http.port_services import at
+from remora.server.http.port_services import SchemeService, at
 from remora.server.http.rest import MetricsService, RestService
 from remora.server.loop import Lateness, LoopMailbox
 from remora.server.option_checks import (
@@ -38,6 +38,7 @@ from remora.server.option_checks import (
     grpc_restrictions,
     logs_requests,
     open_key_check,
+    open_proxies,
 )
 from remora.server.shutdown import (
     MARGIN_S,
@@ -187,7 +188,11 @@ class Server:
         origins = options.cors_origin if self._fronts is None else ()  # front processes share their answers
         http_port, metrics_port = 0, 0
         if options.allow_http:
-            front = self._logged(at(options.http_address, self._front(inside), hosts, inside.keys, origins))
+            front = at(options.http_address, self._front(inside), hosts, inside.keys, origins)
+            proxies = open_proxies(options)
+            if options.http_server_cert or proxies is not None:
+                front = SchemeService(front, "https" if options.http_server_cert else "http", proxies)
+            front = self._logged(front)
             http2 = grpc.beside(front) if options.grpc_on_http_port else None
             http_port = await connections.listen(front, options.http_address, options.http_port, "HTTP", http2)
         doors = []

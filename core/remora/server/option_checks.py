@@ -11,6 +11,7 @@ from remora.protocols.cross_site import SharedOrigins, is_loopback
 from remora.server.host import ExtraPort
 
 if TYPE_CHECKING:
+    from remora.protocols.forwarding import TrustedProxies
     from remora.server.key_check import KeyCheck
     from remora.server.token_check import TokenCheck
 
@@ -105,7 +106,9 @@ def open_key_check(options: ServerOptions, now: Callable[[], float]) -> KeyCheck
         return None
     from remora.server.key_check import KeyCheck  # imported here, because few servers have keys
 
-    return KeyCheck(options.api_key, options.api_keys_file, now, tokens)
+    proxies = open_proxies(options)
+    client_of = None if proxies is None else proxies.client_of
+    return KeyCheck(options.api_key, options.api_keys_file, now, tokens, client_of)
 
 
 def _open_token_check(options: ServerOptions, now: Callable[[], float]) -> TokenCheck | None:
@@ -130,6 +133,15 @@ def _open_token_check(options: ServerOptions, now: Callable[[], float]) -> Token
         read_limits(options.jwt_limit),
     )
     return TokenCheck(options.jwt_jwks, terms, now)
+
+
+def open_proxies(options: ServerOptions) -> TrustedProxies | None:
+    """Return the trusted proxies, None without any. Raises ValueError."""
+    if not options.trusted_proxy:
+        return None
+    from remora.protocols.forwarding import TrustedProxies  # imported here, because few servers trust proxies
+
+    return TrustedProxies(options.trusted_proxy)
 
 
 def exposure(options: ServerOptions) -> str:

@@ -57,9 +57,7 @@ _JSON_KIND = {
 }
 
 
-def render(
-    engine: Engine, head: Head, scheme: str = "http", root_path: str = "", *, metrics: bool = True
-) -> HttpAnswer:
+def render(engine: Engine, head: Head, scheme: str = "", root_path: str = "", *, metrics: bool = True) -> HttpAnswer:
     """Return the page at ``head.path``, one of `PAGES`.
 
     It is rendered from the engine's current state. Rendering is slow for repositories with many models. ``root_path``
@@ -73,7 +71,7 @@ def render(
     if head.method not in ("GET", "HEAD"):
         return failure(405, "Method Not Allowed", plain=True, headers=((b"Allow", b"GET, HEAD"),))
     if head.path == "/v2/docs":
-        return _page_answer(docs_page(engine, _origin(head, scheme) + root_path), _HTML)
+        return _page_answer(docs_page(engine, _origin(head, scheme or head.scheme) + root_path), _HTML)
     if head.path == "/v2/openapi.json":
         return _page_answer(json.dumps(openapi(engine, root_path, metrics=metrics)), _JSON)
     found = status(engine)

@@ -22,6 +22,7 @@ from remora.server.http.exchange import (
 )
 
 if TYPE_CHECKING:
+    from remora.protocols.forwarding import TrustedProxies
     from remora.server.key_check import KeyCheck
 
 
@@ -70,6 +71,44 @@ class _LoopbackService:
     def reads_body(self, head: Head) -> bool:
         """See `HeadReadingService`."""
         return not refuse_host(head.get, self._allowed) and self._reads_body(head)
+
+
+class SchemeService:
+    """Service that notes on heads by which scheme the client reaches this server, for the URLs of pages.
+
+    Args:
+        service: the service of the port.
+        scheme: scheme of the port.
+        proxies: proxies that may speak another scheme with the client; None without any.
+    """
+
+    def __init__(self, service: Service, scheme: str, proxies: TrustedProxies | None) -> None:
+        self._bind = binder_of(service)
+        self.reads_body = body_reader_of(service)
+        """See `HeadReadingService`."""
+        self._scheme = scheme
+        self._proxies = proxies
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Answer one request; see `Service.handle`."""
+        return self.bind(head)(body, exchange)
+
+    def bind(self, head: Head) -> Answerer:
+        """See `BindingService.bind`."""
+        head.scheme = self._scheme
+        proxies, answer = self._proxies, self._bind(head)
+        if proxies is None or not (head.get(b"x-forwarded-proto") or head.get(b"forwarded")):
+            return answer
+
+        def answer_proxied(body: Buffer, exchange: Exchange) -> Cancellable | None:
+            scheme = proxies.scheme_of(exchange.peer, head.headers)
+            if not scheme or scheme == head.scheme:
+                return answer(body, exchange)
+            seen = head.to(head.path)
+            seen.scheme = scheme
+            return self._bind(seen)(body, exchange)
+
+        return answer_proxied
 
 
 class SharingService:

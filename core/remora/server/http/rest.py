@@ -411,7 +411,7 @@ class RestService:
         else:
             exchange.respond(refusal)
 
-    def page(self, head: Head, exchange: Exchange, scheme: str = "http", root_path: str = "") -> None:
+    def page(self, head: Head, exchange: Exchange, scheme: str = "", root_path: str = "") -> None:
         """Answer a request for one of `PAGES`; ``root_path`` is the mount path of an ASGI app."""
         refused = self.locked("pages", head)
         if refused is not None:
