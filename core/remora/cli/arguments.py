@@ -96,6 +96,10 @@ def _bind(parser: argparse.ArgumentParser, command: Command) -> None:
 
     def run(options: argparse.Namespace) -> int:
         try:
+            if "profile" in options:
+                from remora.cli.profiles import choose_server
+
+                choose_server(options, DEFAULT_URL)
             return command(options)
         except UsageError as error:
             print(f"{parser.prog}: {error}", file=sys.stderr)
@@ -125,7 +129,7 @@ def _add_infer(commands: Any) -> None:
         "--version", type=_count, dest="model_version", metavar="N", help="model version (default: the newest)"
     )
     where = infer.add_mutually_exclusive_group()
-    where.add_argument("--url", default=DEFAULT_URL, metavar="URL", help="URL of the server (default %(default)s)")
+    _add_url(where)
     where.add_argument(
         "--repository", type=Path, metavar="PATH", help="load the model from this repository, without a server"
     )
@@ -461,8 +465,18 @@ def _version(options: argparse.Namespace) -> int:
 
 
 def _add_server(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default=DEFAULT_URL, metavar="URL", help="URL of the server (default %(default)s)")
+    _add_url(parser)
     _add_header(parser)
+
+
+def _add_url(parser: Any) -> None:
+    parser.add_argument("--url", default="", metavar="URL", help=f"URL of the server (default {DEFAULT_URL})")
+    parser.add_argument(
+        "--profile",
+        default="",
+        metavar="NAME",
+        help="server of the file of profiles, with its URL and key (default: REMORA_PROFILE)",
+    )
 
 
 def _add_header(parser: argparse.ArgumentParser) -> None:
