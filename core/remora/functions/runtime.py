@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
@@ -49,7 +50,10 @@ class FunctionModel:
         self._pb = pb_utils
         self._model = self._defined(args)
         self._inputs = self._model.signature.inputs
+        self._input_names = tuple(field.name for field in self._inputs)
+        self._has_options = any(field.optional for field in self._inputs)
         self._outputs = self._model.signature.outputs
+        self._names = tuple(field.name for field in self._outputs)
         gpu = args.get("model_instance_kind") == "GPU"
         self._call = self._model.open(f"cuda:{args.get('model_instance_device_id', '0')}" if gpu else "cpu")
         self._loop = _Loop(self._model.name, self._model.settings.concurrency) if self._model.is_async else None
@@ -88,37 +92,42 @@ class FunctionModel:
 
     def _batched(self, requests: Sequence[Any]) -> list[Any]:
         """Run requests as one batch for each set of optional inputs."""
+        names = self._input_names
+        if not self._has_options:
+            find = self._pb.get_input_tensor_by_name
+            columns = {name: [find(request, name).as_numpy() for request in requests] for name in names}
+            return self._run_batch(columns, len(requests))
         answers: list[Any] = [None] * len(requests)
         groups: dict[tuple[str, ...], list[tuple[int, dict[str, Any]]]] = {}
         for index, request in enumerate(requests):
             arrays = self._arrays(request)
             groups.setdefault(tuple(arrays), []).append((index, arrays))
-        for members in groups.values():
-            self._run_group(members, answers)
+        for present, members in groups.items():
+            columns = {name: [arrays[name] for _, arrays in members] for name in present}
+            for (index, _), answer in zip(members, self._run_batch(columns, len(members)), strict=True):
+                answers[index] = answer
         return answers
 
-    def _run_group(self, members: list[tuple[int, dict[str, Any]]], answers: list[Any]) -> None:
-        """Run one batch and set the answers of its requests.
+    def _run_batch(self, columns: Mapping[str, list[Any]], count: int) -> list[Any]:
+        """Run a batch and return the answers of its requests, of which each column has an array.
 
         After a BadRequestError the requests run one by one, so that only the invalid ones fail.
         """
-        sizes = [_rows(arrays) for _, arrays in members]
+        sizes = [len(array) for array in next(iter(columns.values()), ())] or [1] * count
         try:
-            outputs = self._encoded(self._call(**self._decoded(_joined(members))), sum(sizes))
+            joined = {name: np.concatenate(arrays) if count > 1 else arrays[0] for name, arrays in columns.items()}
+            outputs = self._encoded(self._call(**self._decoded(joined)), sum(sizes))
         except BadRequestError as error:
-            if len(members) == 1:
-                answers[members[0][0]] = self._refusal(error)
-                return
-            for member in members:
-                self._run_group([member], answers)
-            return
-        if len(members) == 1:
-            answers[members[0][0]] = self._response(outputs)
-            return
-        begin = 0
-        for (index, _), size in zip(members, sizes, strict=True):
-            answers[index] = self._response([output[begin : begin + size] for output in outputs])
-            begin += size
+            if count == 1:
+                return [self._refusal(error)]
+            single = ({name: [arrays[index]] for name, arrays in columns.items()} for index in range(count))
+            return [self._run_batch(each, 1)[0] for each in single]
+        if count == 1:
+            return [self._response(outputs)]
+        spans = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+        tensor, response = self._pb.Tensor, self._pb.InferenceResponse
+        cut = [[tensor(name, array[span]) for span in spans] for name, array in zip(self._names, outputs, strict=True)]
+        return [response(list(tensors)) for tensors in zip(*cut, strict=True)]
 
     # -- coroutines and streams -------------------------------------------------------------------------------------
 
@@ -185,12 +194,8 @@ class FunctionModel:
 
     def _arrays(self, request: Any) -> dict[str, Any]:
         """Return the tensors of the inputs that a request has, in the order of the signature."""
-        found = {}
-        for field in self._inputs:
-            tensor = self._pb.get_input_tensor_by_name(request, field.name)
-            if tensor is not None:
-                found[field.name] = tensor.as_numpy()
-        return found
+        find = self._pb.get_input_tensor_by_name
+        return {name: tensor.as_numpy() for name in self._input_names if (tensor := find(request, name)) is not None}
 
     def _decoded(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Return the function's arguments. Raises BadRequestError naming the input."""
@@ -228,7 +233,7 @@ class FunctionModel:
         return arrays
 
     def _response(self, arrays: Sequence[Any]) -> Any:
-        tensors = [self._pb.Tensor(field.name, array) for field, array in zip(self._outputs, arrays, strict=True)]
+        tensors = [self._pb.Tensor(name, array) for name, array in zip(self._names, arrays, strict=True)]
         return self._pb.InferenceResponse(output_tensors=tensors)
 
     def _refusal(self, error: Exception) -> Any:
@@ -241,13 +246,6 @@ class FunctionModel:
 
 def _rows(arrays: Mapping[str, Any]) -> int:
     return next((len(array) for array in arrays.values()), 1)
-
-
-def _joined(members: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
-    """Return the inputs of all requests as one batch."""
-    if len(members) == 1:
-        return members[0][1]
-    return {name: np.concatenate([arrays[name] for _, arrays in members]) for name in members[0][1]}
 
 
 class _Loop:
