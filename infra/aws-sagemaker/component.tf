@@ -2,29 +2,50 @@
 # makes it, and scales its copies. The instances follow the copies.
 
 locals {
-  template = {
+  # The model of the module, and those that share its instances. Each is invoked and scaled by itself.
+  components = merge(
+    { main = {
+      name         = var.name
+      model        = local.model_name
+      memory_mb    = var.component.memory_mb
+      accelerators = local.accelerators
+      data_cache   = var.component.data_cache
+      copies       = { min = var.capacity.min, max = var.capacity.max }
+      target       = var.target_concurrency
+    } },
+    { for at, key in sort(keys(var.components)) : key => {
+      name         = "${var.name}-${key}"
+      model        = local.containers[length(local.releases) + at].model
+      memory_mb    = var.components[key].memory_mb
+      accelerators = var.components[key].accelerators != null ? var.components[key].accelerators : (local.gpu ? 1 : 0)
+      data_cache   = var.component.data_cache
+      copies       = var.components[key].copies
+      target       = coalesce(var.components[key].target_concurrency, var.target_concurrency)
+    } },
+  )
+  templates = { for key, each in local.components : key => {
     AWSTemplateFormatVersion = "2010-09-09"
-    Description              = "${var.name}: the model of a SageMaker endpoint, as an inference component whose copies come and go"
+    Description              = "${each.name}: a model of a SageMaker endpoint, as an inference component whose copies come and go"
     Resources = {
       Component = {
         Type = "AWS::SageMaker::InferenceComponent"
         Properties = {
-          InferenceComponentName = var.name
+          InferenceComponentName = each.name
           EndpointName           = aws_sagemaker_endpoint.this.name
           VariantName            = local.variant
-          RuntimeConfig          = { CopyCount = max(var.capacity.min, 1) }
+          RuntimeConfig          = { CopyCount = max(each.copies.min, 1) }
           Specification = {
-            ModelName = aws_sagemaker_model.this[local.model_name].name
+            ModelName = aws_sagemaker_model.this[each.model].name
             StartupParameters = {
               ContainerStartupHealthCheckTimeoutInSeconds = var.startup_timeout_seconds.health_check
               ModelDataDownloadTimeoutInSeconds           = var.startup_timeout_seconds.download
             }
             # Models and image stay on each instance, so that a copy starts without reading them again.
-            DataCacheConfig = { EnableCaching = var.component.data_cache }
+            DataCacheConfig = { EnableCaching = each.data_cache }
             ComputeResourceRequirements = { for key, value in {
-              MinMemoryRequiredInMb              = var.component.memory_mb
-              NumberOfCpuCoresRequired           = local.accelerators == 0 ? 1 : null
-              NumberOfAcceleratorDevicesRequired = local.accelerators == 0 ? null : local.accelerators
+              MinMemoryRequiredInMb              = each.memory_mb
+              NumberOfCpuCoresRequired           = each.accelerators == 0 ? 1 : null
+              NumberOfAcceleratorDevicesRequired = each.accelerators == 0 ? null : each.accelerators
             } : key => value if value != null }
           }
         }
@@ -35,19 +56,19 @@ locals {
         Properties = {
           ServiceNamespace  = "sagemaker"
           ScalableDimension = "sagemaker:inference-component:DesiredCopyCount"
-          ResourceId        = "inference-component/${var.name}"
-          MinCapacity       = var.capacity.min
-          MaxCapacity       = var.capacity.max
+          ResourceId        = "inference-component/${each.name}"
+          MinCapacity       = each.copies.min
+          MaxCapacity       = each.copies.max
         }
       }
       Follow = {
         Type = "AWS::ApplicationAutoScaling::ScalingPolicy"
         Properties = {
-          PolicyName      = "${var.name}-concurrency"
+          PolicyName      = "${each.name}-concurrency"
           PolicyType      = "TargetTrackingScaling"
           ScalingTargetId = { Ref = "Target" }
           TargetTrackingScalingPolicyConfiguration = {
-            TargetValue                   = var.target_concurrency
+            TargetValue                   = each.target
             ScaleInCooldown               = var.cooldown_seconds.in
             ScaleOutCooldown              = var.cooldown_seconds.out
             PredefinedMetricSpecification = { PredefinedMetricType = "SageMakerInferenceComponentConcurrentRequestsPerCopyHighResolution" }
@@ -58,7 +79,7 @@ locals {
       Wake = {
         Type = "AWS::ApplicationAutoScaling::ScalingPolicy"
         Properties = {
-          PolicyName      = "${var.name}-wake"
+          PolicyName      = "${each.name}-wake"
           PolicyType      = "StepScaling"
           ScalingTargetId = { Ref = "Target" }
           StepScalingPolicyConfiguration = {
@@ -72,11 +93,11 @@ locals {
       WakeAlarm = {
         Type = "AWS::CloudWatch::Alarm"
         Properties = {
-          AlarmName          = "${var.name}-wake"
-          AlarmDescription   = "Requests to ${var.name} found no capacity."
+          AlarmName          = "${each.name}-wake"
+          AlarmDescription   = "Requests to ${each.name} found no capacity."
           Namespace          = "AWS/SageMaker"
           MetricName         = "NoCapacityInvocationFailures"
-          Dimensions         = [{ Name = "InferenceComponentName", Value = var.name }]
+          Dimensions         = [{ Name = "InferenceComponentName", Value = each.name }]
           Statistic          = "Maximum"
           Period             = 60
           EvaluationPeriods  = 1
@@ -87,13 +108,19 @@ locals {
         }
       }
     }
-  }
+  } }
 }
 
 resource "aws_cloudformation_stack" "component" {
-  count         = local.component ? 1 : 0
-  name          = "${var.name}-component"
-  template_body = jsonencode(local.template)
+  for_each      = local.component ? local.components : {}
+  name          = "${each.value.name}-component"
+  template_body = jsonencode(local.templates[each.key])
   on_failure    = "DELETE"
   tags          = var.tags
+}
+
+# Releases before there were several components.
+moved {
+  from = aws_cloudformation_stack.component[0]
+  to   = aws_cloudformation_stack.component["main"]
 }

@@ -103,7 +103,7 @@ resource "aws_sagemaker_endpoint" "this" {
   # The provider replaces an endpoint that gets alarms for its rollouts later, so that modes other than realtime have them
   # only when asked. Copies of a component are updated by the component: the endpoint has no model to shift traffic from.
   dynamic "deployment_config" {
-    for_each = var.mode == "realtime" || var.rollout.type != null ? [var.rollout] : []
+    for_each = contains(["realtime", "multi-model"], var.mode) || var.rollout.type != null ? [var.rollout] : []
     content {
       dynamic "blue_green_update_policy" {
         for_each = local.shifting == "ROLLING" ? [] : [deployment_config.value]

@@ -8,14 +8,14 @@ locals {
         Sid      = "ReadModels"
         Effect   = "Allow"
         Action   = ["s3:GetObject"]
-        Resource = distinct([for each in local.releases : "${local.arn}:s3:::${each.bucket}/${each.key}${each.archive ? "" : "*"}"])
+        Resource = distinct([for each in local.containers : "${local.arn}:s3:::${each.bucket}/${each.key}${each.archive ? "" : "*"}"])
       },
       {
         Sid       = "ListModels"
         Effect    = "Allow"
         Action    = ["s3:ListBucket"]
-        Resource  = distinct([for each in local.releases : "${local.arn}:s3:::${each.bucket}"])
-        Condition = { StringLike = { "s3:prefix" = distinct([for each in local.releases : "${each.key}*"]) } }
+        Resource  = distinct([for each in local.containers : "${local.arn}:s3:::${each.bucket}"])
+        Condition = { StringLike = { "s3:prefix" = distinct([for each in local.containers : "${each.key}*"]) } }
       },
       {
         Sid      = "PullImage"
@@ -96,7 +96,7 @@ locals {
       },
     ],
   )
-  repositories = distinct([for each in local.releases : split("@", join("/", slice(split("/", each.image_uri), 1, length(split("/", each.image_uri)))))[0]])
+  repositories = distinct([for each in local.containers : split("@", join("/", slice(split("/", each.image_uri), 1, length(split("/", each.image_uri)))))[0]])
   requests     = var.async == null ? "" : trimsuffix(trimprefix(var.async.input_uri, "s3://"), "/")
   answers      = var.async == null ? "" : trimsuffix(trimprefix(var.async.output_uri, "s3://"), "/")
   role_arn     = var.role_arn != null ? var.role_arn : aws_iam_role.endpoint[0].arn

@@ -1,4 +1,4 @@
-# remora on a SageMaker endpoint. One module, four modes: what differs is the endpoint configuration and the scaling.
+# remora on a SageMaker endpoint. One module, five modes: what differs is the endpoint configuration and the scaling.
 
 data "aws_partition" "current" {}
 data "aws_caller_identity" "current" {}
@@ -13,8 +13,9 @@ locals {
   ami          = var.inference_ami_version != null ? var.inference_ami_version : (local.gpu ? "al2023-ami-sagemaker-inference-gpu-4-1" : null)
   accelerators = var.component.accelerators != null ? var.component.accelerators : (local.gpu ? 1 : 0)
 
-  component = var.mode == "scale-to-zero"
-  variant   = "remora"
+  component   = var.mode == "scale-to-zero"
+  multi_model = var.mode == "multi-model"
+  variant     = "remora"
 
   # Files of models_path go below a digest of their content: a changed model is a new place, and an instance that
   # starts late never reads files of two versions.
@@ -23,13 +24,21 @@ locals {
   model_uri = var.models_path == null ? var.model_uri : "${var.model_uri}${local.contents}/"
 
   current = { image_uri = var.image_uri, model_uri = local.model_uri, environment = var.environment }
-  # Every release, the current one first, with the name of its model. Names are made of the content.
-  releases = [for each in concat([local.current], var.previous) : merge(each, {
+  # What runs beside the current release on the instances of the endpoint.
+  packed = [for key in sort(keys(var.components)) : {
+    image_uri   = coalesce(var.components[key].image_uri, var.image_uri)
+    model_uri   = var.components[key].model_uri
+    environment = var.components[key].environment
+  }]
+  # Every release, the current one first, and every further component, with the name of its model. Names are made of the
+  # content.
+  containers = [for each in concat([local.current], var.previous, local.packed) : merge(each, {
     archive = endswith(each.model_uri, ".tar.gz")
     bucket  = split("/", trimprefix(each.model_uri, "s3://"))[0]
     key     = join("/", slice(split("/", trimprefix(each.model_uri, "s3://")), 1, length(split("/", trimprefix(each.model_uri, "s3://")))))
-    model   = "${var.name}-${substr(sha256(jsonencode([each.image_uri, each.model_uri, each.environment, var.subnet_ids, var.security_group_ids, var.network_isolation, var.role_arn])), 0, 12)}"
+    model   = "${var.name}-${substr(sha256(jsonencode(concat([each.image_uri, each.model_uri, each.environment, var.subnet_ids, var.security_group_ids, var.network_isolation, var.role_arn], local.multi_model ? ["multi-model"] : []))), 0, 12)}"
   })]
+  releases   = slice(local.containers, 0, 1 + length(var.previous))
   model_name = local.releases[0].model
 }
 
@@ -107,7 +116,7 @@ resource "aws_s3_object" "models" {
 # has a model of its own, by its name. One that is no longer listed is deleted after the endpoint's update, if that
 # succeeded (postcondition of aws_sagemaker_endpoint.this).
 resource "aws_sagemaker_model" "this" {
-  for_each           = { for each in local.releases : each.model => each... }
+  for_each           = { for each in local.containers : each.model => each... }
   name               = each.key
   execution_role_arn = local.role_arn
   tags               = var.tags
@@ -117,12 +126,18 @@ resource "aws_sagemaker_model" "this" {
   primary_container {
     image       = each.value[0].image_uri
     environment = each.value[0].environment
+    # Archives below a prefix, which SageMaker brings when a request names one.
+    mode           = local.multi_model ? "MultiModel" : null
+    model_data_url = local.multi_model ? each.value[0].model_uri : null
 
-    model_data_source {
-      s3_data_source {
-        s3_uri           = each.value[0].model_uri
-        s3_data_type     = each.value[0].archive ? "S3Object" : "S3Prefix"
-        compression_type = each.value[0].archive ? "Gzip" : "None"
+    dynamic "model_data_source" {
+      for_each = local.multi_model ? [] : [each.value[0]]
+      content {
+        s3_data_source {
+          s3_uri           = model_data_source.value.model_uri
+          s3_data_type     = model_data_source.value.archive ? "S3Object" : "S3Prefix"
+          compression_type = model_data_source.value.archive ? "Gzip" : "None"
+        }
       }
     }
   }

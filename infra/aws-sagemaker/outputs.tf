@@ -9,6 +9,12 @@ output "inference_component_name" {
   value       = local.component ? var.name : null
 }
 
+output "inference_component_names" {
+  description = "The inference components by their key in `components`, that of the module itself as `main`; empty but for scale-to-zero."
+  value       = local.component ? { for key, each in local.components : key => each.name } : {}
+  depends_on  = [aws_cloudformation_stack.component]
+}
+
 output "repository_url" {
   description = "Where to push the image; null when no repository is made here."
   value       = one(aws_ecr_repository.this[*].repository_url)
@@ -29,7 +35,7 @@ output "invoke" {
   value = (
     var.mode == "async"
     ? "aws sagemaker-runtime invoke-endpoint-async --endpoint-name ${var.name} --input-location ${trimsuffix(var.async.input_uri, "/")}/request.json"
-    : "aws sagemaker-runtime invoke-endpoint --endpoint-name ${var.name}${local.component ? " --inference-component-name ${var.name}" : ""} --body fileb://request.json --content-type application/json /dev/stdout"
+    : "aws sagemaker-runtime invoke-endpoint --endpoint-name ${var.name}${local.component ? " --inference-component-name ${var.name}" : ""}${local.multi_model ? " --target-model MODEL.tar.gz" : ""} --body fileb://request.json --content-type application/json /dev/stdout"
   )
 }
 

@@ -1,7 +1,7 @@
 # Instances follow the requests under way, not the processor: a batch that waits uses none.
 
 locals {
-  scales = contains(["realtime", "async"], var.mode)
+  scales = contains(["realtime", "async", "multi-model"], var.mode)
 }
 
 resource "aws_appautoscaling_target" "variant" {
@@ -21,7 +21,7 @@ resource "aws_appautoscaling_target" "variant" {
 }
 
 resource "aws_appautoscaling_policy" "concurrency" {
-  count              = var.mode == "realtime" ? 1 : 0
+  count              = contains(["realtime", "multi-model"], var.mode) ? 1 : 0
   name               = "${var.name}-concurrency"
   policy_type        = "TargetTrackingScaling"
   service_namespace  = aws_appautoscaling_target.variant[0].service_namespace
@@ -69,6 +69,27 @@ resource "aws_appautoscaling_policy" "backlog" {
 
   lifecycle {
     # Application Auto Scaling deletes the policies of a target that is deregistered.
+    replace_triggered_by = [aws_appautoscaling_target.variant]
+  }
+}
+
+# Other limits at other times. An apply in between sets those of `capacity` until the next action.
+resource "aws_appautoscaling_scheduled_action" "capacity" {
+  for_each           = local.scales ? var.schedule : {}
+  name               = "${var.name}-${each.key}"
+  service_namespace  = aws_appautoscaling_target.variant[0].service_namespace
+  scalable_dimension = aws_appautoscaling_target.variant[0].scalable_dimension
+  resource_id        = aws_appautoscaling_target.variant[0].resource_id
+  schedule           = each.value.at
+  timezone           = each.value.timezone
+
+  scalable_target_action {
+    min_capacity = each.value.min
+    max_capacity = each.value.max
+  }
+
+  lifecycle {
+    # Application Auto Scaling deletes the actions of a target that is deregistered.
     replace_triggered_by = [aws_appautoscaling_target.variant]
   }
 }

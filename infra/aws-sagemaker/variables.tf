@@ -48,12 +48,16 @@ variable "previous" {
 }
 
 variable "mode" {
-  description = "realtime: instances that are always there. async: requests and answers through S3, instances down to 0. serverless: no instances, processors only. scale-to-zero: real-time through an inference component, instances down to 0."
+  description = "realtime: instances that are always there. async: requests and answers through S3, instances down to 0. serverless: no instances, processors only. scale-to-zero: real-time through inference components, instances down to 0. multi-model: real-time, the archives (MODEL.tar.gz) below model_uri are loaded when a request names one."
   type        = string
   default     = "realtime"
   validation {
-    condition     = contains(["realtime", "async", "serverless", "scale-to-zero"], var.mode)
-    error_message = "mode: one of realtime, async, serverless, scale-to-zero."
+    condition     = contains(["realtime", "async", "serverless", "scale-to-zero", "multi-model"], var.mode)
+    error_message = "mode: one of realtime, async, serverless, scale-to-zero, multi-model."
+  }
+  validation {
+    condition     = var.mode != "multi-model" || !endswith(var.model_uri, ".tar.gz")
+    error_message = "mode: multi-model takes the prefix of the archives as model_uri, not one archive."
   }
 }
 
@@ -68,6 +72,10 @@ variable "instance_type" {
   validation {
     condition     = var.mode == "serverless" || var.gpu_image || !contains(var.gpu_families, try(split(".", var.instance_type)[1], ""))
     error_message = "instance_type: this one has GPUs, and an image without CUDA would leave them idle without an error. Build the image with the gpu extra and set gpu_image = true, or take an instance without GPUs."
+  }
+  validation {
+    condition     = var.mode != "multi-model" || !contains(var.gpu_families, try(split(".", var.instance_type)[1], ""))
+    error_message = "instance_type: on GPUs SageMaker accepts only Triton's own container for multi-model; take an instance without GPUs, or scale-to-zero with components."
   }
 }
 
@@ -181,6 +189,46 @@ variable "component" {
   validation {
     condition     = var.component.memory_mb >= 128
     error_message = "component.memory_mb: at least 128."
+  }
+}
+
+variable "components" {
+  description = "For mode scale-to-zero: further models on the same instances, by name. Each is invoked as NAME-KEY and scales between its copies; the instances follow all copies, up to capacity.max. image_uri, target_concurrency and data cache: those of the module where none is given."
+  type = map(object({
+    model_uri          = string
+    image_uri          = optional(string)
+    environment        = optional(map(string), {})
+    memory_mb          = optional(number, 4096)
+    accelerators       = optional(number)
+    copies             = optional(object({ min = number, max = number }), { min = 0, max = 1 })
+    target_concurrency = optional(number)
+  }))
+  default = {}
+  validation {
+    condition     = length(var.components) == 0 || var.mode == "scale-to-zero"
+    error_message = "components: other modes have one model in each instance; give them with mode scale-to-zero."
+  }
+  validation {
+    condition     = alltrue([for key, each in var.components : key != "main" && can(regex("^[a-zA-Z0-9](-?[a-zA-Z0-9]){0,19}$", key)) && can(regex("^s3://[^/]+/.+(/|\\.tar\\.gz)$", each.model_uri))])
+    error_message = "components: a name has up to 20 letters, digits and single hyphens and is not main; model_uri is a prefix with a slash at its end, or an archive .tar.gz."
+  }
+  validation {
+    condition     = alltrue([for each in values(var.components) : each.copies.min >= 0 && each.copies.max >= max(1, each.copies.min) && each.memory_mb >= 128 && (each.image_uri == null || can(regex("@sha256:[0-9a-f]{64}$", each.image_uri)))])
+    error_message = "components: 0 <= copies.min <= copies.max, memory_mb of at least 128, and image_uri by digest."
+  }
+}
+
+variable "schedule" {
+  description = "Capacity by the clock, for modes realtime, multi-model and async: by name, when (at: cron(MINUTE HOUR DAY MONTH WEEKDAY YEAR) or at(YYYY-MM-DDThh:mm:ss)), the fewest and the most instances from then on, and the time zone."
+  type        = map(object({ at = string, min = number, max = number, timezone = optional(string, "Etc/UTC") }))
+  default     = {}
+  validation {
+    condition     = length(var.schedule) == 0 || contains(["realtime", "multi-model", "async"], var.mode)
+    error_message = "schedule: serverless endpoints and components scale by their requests alone."
+  }
+  validation {
+    condition     = alltrue([for each in values(var.schedule) : can(regex("^(cron|at|rate)\\(.+\\)$", each.at)) && each.max >= max(1, each.min) && each.min >= (var.mode == "async" ? 0 : 1)])
+    error_message = "schedule: at is cron(...), at(...) or rate(...), and 1 <= min <= max (0 <= min for async)."
   }
 }
 

@@ -40,3 +40,10 @@ run "complete" {
     source = "./examples/complete"
   }
 }
+
+run "multi_model" {
+  command = plan
+  module {
+    source = "./examples/multi-model"
+  }
+}

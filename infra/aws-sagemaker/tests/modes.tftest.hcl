@@ -249,7 +249,7 @@ run "scale_to_zero_is_a_component_of_a_stack" {
     error_message = "the copies of the component scale, and the instances after them"
   }
   assert {
-    condition     = jsondecode(aws_cloudformation_stack.component[0].template_body).Resources.Target.Properties.MinCapacity == 0
+    condition     = jsondecode(aws_cloudformation_stack.component["main"].template_body).Resources.Target.Properties.MinCapacity == 0
     error_message = "the component's copies may go down to none"
   }
   assert {
@@ -257,7 +257,7 @@ run "scale_to_zero_is_a_component_of_a_stack" {
     error_message = "a variant that carries components names no model"
   }
   assert {
-    condition     = jsondecode(aws_cloudformation_stack.component[0].template_body).Resources.Component.Properties.Specification.DataCacheConfig.EnableCaching
+    condition     = jsondecode(aws_cloudformation_stack.component["main"].template_body).Resources.Component.Properties.Specification.DataCacheConfig.EnableCaching
     error_message = "instances keep the model and the image for the next copy"
   }
   assert {
@@ -284,8 +284,92 @@ run "an_endpoint_of_components_is_in_the_private_network_itself" {
     error_message = "the instances of components are outside of the private network"
   }
   assert {
-    condition     = !jsondecode(aws_cloudformation_stack.component[0].template_body).Resources.Component.Properties.Specification.DataCacheConfig.EnableCaching
+    condition     = !jsondecode(aws_cloudformation_stack.component["main"].template_body).Resources.Component.Properties.Specification.DataCacheConfig.EnableCaching
     error_message = "the cache can be switched off"
+  }
+}
+
+run "several_models_share_the_instances" {
+  command = apply
+  variables {
+    mode          = "scale-to-zero"
+    instance_type = "ml.g6.12xlarge"
+    gpu_image     = true
+    capacity      = { min = 0, max = 2 }
+    components = {
+      small = { model_uri = "s3://example-models/small/", copies = { min = 0, max = 4 }, target_concurrency = 20 }
+      large = { model_uri = "s3://other-models/large.tar.gz", accelerators = 2, memory_mb = 16384, environment = { REMORA_LOG_LEVEL = "warn" } }
+    }
+  }
+  assert {
+    condition     = { for key, stack in aws_cloudformation_stack.component : key => jsondecode(stack.template_body).Resources.Component.Properties.Specification.ComputeResourceRequirements.NumberOfAcceleratorDevicesRequired } == { main = 1, small = 1, large = 2 }
+    error_message = "each component takes its own share of an instance"
+  }
+  assert {
+    condition     = length(distinct([for stack in aws_cloudformation_stack.component : jsondecode(stack.template_body).Resources.Component.Properties.Specification.ModelName])) == 3
+    error_message = "each component has a model of its own"
+  }
+  assert {
+    condition     = aws_sagemaker_model.this[jsondecode(aws_cloudformation_stack.component["large"].template_body).Resources.Component.Properties.Specification.ModelName].primary_container[0].environment == tomap({ REMORA_LOG_LEVEL = "warn" })
+    error_message = "a component has the model that it names"
+  }
+  assert {
+    condition     = jsondecode(aws_cloudformation_stack.component["small"].template_body).Resources.Target.Properties.MaxCapacity == 4 && jsondecode(aws_cloudformation_stack.component["small"].template_body).Resources.Follow.Properties.TargetTrackingScalingPolicyConfiguration.TargetValue == 20
+    error_message = "each component scales by itself"
+  }
+  assert {
+    condition     = output.inference_component_names == tomap({ main = "remora", small = "remora-small", large = "remora-large" })
+    error_message = "an invocation has to name the component"
+  }
+  assert {
+    condition     = toset(one([for s in jsondecode(aws_iam_role_policy.endpoint[0].policy).Statement : s.Resource if s.Sid == "ReadModels"])) == toset(["arn:aws:s3:::example-models/repository/*", "arn:aws:s3:::example-models/small/*", "arn:aws:s3:::other-models/large.tar.gz"])
+    error_message = "the role reads the models of all components"
+  }
+  assert {
+    condition     = length(aws_cloudformation_stack.configuration) == 1
+    error_message = "a variant that carries components names no model"
+  }
+}
+
+run "archives_are_loaded_by_name" {
+  command = plan
+  variables {
+    mode     = "multi-model"
+    capacity = { min = 2, max = 4 }
+  }
+  assert {
+    condition     = aws_sagemaker_model.this[local.model_name].primary_container[0].mode == "MultiModel" && aws_sagemaker_model.this[local.model_name].primary_container[0].model_data_url == "s3://example-models/repository/"
+    error_message = "the prefix of the archives is the model"
+  }
+  assert {
+    condition     = length(aws_sagemaker_model.this[local.model_name].primary_container[0].model_data_source) == 0
+    error_message = "SageMaker takes one way to name models"
+  }
+  assert {
+    condition     = length(aws_appautoscaling_policy.concurrency) == 1 && length(aws_sagemaker_endpoint.this.deployment_config) == 1
+    error_message = "it scales and rolls back as a real-time endpoint does"
+  }
+  assert {
+    condition     = strcontains(output.invoke, "--target-model MODEL.tar.gz")
+    error_message = "a request names its archive"
+  }
+}
+
+run "capacity_follows_the_clock" {
+  command = plan
+  variables {
+    schedule = {
+      morning = { at = "cron(0 7 ? * MON-FRI *)", min = 4, max = 8, timezone = "Europe/Berlin" }
+      evening = { at = "cron(0 19 ? * MON-FRI *)", min = 1, max = 4 }
+    }
+  }
+  assert {
+    condition     = aws_appautoscaling_scheduled_action.capacity["morning"].scalable_target_action[0].min_capacity == "4" && aws_appautoscaling_scheduled_action.capacity["morning"].timezone == "Europe/Berlin"
+    error_message = "there are instances before the requests come"
+  }
+  assert {
+    condition     = aws_appautoscaling_scheduled_action.capacity["evening"].timezone == "Etc/UTC"
+    error_message = "times are UTC where no zone is given"
   }
 }
 

@@ -189,3 +189,65 @@ run "async_without_a_place_for_requests" {
   }
   expect_failures = [var.async]
 }
+
+run "one_archive_for_many_models" {
+  command = plan
+  variables {
+    mode      = "multi-model"
+    model_uri = "s3://example-models/models.tar.gz"
+  }
+  expect_failures = [var.mode]
+}
+
+run "many_models_on_a_gpu" {
+  command = plan
+  variables {
+    mode          = "multi-model"
+    instance_type = "ml.g5.xlarge"
+    gpu_image     = true
+  }
+  expect_failures = [var.instance_type]
+}
+
+run "components_without_a_place" {
+  command = plan
+  variables {
+    components = { small = { model_uri = "s3://example-models/small/" } }
+  }
+  expect_failures = [var.components]
+}
+
+run "a_component_that_takes_its_neighbours" {
+  command = plan
+  variables {
+    mode       = "scale-to-zero"
+    components = { small = { model_uri = "s3://example-models/small" } }
+  }
+  expect_failures = [var.components]
+}
+
+run "a_component_with_more_copies_at_least_than_at_most" {
+  command = plan
+  variables {
+    mode       = "scale-to-zero"
+    components = { small = { model_uri = "s3://example-models/small/", copies = { min = 3, max = 2 } } }
+  }
+  expect_failures = [var.components]
+}
+
+run "a_schedule_for_what_has_no_instances" {
+  command = plan
+  variables {
+    mode     = "serverless"
+    schedule = { night = { at = "cron(0 19 * * ? *)", min = 1, max = 2 } }
+  }
+  expect_failures = [var.schedule]
+}
+
+run "a_time_that_is_no_expression" {
+  command = plan
+  variables {
+    schedule = { night = { at = "19:00", min = 1, max = 2 } }
+  }
+  expect_failures = [var.schedule]
+}

@@ -1,4 +1,4 @@
-# Real-time on GPUs, and no instance while nobody asks. The first requests fail until one is there: retry them.
+# Two models on the same GPU instances, and no instance while nobody asks. The first requests fail until one is there: retry them.
 
 terraform {
   required_version = ">= 1.9"
@@ -23,9 +23,12 @@ module "remora" {
   model_uri     = "s3://example-models/repository/"
   image_uri     = var.image_uri
   gpu_image     = true
-  instance_type = "ml.g6.xlarge"
+  instance_type = "ml.g6.12xlarge"
   capacity      = { min = 0, max = 2 }
   component     = { memory_mb = 8192 }
+  components = {
+    small = { model_uri = "s3://example-models/small/", memory_mb = 2048, copies = { min = 0, max = 4 } }
+  }
 }
 
 output "invoke" {
