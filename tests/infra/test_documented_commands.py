@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 from infra.terraform import INFRA, ROOT
 
@@ -47,6 +50,54 @@ def test_every_module_has_a_documented_apply() -> None:
     applied = {str(each.values[0]).removeprefix("infra/").partition("/examples")[0] for each in APPLIES}
     modules = {str(path.parent.relative_to(INFRA)) for path in INFRA.rglob("versions.tf")}
     assert applied == modules
+
+
+CLUSTERS = sorted(INFRA.glob("knative-gpu/*/examples/cluster/main.tf"))
+
+
+def commands_of(example: Path) -> list[str]:
+    """The commands that an example's output `next` prints, with names in place of what Terraform fills in."""
+    (body,) = re.findall(
+        r"^  value = \[\n(.*?)^  \]", blocks(example.parent, "output")["next"], re.MULTILINE | re.DOTALL
+    )
+    return [re.sub(r"\$\{[^}]*\}", "filled-in", line) for line in re.findall(r'^    "(.*)",$', body, re.MULTILINE)]
+
+
+def test_every_cloud_has_an_example_that_makes_a_cluster() -> None:
+    assert [path.parts[-4] for path in CLUSTERS] == ["aks", "eks", "gke"]
+
+
+@pytest.mark.parametrize("example", CLUSTERS, ids=lambda path: path.parts[-4])
+def test_a_cluster_example_ends_in_a_request(example: Path) -> None:
+    *_, install, chart, forward, request = commands_of(example)
+    assert (ROOT / install.split()[-1]).exists()
+    assert chart.startswith("helm install remora infra/helm/remora ")
+    assert "service/remora 8000" in forward
+    assert request.startswith("curl localhost:8000/v2/models/")
+
+
+@pytest.mark.parametrize("example", CLUSTERS, ids=lambda path: path.parts[-4])
+def test_the_chart_takes_what_a_cluster_example_sets(example: Path) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed here: make test-infra")
+    chart = ROOT / "infra" / "helm" / "remora"
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    (line,) = [each for each in commands_of(example) if each.startswith("helm install")]
+    words = shlex.split(line.replace("\\\\", "\\"))
+    for at, word in enumerate(words):
+        if not word.startswith("--set"):
+            continue
+        path, _, value = words[at + 1].partition("=")
+        *parents, key = re.split(r"(?<!\\)\.", path)
+        place = values
+        for parent in parents:
+            place = place[parent]
+        name = key.replace("\\.", ".")
+        assert name in place or parents[-1] in ("annotations", "podLabels"), path
+        place[name] = value if word == "--set-string" or not value.isdigit() else int(value)
+    jsonschema.validate(values, json.loads((chart / "values.schema.json").read_text()))
+    # A pod has its labels and its credentials where the cloud looks for them.
+    assert values["gpu"]["count"] == 1
+    assert values["models"]["uri"].partition("://")[0] in ("s3", "gs", "as")
 
 
 def test_terraform_is_initialised_before_it_applies() -> None:

@@ -3,6 +3,7 @@
 data "aws_partition" "current" {}
 
 locals {
+  role_arn = var.role_arn != null ? var.role_arn : aws_iam_role.node[0].arn
   policies = ["AmazonEKSWorkerNodePolicy", "AmazonEKS_CNI_Policy", "AmazonEC2ContainerRegistryReadOnly"]
   # From no nodes at all the autoscaler knows a node's taint and label from these tags alone. How many GPUs it has follows
   # from the instance type, and a tag would overrule that.
@@ -13,8 +14,10 @@ locals {
 }
 
 resource "aws_iam_role" "node" {
-  name_prefix = "${substr("${var.cluster_name}-${var.name}", 0, 30)}-"
-  tags        = var.tags
+  count                = var.role_arn == null ? 1 : 0
+  name_prefix          = "${substr("${var.cluster_name}-${var.name}", 0, 30)}-"
+  permissions_boundary = var.permissions_boundary_arn
+  tags                 = var.tags
   assume_role_policy = jsonencode({
     Version   = "2012-10-17"
     Statement = [{ Effect = "Allow", Action = "sts:AssumeRole", Principal = { Service = "ec2.amazonaws.com" } }]
@@ -22,15 +25,20 @@ resource "aws_iam_role" "node" {
 }
 
 resource "aws_iam_role_policy_attachment" "node" {
-  for_each   = toset(local.policies)
-  role       = aws_iam_role.node.name
+  for_each   = var.role_arn == null ? toset(local.policies) : toset([])
+  role       = aws_iam_role.node[0].name
   policy_arn = "arn:${data.aws_partition.current.partition}:iam::aws:policy/${each.value}"
+}
+
+moved {
+  from = aws_iam_role.node
+  to   = aws_iam_role.node[0]
 }
 
 resource "aws_eks_node_group" "this" {
   cluster_name    = var.cluster_name
   node_group_name = var.name
-  node_role_arn   = aws_iam_role.node.arn
+  node_role_arn   = local.role_arn
   subnet_ids      = var.subnet_ids
   ami_type        = "AL2023_x86_64_NVIDIA"
   capacity_type   = var.spot ? "SPOT" : "ON_DEMAND"

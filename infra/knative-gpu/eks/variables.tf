@@ -63,3 +63,15 @@ variable "tags" {
   type        = map(string)
   default     = {}
 }
+
+variable "role_arn" {
+  description = "A role of the nodes, which is there already with EKS's policies for nodes; null makes one."
+  type        = string
+  default     = null
+}
+
+variable "permissions_boundary_arn" {
+  description = "The permissions boundary of the role made here; null for none."
+  type        = string
+  default     = null
+}

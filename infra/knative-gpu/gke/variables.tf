@@ -70,3 +70,15 @@ variable "disk_gib" {
     error_message = "disk_gib: at least 100; a GPU image and two models fill less."
   }
 }
+
+variable "service_account" {
+  description = "The e-mail address of the nodes' service account, which is there already with the roles for logs, metrics and images; null makes one."
+  type        = string
+  default     = null
+}
+
+variable "labels" {
+  description = "Labels of the machines, by which costs can be told apart."
+  type        = map(string)
+  default     = {}
+}

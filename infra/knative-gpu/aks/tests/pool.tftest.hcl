@@ -47,3 +47,13 @@ run "simple" {
     source = "./examples/simple"
   }
 }
+
+run "cluster" {
+  command = plan
+  variables {
+    image_repository = "example.azurecr.io/remora"
+  }
+  module {
+    source = "./examples/cluster"
+  }
+}

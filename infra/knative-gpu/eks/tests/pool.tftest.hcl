@@ -4,6 +4,9 @@ mock_provider "aws" {
   mock_data "aws_partition" {
     defaults = { partition = "aws" }
   }
+  mock_data "aws_availability_zones" {
+    defaults = { names = ["eu-west-1a", "eu-west-1b", "eu-west-1c"] }
+  }
   mock_resource "aws_iam_role" {
     defaults = { arn = "arn:aws:iam::111122223333:role/node" }
   }
@@ -37,5 +40,37 @@ run "simple" {
   command = plan
   module {
     source = "./examples/simple"
+  }
+}
+
+run "a_role_that_is_there_is_taken" {
+  command = plan
+  variables {
+    role_arn = "arn:aws:iam::111122223333:role/organisation"
+  }
+  assert {
+    condition     = length(aws_iam_role.node) == 0 && length(aws_iam_role_policy_attachment.node) == 0 && aws_eks_node_group.this.node_role_arn == "arn:aws:iam::111122223333:role/organisation"
+    error_message = "no role beside the one that is named"
+  }
+}
+
+run "a_role_made_here_keeps_within_the_boundary" {
+  command = plan
+  variables {
+    permissions_boundary_arn = "arn:aws:iam::111122223333:policy/boundary"
+  }
+  assert {
+    condition     = aws_iam_role.node[0].permissions_boundary == "arn:aws:iam::111122223333:policy/boundary"
+    error_message = "organisations refuse a role without its boundary"
+  }
+}
+
+run "cluster" {
+  command = plan
+  variables {
+    image_repository = "111122223333.dkr.ecr.eu-west-1.amazonaws.com/remora"
+  }
+  module {
+    source = "./examples/cluster"
   }
 }

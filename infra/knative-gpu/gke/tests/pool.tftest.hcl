@@ -30,7 +30,7 @@ run "simple" {
 run "the_account_is_named_after_cluster_and_pool" {
   command = plan
   assert {
-    condition     = google_service_account.node.account_id == "example-gpu"
+    condition     = google_service_account.node[0].account_id == "example-gpu"
     error_message = "as long as it fits"
   }
 }
@@ -42,7 +42,33 @@ run "the_accounts_of_a_long_names_pools_differ" {
     name         = "large"
   }
   assert {
-    condition     = google_service_account.node.account_id == "production-europe-wes-${substr(sha256("production-europe-west4-inference-large"), 0, 8)}" && length(google_service_account.node.account_id) == 30
+    condition     = google_service_account.node[0].account_id == "production-europe-wes-${substr(sha256("production-europe-west4-inference-large"), 0, 8)}" && length(google_service_account.node[0].account_id) == 30
     error_message = "30 characters, of which the last ones are the pool's own"
+  }
+}
+
+run "an_account_that_is_there_is_taken" {
+  command = plan
+  variables {
+    service_account = "nodes@example-project.iam.gserviceaccount.com"
+    labels          = { team = "vision" }
+  }
+  assert {
+    condition     = length(google_service_account.node) == 0 && length(google_project_iam_member.node) == 0 && google_container_node_pool.this.node_config[0].service_account == "nodes@example-project.iam.gserviceaccount.com"
+    error_message = "no account beside the one that is named"
+  }
+  assert {
+    condition     = google_container_node_pool.this.node_config[0].resource_labels == tomap({ team = "vision" })
+    error_message = "the machines have the labels"
+  }
+}
+
+run "cluster" {
+  command = plan
+  variables {
+    image_repository = "europe-west1-docker.pkg.dev/example-project/ml/remora"
+  }
+  module {
+    source = "./examples/cluster"
   }
 }
