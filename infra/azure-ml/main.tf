@@ -97,7 +97,14 @@ resource "azapi_resource" "deployment" {
       model                = azapi_resource.model[local.versions[each.key]].id
       modelMountPath       = "/models"
       appInsightsEnabled   = true
-      scaleSettings        = { scaleType = "Default" }
+      # The names of these two collections are those of the payloads.
+      dataCollector = each.value.capture_percent == 0 ? null : {
+        collections = { for name in ["request", "response"] : name => {
+          dataCollectionMode = "Enabled"
+          samplingRate       = each.value.capture_percent / 100
+        } }
+      }
+      scaleSettings = { scaleType = "Default" }
       requestSettings = {
         # Azure ML's defaults, 5 s and one request at a time, end long requests and keep batches from forming.
         requestTimeout                   = "PT${each.value.timeout_ms / 1000}S"

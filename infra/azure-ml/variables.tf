@@ -40,19 +40,20 @@ variable "model_uri" {
 variable "deployments" {
   description = "Deployments by name: image (from containers/azureml, by digest), where its models are (model_uri of the module without it), instance type and count, share of traffic, and settings. Give measured values: remora explain and docs/costs.md. With none ({}), what they need is made first: workspace, registry, endpoint."
   type = map(object({
-    image_uri      = string
-    gpu_image      = optional(bool, false)
-    model_uri      = optional(string)
-    model_version  = optional(string)
-    instance_type  = optional(string, "Standard_F4s_v2")
-    scale_metric   = optional(string)
-    instances      = optional(object({ min = number, max = number }), { min = 1, max = 3 })
-    traffic        = optional(number, 0)
-    mirror         = optional(number, 0)
-    environment    = optional(map(string), {})
-    max_concurrent = optional(number, 32)
-    timeout_ms     = optional(number, 60000)
-    load_seconds   = optional(number, 300)
+    image_uri       = string
+    gpu_image       = optional(bool, false)
+    model_uri       = optional(string)
+    model_version   = optional(string)
+    instance_type   = optional(string, "Standard_F4s_v2")
+    scale_metric    = optional(string)
+    instances       = optional(object({ min = number, max = number }), { min = 1, max = 3 })
+    traffic         = optional(number, 0)
+    mirror          = optional(number, 0)
+    environment     = optional(map(string), {})
+    max_concurrent  = optional(number, 32)
+    timeout_ms      = optional(number, 60000)
+    load_seconds    = optional(number, 300)
+    capture_percent = optional(number, 0)
   }))
   validation {
     condition     = alltrue([for name in keys(var.deployments) : can(regex("^[A-Za-z][A-Za-z0-9-]{1,30}[A-Za-z0-9]$", name))])
@@ -92,6 +93,10 @@ variable "deployments" {
     error_message = "deployments: max_concurrent is at least 1; with 1, Azure ML's default, no batch ever forms."
   }
   validation {
+    condition     = alltrue([for each in values(var.deployments) : each.capture_percent >= 0 && each.capture_percent <= 100])
+    error_message = "deployments: capture_percent, the share of requests and answers that go to the workspace's storage, lies between 0 and 100."
+  }
+  validation {
     condition     = alltrue([for each in values(var.deployments) : each.instances.min >= 1 && each.instances.max >= each.instances.min])
     error_message = "deployments: 1 <= instances.min <= instances.max; managed endpoints do not go down to none."
   }
@@ -117,4 +122,20 @@ variable "tags" {
   description = "Tags of everything that can have them."
   type        = map(string)
   default     = {}
+}
+
+variable "schedule" {
+  description = "More instances of every deployment by the clock: by name, the days and hours on which it begins and ends, the fewest instances in between, and the time zone by its Windows name. Deployments with one instance at most are left alone."
+  type = map(object({
+    days      = list(string)
+    begin     = number
+    end       = number
+    instances = number
+    timezone  = optional(string, "UTC")
+  }))
+  default = {}
+  validation {
+    condition     = alltrue([for each in values(var.schedule) : each.begin >= 0 && each.begin < each.end && each.end <= 23 && each.instances >= 1 && length(each.days) > 0])
+    error_message = "schedule: hours 0 <= begin < end <= 23, at least one day (Monday, ...) and one instance."
+  }
 }

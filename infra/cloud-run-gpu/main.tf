@@ -1,8 +1,9 @@
 # remora on Cloud Run, with a GPU for each instance and none at night.
 
 locals {
-  bucket = split("/", trimprefix(var.model_uri, "gs://"))[0]
-  folder = trimprefix(var.model_uri, "gs://${local.bucket}/")
+  bucket  = split("/", trimprefix(var.model_uri, "gs://"))[0]
+  folder  = trimprefix(var.model_uri, "gs://${local.bucket}/")
+  account = var.service_account != null ? var.service_account : google_service_account.this[0].email
   limits = merge(
     { cpu = tostring(var.resources.cpu), memory = "${var.resources.memory_gib}Gi" },
     var.gpu == null ? {} : { "nvidia.com/gpu" = "1" },
@@ -10,6 +11,7 @@ locals {
 }
 
 resource "google_service_account" "this" {
+  count        = var.service_account == null ? 1 : 0
   project      = var.project_id
   account_id   = var.name
   display_name = "remora on Cloud Run"
@@ -18,7 +20,12 @@ resource "google_service_account" "this" {
 resource "google_storage_bucket_iam_member" "models" {
   bucket = local.bucket
   role   = "roles/storage.objectViewer"
-  member = "serviceAccount:${google_service_account.this.email}"
+  member = "serviceAccount:${local.account}"
+}
+
+moved {
+  from = google_service_account.this
+  to   = google_service_account.this[0]
 }
 
 resource "google_cloud_run_v2_service" "this" {
@@ -30,7 +37,7 @@ resource "google_cloud_run_v2_service" "this" {
   labels              = var.labels
 
   template {
-    service_account                  = google_service_account.this.email
+    service_account                  = local.account
     execution_environment            = "EXECUTION_ENVIRONMENT_GEN2"
     timeout                          = "${var.timeout_seconds}s"
     max_instance_request_concurrency = var.concurrency
@@ -41,6 +48,17 @@ resource "google_cloud_run_v2_service" "this" {
     scaling {
       min_instance_count = var.instances.min
       max_instance_count = var.instances.max
+    }
+
+    dynamic "vpc_access" {
+      for_each = var.network == null ? [] : [var.network]
+      content {
+        egress = vpc_access.value.egress
+        network_interfaces {
+          network    = vpc_access.value.network
+          subnetwork = vpc_access.value.subnetwork
+        }
+      }
     }
 
     dynamic "node_selector" {

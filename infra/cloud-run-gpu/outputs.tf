@@ -5,7 +5,7 @@ output "url" {
 
 output "service_account" {
   description = "The account that the service runs as."
-  value       = google_service_account.this.email
+  value       = local.account
 }
 
 output "service_name" {

@@ -169,3 +169,19 @@ variable "labels" {
   type        = map(string)
   default     = {}
 }
+
+variable "service_account" {
+  description = "The e-mail address of a service account that the service runs as, which is there already; null makes one. The module lets it read the bucket."
+  type        = string
+  default     = null
+}
+
+variable "network" {
+  description = "A VPC network and subnetwork for the service's own requests (direct VPC egress), and which of them: PRIVATE_RANGES_ONLY or ALL_TRAFFIC. null for none."
+  type        = object({ network = string, subnetwork = string, egress = optional(string, "PRIVATE_RANGES_ONLY") })
+  default     = null
+  validation {
+    condition     = var.network == null ? true : contains(["PRIVATE_RANGES_ONLY", "ALL_TRAFFIC"], var.network.egress)
+    error_message = "network.egress: PRIVATE_RANGES_ONLY or ALL_TRAFFIC."
+  }
+}

@@ -23,6 +23,22 @@ locals {
       Action   = ["xray:PutTelemetryRecords", "xray:PutTraceSegments"]
       Resource = ["*"]
     }],
+    length(var.subnet_ids) == 0 ? [] : [{
+      # As Lambda's guide asks for functions in a VPC; interfaces that are not made yet have no ARN.
+      Sid    = "AttachToSubnets"
+      Effect = "Allow"
+      Action = [
+        "ec2:CreateNetworkInterface", "ec2:DeleteNetworkInterface", "ec2:DescribeNetworkInterfaces",
+        "ec2:AssignPrivateIpAddresses", "ec2:UnassignPrivateIpAddresses",
+      ]
+      Resource = ["*"]
+    }],
+    var.kms_key_arn == null ? [] : [{
+      Sid      = "UseKey"
+      Effect   = "Allow"
+      Action   = ["kms:Decrypt"]
+      Resource = [var.kms_key_arn]
+    }],
     var.model_uri == null ? [] : [{
       Sid      = "ReadModels"
       Effect   = "Allow"
@@ -78,8 +94,16 @@ resource "aws_lambda_function" "this" {
   timeout                        = var.timeout_seconds
   reserved_concurrent_executions = var.max_concurrency
   publish                        = var.kept_warm > 0
+  kms_key_arn                    = var.kms_key_arn
   tags                           = var.tags
 
+  dynamic "vpc_config" {
+    for_each = length(var.subnet_ids) > 0 ? [1] : []
+    content {
+      subnet_ids         = var.subnet_ids
+      security_group_ids = var.security_group_ids
+    }
+  }
   tracing_config {
     mode = var.tracing ? "Active" : "PassThrough"
   }

@@ -127,3 +127,25 @@ variable "permissions_boundary_arn" {
   type        = string
   default     = null
 }
+
+variable "subnet_ids" {
+  description = "Subnets of the function; empty for none. With them, the S3 endpoint of the VPC is the caller's to make."
+  type        = list(string)
+  default     = []
+}
+
+variable "security_group_ids" {
+  description = "Security groups of the function; needed with subnet_ids."
+  type        = list(string)
+  default     = []
+  validation {
+    condition     = (length(var.security_group_ids) > 0) == (length(var.subnet_ids) > 0)
+    error_message = "security_group_ids and subnet_ids belong together: give both or none."
+  }
+}
+
+variable "kms_key_arn" {
+  description = "The key of the environment variables and of encrypted models; null for the services' own."
+  type        = string
+  default     = null
+}

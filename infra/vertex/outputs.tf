@@ -5,7 +5,7 @@ output "endpoint" {
 
 output "service_account" {
   description = "The account that the replicas run as."
-  value       = google_service_account.this.email
+  value       = local.account
 }
 
 locals {
@@ -20,7 +20,7 @@ locals {
   ]
   deploy = concat([
     "gcloud ai endpoints deploy-model ${var.name} --project=${var.project_id} --region=${var.region}",
-    "--model=${local.model_id} --display-name=${var.name} --service-account=${google_service_account.this.email}",
+    "--model=${local.model_id} --display-name=${var.name} --service-account=${local.account}",
     "--machine-type=${var.machine.type} --min-replica-count=${var.replicas.min} --max-replica-count=${var.replicas.max}",
     "--traffic-split=0=100",
     ],

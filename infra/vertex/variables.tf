@@ -77,3 +77,25 @@ variable "labels" {
   type        = map(string)
   default     = {}
 }
+
+variable "service_account" {
+  description = "The e-mail address of a service account that the replicas run as, which is there already; null makes one. The module lets it read the bucket."
+  type        = string
+  default     = null
+}
+
+variable "encryption_key" {
+  description = "The Cloud KMS key of endpoint and repository (projects/.../cryptoKeys/NAME); null for Google's own."
+  type        = string
+  default     = null
+}
+
+variable "capture" {
+  description = "Where requests and answers are captured (bq://PROJECT.DATASET.TABLE), and which share of them; null for none."
+  type        = object({ table = string, percent = optional(number, 100) })
+  default     = null
+  validation {
+    condition     = var.capture == null ? true : can(regex("^bq://[^.]+\\.[^.]+\\.[^.]+$", var.capture.table)) && var.capture.percent > 0 && var.capture.percent <= 100
+    error_message = "capture: table is bq://PROJECT.DATASET.TABLE, and percent lies above 0 and up to 100."
+  }
+}

@@ -139,3 +139,33 @@ run "two_places_under_one_version" {
   }
   expect_failures = [azapi_resource.model]
 }
+
+run "requests_and_answers_are_captured" {
+  command = plan
+  variables {
+    deployments = { blue = { image_uri = "registry.example/remora@sha256:0000000000000000000000000000000000000000000000000000000000000000", traffic = 100, capture_percent = 20 } }
+  }
+  assert {
+    condition     = azapi_resource.deployment["blue"].body.properties.dataCollector.collections.request == { dataCollectionMode = "Enabled", samplingRate = 0.2 }
+    error_message = "a fifth of the requests is captured"
+  }
+}
+
+run "instances_follow_the_clock" {
+  command = plan
+  variables {
+    schedule = { day = { days = ["Monday", "Friday"], begin = 7, end = 19, instances = 2, timezone = "W. Europe Standard Time" } }
+  }
+  assert {
+    condition     = join(",", [for each in azurerm_monitor_autoscale_setting.deployment["blue"].profile : each.capacity[0].minimum]) == "1,2,1"
+    error_message = "two instances by day, one otherwise"
+  }
+  assert {
+    condition     = join(",", [for each in azurerm_monitor_autoscale_setting.deployment["blue"].profile : tolist(each.recurrence[0].hours)[0] if length(each.recurrence) > 0]) == "7,19"
+    error_message = "the day begins and ends"
+  }
+  assert {
+    condition     = alltrue([for each in azurerm_monitor_autoscale_setting.deployment["blue"].profile : length(each.rule) == 2])
+    error_message = "instances follow the load at all times"
+  }
+}

@@ -100,3 +100,11 @@ run "a_deployment_without_models" {
   }
   expect_failures = [var.deployments]
 }
+
+run "a_day_that_ends_before_it_begins" {
+  command = plan
+  variables {
+    schedule = { day = { days = ["Monday"], begin = 19, end = 7, instances = 2 } }
+  }
+  expect_failures = [var.schedule]
+}

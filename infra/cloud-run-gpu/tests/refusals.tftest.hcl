@@ -100,3 +100,11 @@ run "a_door_of_another_name" {
   }
   expect_failures = [var.ingress]
 }
+
+run "traffic_that_does_not_exist" {
+  command = plan
+  variables {
+    network = { network = "ml", subnetwork = "ml", egress = "SOME" }
+  }
+  expect_failures = [var.network]
+}

@@ -52,3 +52,19 @@ run "without_a_gpu" {
     error_message = "no GPU is required where none is paid for"
   }
 }
+
+run "it_reaches_a_private_network_as_an_account_that_is_there" {
+  command = plan
+  variables {
+    service_account = "serving@example-project.iam.gserviceaccount.com"
+    network         = { network = "ml", subnetwork = "ml-europe-west1" }
+  }
+  assert {
+    condition     = google_cloud_run_v2_service.this.template[0].vpc_access[0].egress == "PRIVATE_RANGES_ONLY" && google_cloud_run_v2_service.this.template[0].vpc_access[0].network_interfaces[0].subnetwork == "ml-europe-west1"
+    error_message = "requests to private addresses go by the network"
+  }
+  assert {
+    condition     = length(google_service_account.this) == 0 && google_cloud_run_v2_service.this.template[0].service_account == "serving@example-project.iam.gserviceaccount.com"
+    error_message = "no account beside the one that is named"
+  }
+}

@@ -99,3 +99,20 @@ run "a_role_that_is_there_is_taken" {
     error_message = "no role beside the one that is named"
   }
 }
+
+run "it_runs_in_the_private_network_with_its_key" {
+  command = apply
+  variables {
+    subnet_ids         = ["subnet-1", "subnet-2"]
+    security_group_ids = ["sg-1"]
+    kms_key_arn        = "arn:aws:kms:eu-west-1:111122223333:key/models"
+  }
+  assert {
+    condition     = toset(aws_lambda_function.this.vpc_config[0].subnet_ids) == toset(["subnet-1", "subnet-2"]) && aws_lambda_function.this.kms_key_arn == "arn:aws:kms:eu-west-1:111122223333:key/models"
+    error_message = "the function is where it was put"
+  }
+  assert {
+    condition     = toset([for s in jsondecode(aws_iam_role_policy.this[0].policy).Statement : s.Sid if contains(["AttachToSubnets", "UseKey"], s.Sid)]) == toset(["AttachToSubnets", "UseKey"])
+    error_message = "a function in a network attaches interfaces, and opens encrypted models"
+  }
+}

@@ -56,3 +56,11 @@ run "more_kept_warm_than_may_run" {
   }
   expect_failures = [var.max_concurrency]
 }
+
+run "subnets_without_a_security_group" {
+  command = plan
+  variables {
+    subnet_ids = ["subnet-1"]
+  }
+  expect_failures = [var.security_group_ids]
+}

@@ -61,3 +61,24 @@ run "a_shared_endpoint_answers_at_the_shared_name" {
     error_message = "the region's name"
   }
 }
+
+run "requests_are_captured_under_a_key_as_an_account_that_is_there" {
+  command = plan
+  variables {
+    service_account = "serving@example-project.iam.gserviceaccount.com"
+    encryption_key  = "projects/p/locations/europe-west1/keyRings/ml/cryptoKeys/remora"
+    capture         = { table = "bq://p.captured.digits", percent = 20 }
+  }
+  assert {
+    condition     = google_vertex_ai_endpoint.this.predict_request_response_logging_config[0].sampling_rate == 0.2 && google_vertex_ai_endpoint.this.predict_request_response_logging_config[0].bigquery_destination[0].output_uri == "bq://p.captured.digits"
+    error_message = "a fifth of the requests is captured"
+  }
+  assert {
+    condition     = google_vertex_ai_endpoint.this.encryption_spec[0].kms_key_name == var.encryption_key && google_artifact_registry_repository.images.kms_key_name == var.encryption_key
+    error_message = "endpoint and repository have the key"
+  }
+  assert {
+    condition     = length(google_service_account.this) == 0 && strcontains(output.deploy[1], "--service-account=serving@example-project.iam.gserviceaccount.com")
+    error_message = "no account beside the one that is named"
+  }
+}

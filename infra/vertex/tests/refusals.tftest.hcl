@@ -56,3 +56,11 @@ run "a_gpu_below_an_image_without_cuda" {
   }
   expect_failures = [var.machine]
 }
+
+run "a_capture_outside_of_bigquery" {
+  command = plan
+  variables {
+    capture = { table = "gs://bucket/captured" }
+  }
+  expect_failures = [var.capture]
+}

@@ -1,4 +1,4 @@
-# Nine of ten requests go to the models that are known to work, one to new ones on a GPU, and copies to a third deployment.
+# Nine of ten requests go to the models that are known to work, one to new ones on a GPU, and copies to a third deployment; more instances by day, and a budget.
 
 terraform {
   required_version = ">= 1.9"
@@ -61,20 +61,50 @@ module "remora" {
   deployments = {
     blue = { image_uri = var.image_uri, traffic = 90, model_uri = "azureml://datastores/workspaceblobstore/paths/models/1" }
     green = {
-      image_uri      = var.gpu_image_uri
-      gpu_image      = true
-      instance_type  = "Standard_NC4as_T4_v3"
-      instances      = { min = 1, max = 2 }
-      traffic        = 10
-      model_uri      = "azureml://datastores/workspaceblobstore/paths/models/2"
-      max_concurrent = 64
-      load_seconds   = 120
+      image_uri       = var.gpu_image_uri
+      gpu_image       = true
+      instance_type   = "Standard_NC4as_T4_v3"
+      instances       = { min = 1, max = 2 }
+      traffic         = 10
+      model_uri       = "azureml://datastores/workspaceblobstore/paths/models/2"
+      max_concurrent  = 64
+      load_seconds    = 120
+      capture_percent = 10
     }
     shadow = { image_uri = var.image_uri, mirror = 10, model_uri = "azureml://datastores/workspaceblobstore/paths/models/2", instances = { min = 1, max = 1 } }
   }
+  schedule         = { day = { days = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday"], begin = 7, end = 19, instances = 2 } }
   scale_at_percent = { out = 80, in = 30 }
   public_access    = true
   tags             = { team = "vision" }
+}
+
+data "azurerm_resource_group" "this" {
+  name = var.resource_group_name
+}
+
+# By the month, and by the tag.
+resource "azurerm_consumption_budget_resource_group" "team" {
+  name              = "remora-complete"
+  resource_group_id = data.azurerm_resource_group.this.id
+  amount            = 500
+  time_grain        = "Monthly"
+
+  time_period {
+    start_date = "2026-01-01T00:00:00Z"
+  }
+  filter {
+    tag {
+      name   = "team"
+      values = ["vision"]
+    }
+  }
+  notification {
+    threshold      = 80
+    threshold_type = "Forecasted"
+    operator       = "GreaterThan"
+    contact_emails = ["on-call@example.com"]
+  }
 }
 
 output "invoke" {

@@ -1,4 +1,4 @@
-# A large GPU for each instance, one always there, reachable from the inside only, with a secret and a key.
+# A large GPU for each instance, one always there, reachable from the inside only, with a secret, a key, a private network, and a budget.
 
 terraform {
   required_version = ">= 1.9"
@@ -31,9 +31,32 @@ module "remora" {
   secrets             = { HF_TOKEN = "hugging-face" }
   ingress             = "INGRESS_TRAFFIC_INTERNAL_ONLY"
   encryption_key      = "projects/example-project/locations/europe-west4/keyRings/ml/cryptoKeys/remora"
+  service_account     = "serving@example-project.iam.gserviceaccount.com"
+  network             = { network = "ml", subnetwork = "ml-europe-west4" }
   deletion_protection = true
   invokers            = ["serviceAccount:app@example-project.iam.gserviceaccount.com"]
   labels              = { team = "vision" }
+}
+
+# By the month, and by the label.
+resource "google_billing_budget" "team" {
+  billing_account = "000000-000000-000000"
+  display_name    = "remora-complete"
+
+  budget_filter {
+    projects = ["projects/example-project"]
+    labels   = { team = "vision" }
+  }
+  amount {
+    specified_amount {
+      currency_code = "USD"
+      units         = "500"
+    }
+  }
+  threshold_rules {
+    threshold_percent = 0.8
+    spend_basis       = "FORECASTED_SPEND"
+  }
 }
 
 output "invoke" {

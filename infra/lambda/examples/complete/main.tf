@@ -1,4 +1,4 @@
-# A function for arm64 with models from S3, two environments kept warm, traces, and a role within a boundary.
+# A function for arm64 in a VPC with models from S3, two environments kept warm, traces, a key, a role within a boundary, and a budget.
 
 terraform {
   required_version = ">= 1.9"
@@ -30,8 +30,32 @@ module "remora" {
   tracing                  = true
   environment              = { REMORA_LOG_LEVEL = "warn" }
   permissions_boundary_arn = "arn:aws:iam::111122223333:policy/boundary"
+  subnet_ids               = ["subnet-0a", "subnet-0b"]
+  security_group_ids       = ["sg-0a"]
+  kms_key_arn              = "arn:aws:kms:eu-west-1:111122223333:key/models"
   log_days                 = 90
   tags                     = { team = "vision" }
+}
+
+# By the month, and by the tag, which has to be active as a cost allocation tag.
+resource "aws_budgets_budget" "team" {
+  name         = "remora-complete"
+  budget_type  = "COST"
+  limit_amount = "500"
+  limit_unit   = "USD"
+  time_unit    = "MONTHLY"
+
+  cost_filter {
+    name   = "TagKeyValue"
+    values = ["user:team$vision"]
+  }
+  notification {
+    comparison_operator        = "GREATER_THAN"
+    threshold                  = 80
+    threshold_type             = "PERCENTAGE"
+    notification_type          = "FORECASTED"
+    subscriber_email_addresses = ["on-call@example.com"]
+  }
 }
 
 output "invoke" {

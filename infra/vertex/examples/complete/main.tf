@@ -1,4 +1,4 @@
-# Two to six replicas with two GPUs each, on a shared endpoint, with labels.
+# Two to six replicas with two GPUs each, on a shared endpoint, with a key, captured requests, and a budget.
 
 terraform {
   required_version = ">= 1.9"
@@ -27,6 +27,31 @@ module "remora" {
   replicas   = { min = 2, max = 6 }
   dedicated  = false
   labels     = { team = "vision" }
+
+  service_account = "serving@example-project.iam.gserviceaccount.com"
+  encryption_key  = "projects/example-project/locations/europe-west4/keyRings/ml/cryptoKeys/remora"
+  capture         = { table = "bq://example-project.captured.remora", percent = 10 }
+}
+
+# By the month, and by the label.
+resource "google_billing_budget" "team" {
+  billing_account = "000000-000000-000000"
+  display_name    = "remora-complete"
+
+  budget_filter {
+    projects = ["projects/example-project"]
+    labels   = { team = "vision" }
+  }
+  amount {
+    specified_amount {
+      currency_code = "USD"
+      units         = "500"
+    }
+  }
+  threshold_rules {
+    threshold_percent = 0.8
+    spend_basis       = "FORECASTED_SPEND"
+  }
 }
 
 output "deploy" {
