@@ -12,7 +12,7 @@ import faulty_generation as language
 from conftest import START_TIMEOUT_S
 from generation_models import tiny
 from hosting import write_scale
-from remora_adapters.emulate import EmulateSettings, find_platform
+from remora_adapters.emulate import EmulateSettings, find_platform, generation
 from remora_adapters.emulate.running import FAILED, PASSED, SKIPPED, run_checks
 
 SERVER = Path(__file__).parent / "faulty_container.py"
@@ -133,7 +133,11 @@ def test_a_fault_fails_exactly_the_checks_that_are_there_for_it(platform: str, f
 
 
 @pytest.mark.parametrize(("platform", "fault"), LANGUAGE)
-def test_a_fault_of_a_language_model_fails_exactly_its_checks(platform: str, fault: str) -> None:
+def test_a_fault_of_a_language_model_fails_exactly_its_checks(
+    platform: str, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if language.FAULTS[fault]:  # a fault fails in each attempt
+        monkeypatch.setattr(generation, "_ATTEMPTS_S", 0.0)
     command = (sys.executable, str(SERVER), platform)
     settings = EmulateSettings(command=command, environ={"FAULT": fault, "MODEL": "language"}, patience=PATIENCE)
     verdicts = run_checks(find_platform(platform), settings, language.CHECKS)
