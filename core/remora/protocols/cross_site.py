@@ -116,6 +116,8 @@ class SharedOrigins:
                 raise ValueError(f"--cors-origin={origin}: expected an origin such as https://app.example, or *")
         self._all = "*" in origins
         self._named = frozenset(origin.lower().encode() for origin in origins)
+        self.vary: tuple[tuple[bytes, bytes], ...] = () if self._all else ((b"Vary", b"Origin"),)
+        """Headers of cacheable answers to other origins, so that no cache gives them to a page of a named one."""
 
     def headers(self, header: Header) -> tuple[tuple[bytes, bytes], ...]:
         """Return the CORS headers of the answer to a request, none for a page of another origin."""
@@ -125,7 +127,7 @@ class SharedOrigins:
         shared = ((b"Access-Control-Expose-Headers", _EXPOSED),)
         if self._all:
             return ((b"Access-Control-Allow-Origin", b"*"), *shared)
-        return ((b"Access-Control-Allow-Origin", origin), (b"Vary", b"Origin"), *shared)
+        return ((b"Access-Control-Allow-Origin", origin), *self.vary, *shared)
 
     def preflight(self, method: str, header: Header) -> tuple[tuple[bytes, bytes], ...]:
         """Return the further headers of the answer to a preflight, none for another request."""

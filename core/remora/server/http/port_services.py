@@ -45,6 +45,9 @@ def at(
     return _LoopbackService(service, allowed_hosts) if is_loopback(address) else service
 
 
+_CACHEABLE = ("GET", "HEAD")
+
+
 class _LoopbackService:
     """Service of a loopback port, protected against DNS rebinding.
 
@@ -131,7 +134,8 @@ class SharingService:
         """See `BindingService.bind`."""
         headers = self._origins.headers(head.get)
         if not headers:
-            return self._bind(head)
+            vary = self._origins.vary if head.method in _CACHEABLE else ()
+            return partial(_share, vary, self._bind(head)) if vary else self._bind(head)
         preflight = self._origins.preflight(head.method, head.get)
         if preflight:
             return partial(_respond, HttpAnswer(204, (*headers, *preflight), []))

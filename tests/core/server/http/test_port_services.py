@@ -53,6 +53,14 @@ def test_pages_of_a_named_origin_read_answers_and_errors_and_others_do_not(repos
         assert shared_with(ask(ports.metrics, "GET", "/metrics", headers={"Origin": PAGE})) is None
 
 
+def test_caches_keep_answers_to_named_and_other_origins_apart(repository: Path) -> None:
+    with serving(repository, cors_origin=(PAGE,)) as ports:
+        for origin in ({}, {"Origin": OTHER}, {"Origin": PAGE}):
+            assert ask(ports.http, "GET", "/v2", headers=origin).headers["vary"] == "Origin"
+    with serving(repository, cors_origin=("*",)) as ports:
+        assert "vary" not in ask(ports.http, "GET", "/v2", headers={"Origin": PAGE}).headers
+
+
 @pytest.mark.parametrize("fronts", ["0", FRONTS])
 def test_a_preflight_is_answered_without_a_key_for_a_named_origin_only(repository: Path, fronts: str) -> None:
     with serving(repository, cors_origin=(PAGE,), api_key=(KEY,), frontends=fronts) as ports:
