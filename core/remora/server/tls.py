@@ -21,6 +21,8 @@ _log = logging.getLogger("remora.server")
 
 _LOOK_S = 1.0
 """Interval at which the files are looked at."""
+_TLS_1_2_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""Suites with forward secrecy and authenticated encryption (RFC 9325 4.2, RFC 9113 9.2.2), as all of TLS 1.3."""
 _DAYS = 30
 _SUBJECT = "/CN=localhost/O=remora, self-signed"
 _NAMES = "subjectAltName=DNS:localhost,IP:127.0.0.1,IP:0:0:0:0:0:0:0:1"
@@ -115,6 +117,7 @@ class PortTls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION  # RFC 9113 9.2.1
+        context.set_ciphers(_TLS_1_2_CIPHERS)
         context.set_alpn_protocols(self._alpn)
         try:
             context.load_cert_chain(files.cert, files.key, password=lambda: b"")  # never prompt for a password

@@ -148,6 +148,44 @@ def test_tls_1_2_and_1_3_are_spoken(repository: Path, ours: Pair, version: ssl.T
         assert infer(ports.http, context) == [2, 4, 6, 8]
 
 
+def test_tls_1_2_has_forward_secrecy_and_authenticated_encryption_alone(repository: Path, ours: Pair) -> None:
+    """Each suite that this OpenSSL has is offered alone."""
+    everything = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    everything.set_ciphers("ALL:COMPLEMENTOFALL:@SECLEVEL=0")
+    offered = [suite["name"] for suite in everything.get_ciphers() if suite["protocol"] != "TLSv1.3"]
+    accepted = []
+    with serving(repository, **ours.options()) as ports:
+        for name in offered:
+            context = client_context(ours)
+            context.maximum_version = ssl.TLSVersion.TLSv1_2
+            context.set_ciphers(f"{name}:@SECLEVEL=0")
+            try:
+                infer(ports.http, context)
+            except OSError:
+                continue
+            accepted.append(name)
+    assert len(offered) > 20
+    assert {"ECDHE-ECDSA-AES128-GCM-SHA256", "ECDHE-ECDSA-AES256-GCM-SHA384"} <= set(accepted)
+    assert all(name.startswith("ECDHE-") and ("GCM" in name or "POLY1305" in name) for name in accepted), accepted
+
+
+def test_a_connection_is_neither_compressed_nor_renegotiated(repository: Path, ours: Pair) -> None:
+    with serving(repository, **ours.options()) as ports:
+        where = ["-connect", f"localhost:{ports.http}", "-CAfile", str(ours.cert)]
+        asked = subprocess.run(
+            ["openssl", "s_client", *where, "-tls1_2", "-comp"],
+            input=b"R\n",
+            capture_output=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    seen = (asked.stdout + asked.stderr).decode()
+    assert "Verify return code: 0" in seen
+    assert "Compression: NONE" in seen
+    assert "RENEGOTIATING" in seen
+    assert asked.returncode == 1, "the server renegotiated"
+
+
 def test_plain_http_on_a_tls_port_is_closed_without_an_answer(repository: Path, ours: Pair) -> None:
     with (
         serving(repository, **ours.options()) as ports,
