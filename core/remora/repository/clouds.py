@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from remora.errors import NotFoundError
+from remora.errors import ConfigError, NotFoundError
 from remora.repository import CacheSettings, Repository
+from remora.repository.files import ONLY_LOCAL
 from remora.repository.packed import PackedRepository
 from remora.repository.remote import RemoteRepository
 from remora.startup import Ledger
@@ -40,6 +41,11 @@ def open_elsewhere(
     storage, location = open_storage(place)
     if is_archive(location.path):
         return PackedRepository(storage, models, ledger, bare_name=bare_name)
+    if location.path.endswith(ONLY_LOCAL):
+        raise ConfigError(
+            f"'{storage.location}' is a model file, and only .onnx files are served from storage: copy it to this "
+            "machine and serve the copy, or build an image with it (remora build)"
+        )
     return RemoteRepository(storage, _model_name(location), models, ledger, any_layout=any_layout, bare_name=bare_name)
 
 

@@ -31,6 +31,8 @@ _SOURCES_AT_MOST = 1000
 _DOCUMENTS = "rows,entities"
 """Tensors with JSON documents, in the models of `remora.formats` that have them."""
 _PICKLES = (".joblib", ".pkl", ".pickle")
+ONLY_LOCAL = (*_PICKLES, ".skops", ".cbm", ".safetensors", ".pt", ".pt2", ".ubj")
+"""Suffixes of files that are served from a local path, but not from a bucket."""
 _SAGEMAKER_XGBOOST = "xgboost-model"
 _BOOSTERS = (".json", ".ubj", ".bst", ".model", ".txt", ".lgb")
 _WITHOUT_LAYOUT: Mapping[str, str] = {

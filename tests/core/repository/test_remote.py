@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from object_store import ObjectStore, object_store
-from remora.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from remora.errors import ConfigError, InvalidArgumentError, NotFoundError, UnavailableError
 from remora.repository import CacheSettings, Repository
 from remora.repository.local import LocalRepository
 from remora.repository.remote import group, versions_of
@@ -277,3 +277,9 @@ def test_a_place_that_nothing_understands_is_refused(opened: Opened, place: str)
 def test_a_file_url_is_a_path(tmp_path: Path) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     assert set(open_repository(f"file://{tmp_path}").models()) == {"m"}
+
+
+@pytest.mark.parametrize("name", ["model.joblib", "iris.skops", "net.pt", "x.ubj"])
+def test_a_file_of_another_library_is_refused_with_what_to_do(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"'s3://bucket/churn/{name}' is a model file, .*serve the copy"):
+        open_repository(f"s3://bucket/churn/{name}", any_layout=True)
