@@ -10,6 +10,7 @@ from remora.system.logs import LogSetting
 from remora.tracing.settings import TraceSetting
 
 _NOTHING: Mapping[str, str | bytes] = {}
+_NO_PARAMETERS: Mapping[str, object] = {}
 
 
 class ServerLive(NamedTuple):
@@ -131,6 +132,17 @@ class ModelUnload(NamedTuple):
     unload_dependents: bool = False
 
 
+class ModelRelease(NamedTuple):
+    """Query for a model's release, or a command that changes it (docs/releases.md).
+
+    An empty ``action`` changes nothing. Result: dict of JSON values.
+    """
+
+    model: str
+    action: str = ""
+    parameters: Mapping[str, object] = _NO_PARAMETERS
+
+
 class Metrics(NamedTuple):
     """Query for all metrics.
 
@@ -152,6 +164,7 @@ Call = (
     | RepositoryIndex
     | ModelLoad
     | ModelUnload
+    | ModelRelease
     | LogSetting
     | TraceSetting
     | Metrics
@@ -250,6 +263,20 @@ class ModelStats(NamedTuple):
     cache_miss: Duration
     batches: tuple[BatchStats, ...]
     responses: Mapping[str, ResponseStats] = _NO_RESPONSES
+
+
+class ReleaseShare(NamedTuple):
+    """Part of a model's requests that a release gives to one version.
+
+    ``weight`` is from 0 to 1. ``answers`` and ``errors`` count since the current step of the release began.
+    """
+
+    model: str
+    version: int
+    alias: str
+    weight: float
+    answers: int
+    errors: int
 
 
 class LiveSequence(NamedTuple):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 import numpy.typing as npt
 
@@ -36,6 +36,7 @@ from remora.system.clock import Clock, SystemClock
 if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
     from remora.management.explain import Explanation
+    from remora.models.routing import RoutedModel
     from remora.repository.functions import ObjectModels
     from remora.tracing.capture import Capture
     from remora.tracing.tracer import Arrival, Traces
@@ -54,11 +55,14 @@ class FrontEnd(NamedTuple):
             called from several threads.
         arrival: ``arrival(*arguments)`` returns how the request arrived. Called only while requests are traced.
         decoupled_refusal: error text for decoupled models; empty if the front end serves them.
+        routed: ``routed(model, *arguments)`` returns the arguments for a request that a release routes; None to keep
+            them. It may raise.
     """
 
     submit: Callable[..., Ticket | None]
     arrival: Callable[..., Arrival | None]
     decoupled_refusal: str = ""
+    routed: Callable[..., tuple[object, ...]] | None = None
 
 
 class InferResult(Mapping[str, Array]):
@@ -275,8 +279,8 @@ class Engine:
         retired: ServedModel | None = None
         for _ in range(_ATTEMPTS):
             model = self.resolve(name, version) if wait_s == 0.0 else self.wait_for(name, version, wait_s)
-            if model.decoupled and front_end.decoupled_refusal:
-                raise UnsupportedError(front_end.decoupled_refusal)
+            if not model.is_plain:
+                arguments = _prepared(model, front_end, arguments)
             if self.traces.on:
                 model = self.traces.wrap_model(model, front_end.arrival(*arguments), retired)
             captured = model if self.capture is None else self.capture.wrap_model(model)
@@ -462,6 +466,8 @@ class Engine:
     @overload
     def perform(self, call: calls.ModelLoad | calls.ModelUnload) -> None: ...
     @overload
+    def perform(self, call: calls.ModelRelease) -> dict[str, Any]: ...
+    @overload
     def perform(self, call: calls.Metrics) -> str: ...
     @overload
     def perform(self, call: calls.Call) -> object: ...
@@ -472,6 +478,21 @@ class Engine:
         ``ModelLoad`` takes as long as loading the model: do not call it from an event loop. Raises RemoraError.
         """
         return self._answers.perform(call)
+
+
+def _prepared(model: ServedModel, front_end: FrontEnd, arguments: tuple[object, ...]) -> tuple[object, ...]:
+    """Return the arguments for a request to a decoupled or routed model.
+
+    Raises UnsupportedError for a decoupled one that the front end refuses, and what ``front_end.routed`` does.
+    """
+    if model.decoupled and front_end.decoupled_refusal:
+        raise UnsupportedError(front_end.decoupled_refusal)
+    if model.is_routed:
+        arrival = front_end.arrival(*arguments)
+        cast("RoutedModel", model).identify(arrival.carrier if arrival is not None else None)
+        if front_end.routed is not None:
+            return front_end.routed(model, *arguments)
+    return arguments
 
 
 def _no_arrival() -> None:

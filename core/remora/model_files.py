@@ -19,6 +19,8 @@ CONFIG_FILENAMES = tuple(f"config{suffix}" for suffix in CONFIG_SYNTAX)
 
 GOLDEN_TESTS = "tests.json"
 """Name of the file with a model's golden tests."""
+RELEASE_FILE: Final = "release.yaml"
+"""Name of the file that declares a model's release."""
 REQUIREMENTS: Final = "requirements.txt"
 """Name of the file with the packages of a model's code."""
 

@@ -492,7 +492,7 @@ def test_a_request_is_offered_to_a_bounded_number_of_versions() -> None:
     offered: list[object] = []
 
     class AlwaysReplaced:
-        traces, decoupled = UNTRACED, False
+        traces, is_plain = UNTRACED, True
         submit_to = Engine.submit_to
 
         def resolve(self, name: str, version: int) -> AlwaysReplaced:
@@ -509,7 +509,7 @@ def test_a_request_is_offered_to_a_bounded_number_of_versions() -> None:
 
 def test_a_front_end_without_streams_refuses_decoupled_models_before_it_decodes() -> None:
     class Decoupled:
-        traces, decoupled = UNTRACED, True
+        traces, decoupled, is_plain = UNTRACED, True, False
         submit_to = Engine.submit_to
 
         def resolve(self, name: str, version: int) -> Decoupled:

@@ -39,6 +39,7 @@ _ALIASES = {
 _GROUPS = (
     ("Serve models", ("serve", "init", "export", "build", "config", "backends")),
     ("Talk to a running server", ("infer", "models", "explain", "startup")),
+    ("Release versions", ("release",)),
     ("Score files", ("score",)),
     ("Measure", ("bench", "cost", "replay")),
     ("Platforms", ("emulate", "manifests", "image", "deploy")),

@@ -65,6 +65,8 @@ def add_commands(commands: Any) -> None:
     _add_bench(commands)
     _add_replay(commands)
     _bind(traffic.add_score(commands, _count, _pair), traffic.score)
+    for parser in traffic.add_release(commands, _count, _add_release_server):
+        _bind(parser, traffic.release)
     _add_cost(commands)
     _add_keys(commands)
     backends = commands.add_parser(
@@ -282,6 +284,11 @@ def _add_models(commands: Any) -> None:
         else:
             parser.add_argument("--dependents", action="store_true", help="also unload the models of an ensemble")
         _bind(parser, _models_command(action))
+
+
+def _add_release_server(parser: argparse.ArgumentParser) -> None:
+    _add_server(parser)
+    _add_timeout(parser, 600.0)
 
 
 def _models_command(action: str) -> Command:

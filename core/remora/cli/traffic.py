@@ -177,6 +177,74 @@ def add_bench_load(kinds: Any, count: Count, seconds: Callable[[str], float]) ->
     return parser
 
 
+_RELEASE_VERBS = {
+    "start": "send a part of the requests to a version",
+    "weight": "change the part of the requests that a version gets",
+    "promote": "make the canary the stable version",
+    "rollback": "send all requests to the stable version again",
+    "alias": "let a name stand for a version, or for none",
+    "end": "forget the release, so that the version policy decides again",
+    "status": "print the versions, their weights and answers, and the latest decisions",
+}
+
+
+def add_release(commands: Any, count: Count, server: Callable[[Any], None]) -> list[argparse.ArgumentParser]:
+    """Add the arguments of `remora release`, and return the parsers of its verbs."""
+    releases = commands.add_parser(
+        "release",
+        help="send a part of a model's requests to another version",
+        description="Divide the requests to a model of a running server among its versions (docs/releases.md).",
+    )
+    verbs = releases.add_subparsers(metavar="VERB", required=True)
+    parsers = []
+    for verb, text in _RELEASE_VERBS.items():
+        parser: argparse.ArgumentParser = verbs.add_parser(verb, help=text, description=f"{text.capitalize()}.")
+        parser.set_defaults(verb=verb)
+        parser.add_argument("model", metavar="MODEL", help="name of the model")
+        if verb == "start":
+            parser.add_argument("version_number", type=count, metavar="VERSION", help="version in the repository")
+            _add_release_start(parser)
+        elif verb == "weight":
+            parser.add_argument("share", metavar="PERCENT", help="part of the requests, such as 25%%")
+        elif verb == "alias":
+            parser.add_argument("alias", metavar="NAME", help="name, which clients write as MODEL@NAME")
+            parser.add_argument(
+                "version_number", type=count, nargs="?", metavar="VERSION", help="version (default: remove the name)"
+            )
+        if verb in ("start", "weight", "promote", "rollback"):
+            parser.add_argument("--name", default="", metavar="ARM", help="arm other than canary, for A/B tests")
+            parser.add_argument("--reason", default="", metavar="TEXT", help="reason to keep with the decision")
+        server(parser)
+        parser.add_argument("--json-out", action="store_true", help="print the state as JSON")
+        parsers.append(parser)
+    return parsers
+
+
+def _add_release_start(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--canary", default="0", metavar="PERCENT", help="part of the requests (default: none yet)")
+    parser.add_argument(
+        "--steps", default="", metavar="PERCENT,...", help="weights that follow when the judgement is good"
+    )
+    parser.add_argument(
+        "--sticky",
+        default="",
+        metavar="BY",
+        help="identity of a client: request (its id, the default), header:NAME or parameter:NAME",
+    )
+    parser.add_argument("--auto", action="store_true", help="promote or roll back by the judgement")
+    parser.add_argument("--bake", default="", metavar="TIME", help="least duration of each step (default 10m)")
+    parser.add_argument("--alpha", type=float, metavar="P", help="probability of a wrong decision (default 0.05)")
+    parser.add_argument("--slow-ms", type=float, metavar="MS", help="latency limit (default: from the stable version)")
+    parser.add_argument("--least", type=int, metavar="N", help="least number of answers of the canary (default 100)")
+
+
+def release(options: argparse.Namespace) -> int:
+    """Run `remora release`."""
+    from remora.cli import release as cli_release
+
+    return cli_release.release(options)
+
+
 def _at_least_one(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 100_000):
         raise argparse.ArgumentTypeError(f"expected a number from 1 to 99999, got {text!r}")

@@ -125,6 +125,8 @@ class CallAnswers:
             case calls.ModelUnload(model, unload_dependents):
                 self._lifecycle.unload(model, unload_dependents=unload_dependents)
                 return None
+            case calls.ModelRelease(model, action, parameters):
+                return self._lifecycle.releases.perform(model, action, parameters)
             case calls.Metrics():
                 return self._metrics()
             case _:
@@ -138,7 +140,8 @@ class CallAnswers:
             settings = MetricsSettings.of(self._options.metrics_config)
             self._exporter = MetricsExporter(settings, self._clock, self._cache, gpus, self._energy_j)
         models = [*self._table.ready_models(), *self.beside()]
-        return self._exporter.render(models, self._startup(), self.connections(), self.denials, self.load())
+        shares = self._lifecycle.releases.shares() if self._lifecycle.has_releases else ()
+        return self._exporter.render(models, self._startup(), self.connections(), self.denials, self.load(), shares)
 
     def _startup(self) -> StartupReport:
         answered = [model.statistics.first_answer_ns for model in self._table.ready_models()]

@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from remora.cache import CacheStats, ResponseCache
-from remora.calls import Duration, ModelStats
+from remora.calls import Duration, ModelStats, ReleaseShare
 from remora.custom_metrics import snapshot as custom_families
 from remora.management.generation import generation_families
 from remora.models.served_model import ServedModel
@@ -40,6 +40,17 @@ class _Row(NamedTuple):
     suffix: str
     labels: Labels
     value: float
+
+
+_RELEASE_FAMILIES: tuple[tuple[str, str, str, Callable[[ReleaseShare], float]], ...] = (
+    ("remora_release_weight", "gauge", "Part of the requests that a version gets, from 0 to 1", lambda row: row.weight),
+    ("remora_release_answers", "gauge", "Answers since the step of the release began", lambda row: row.answers),
+    ("remora_release_errors", "gauge", "Failed answers since the step of the release began", lambda row: row.errors),
+)
+
+
+def _share_labels(share: ReleaseShare) -> Labels:
+    return ("model", share.model), ("version", str(share.version)), ("alias", share.alias)
 
 
 _NO_COUNTS: Mapping[str, int] = {}
@@ -72,6 +83,7 @@ class MetricsExporter:
         connections: Mapping[str, int] = _NO_COUNTS,
         denials: Mapping[str, int] = _NO_COUNTS,
         load: ServerLoad | None = None,
+        shares: Sequence[ReleaseShare] = (),
     ) -> str:
         """Return the page for these models, start and counts as text/plain in UTF-8."""
         lines: list[str] = []
@@ -94,6 +106,8 @@ class MetricsExporter:
             _family(lines, "remora_denied_requests_total", "counter", "Requests without a valid API key", rows)
         if load is not None:
             _load(lines, load)
+        for name, kind, help_text, value in _RELEASE_FAMILIES if shares else ():
+            _family(lines, name, kind, help_text, [_Row("", _share_labels(share), value(share)) for share in shares])
         if startup is not None and startup.ready:
             _startup(lines, startup)
         for family in (*generation_families(models), *custom_families()):

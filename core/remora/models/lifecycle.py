@@ -7,11 +7,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from remora.calls import IndexEntry
 from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
+from remora.model_files import RELEASE_FILE
 from remora.models.load_log import CLIENT, REQUEST, Failures, occasion
 from remora.models.loader import ModelLoader
 from remora.models.model_set import ModelSet
@@ -23,9 +26,11 @@ from remora.options import EngineOptions
 from remora.repository.catalog import Catalog, name_of
 from remora.system.clock import Clock
 
-if TYPE_CHECKING:  # few servers poll or load on demand
+if TYPE_CHECKING:  # few servers poll, load on demand or release versions
     from remora.models.on_demand import OnDemand
     from remora.models.polling import RepositoryPolls
+    from remora.models.releases import Releases
+    from remora.repository import ModelFolder
 
 _log = logging.getLogger("remora.models")
 
@@ -56,11 +61,61 @@ class Lifecycle:
         self._polls: RepositoryPolls | None = None
         self._readiness = ReadinessState(options, self.table, loader.gpu_count)
         self.table.missing = self._missing
+        self._releases: Releases | None = None
+        self._releases_lock = threading.Lock()
+        self.models.release_by(self._selection, self._release_failed)
 
     def _make_on_demand(self) -> OnDemand:
         from remora.models.on_demand import OnDemand
 
         return OnDemand(self._load_one, self._clock)
+
+    # -- releases ---------------------------------------------------------------------------------------------------
+
+    @property
+    def releases(self) -> Releases:
+        """The releases of the models, which most servers never use. Raises InternalError."""
+        from remora.models.releases import Releases, ReleaseStore
+
+        with self._releases_lock:
+            if self._releases is None:
+                self._releases = Releases(self.models, self._clock, ReleaseStore(self._release_file()))
+            return self._releases
+
+    @property
+    def has_releases(self) -> bool:
+        """True if a model has or had a release, in this process or before."""
+        return self._releases is not None
+
+    def _release_file(self) -> Path | None:
+        """Return the file of the stored releases, None without a folder for it."""
+        if self._options.release_directory:
+            return Path(self._options.release_directory, "releases.json")
+        for repository in self._catalog.repositories:
+            place = Path(repository.location)
+            if "://" not in repository.location and place.is_dir():
+                return place / ".remora" / "releases.json"
+        return None
+
+    def _selection(self, key: str, folder: ModelFolder) -> Callable[[list[int]], list[int]] | None:
+        """Return how a release selects versions (see `Planner.selection`). Raises RemoraError."""
+        declared = folder.path / RELEASE_FILE
+        is_declared = declared.is_file()
+        if self._releases is None and not is_declared:
+            return None
+        available = sorted(folder.versions)
+        if is_declared:
+            self.releases.declare(key, declared.read_bytes(), available)
+        return lambda by_policy: self.releases.select(key, by_policy, available)
+
+    def _release_failed(self, key: str, errors: Mapping[int, str]) -> bool:
+        return self._releases is not None and self._releases.failed(key, errors)
+
+    def _resume_releases(self) -> None:
+        """Go on with the releases of an earlier process."""
+        file = self._release_file()
+        if file is not None and file.is_file():
+            _log.info("the releases in '%s' go on", self.releases.stored_at)
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -177,6 +232,7 @@ class Lifecycle:
         Raises NotFoundError when a repository does not exist.
         """
         try:
+            self._resume_releases()
             self._catalog.look()
             if self._catalog.repositories and not self._catalog.all_keys():
                 self._warn_of_no_models()

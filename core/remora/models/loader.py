@@ -159,8 +159,16 @@ class ModelLoader:
         parameters: Mapping[str, str | bytes],
         repository: Repository | None = None,
         files: Fingerprint = _NO_FILES,
+        select: Callable[[list[int]], list[int]] | None = None,
     ) -> LoadPlan:
-        """Plan a load without opening the model. ``files`` are stamps taken before this call.
+        """Plan a load without opening the model.
+
+        Args:
+            folder: the model's folder.
+            parameters: those of the load request.
+            repository: the origin of the folder.
+            files: stamps taken before this call.
+            select: returns the versions to load from those of the version policy; None to load the latter.
 
         Raises PollError.
         """
@@ -170,6 +178,8 @@ class ModelLoader:
             config.name = config.name or folder.name
             check_names(config, folder.name)
             versions = select_versions(config.version_policy, sorted(folder.versions))
+            if select is not None:
+                versions = select(versions)
             # A policy that selects no version is refused later, with a specific error text.
             looked_at = versions or sorted(folder.versions)
             infer_backend(config, folder.name, folder.filenames(looked_at[-1]) if looked_at else ())

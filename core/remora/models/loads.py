@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from remora.system.clock import Clock
 _log = logging.getLogger("remora.models")
 
 _LOOK_S = 0.05
+_NO_ERRORS: Mapping[int, str] = {}
 _ENSEMBLE_HINT = (
     "an ensemble needs a version too, though it has no files: make an empty folder 1/ beside its configuration\n"
 )
@@ -46,13 +47,16 @@ class LoadFailedError(InvalidArgumentError):
     """Raised when a load fails.
 
     ``reason`` is the text for an ensemble that depends on the model. ``unfit`` is True if the model is an ensemble
-    whose models are missing or do not match.
+    whose models are missing or do not match. ``versions`` are the errors of the versions that failed.
     """
 
-    def __init__(self, message: str, reason: str = "", *, unfit: bool = False) -> None:
+    def __init__(
+        self, message: str, reason: str = "", *, unfit: bool = False, versions: Mapping[int, str] = _NO_ERRORS
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.unfit = unfit
+        self.versions = versions
 
 
 class _Loaded(NamedTuple):
@@ -204,7 +208,7 @@ class ModelLoads:
             self._close(key, loaded.values())
             lacks_folder = plan.config.HasField("ensemble_scheduling") and not plan.folder.versions
             raise self._load_failed(key, failed, hint=_ENSEMBLE_HINT if lacks_folder else "")
-        self._hand_over(self._table.serving(key), loaded)
+        self._hand_over(self._table.serving(key), loaded, continuing)
         retired = self._table.replace(key, loaded, continuing)
         if retired is None:
             self._close(key, loaded.values())
@@ -217,11 +221,19 @@ class ModelLoads:
         )
         self._close(key, retired)
 
-    def _hand_over(self, serving: Mapping[int, ServedModel], loaded: Mapping[int, ServedModel]) -> None:
+    def _hand_over(
+        self, serving: Mapping[int, ServedModel], loaded: Mapping[int, ServedModel], continuing: Collection[int]
+    ) -> None:
         """Let open sequences end in the version where they began.
 
-        Each new version is linked to the old one.
+        Each new version is linked to the old one. Without new versions, a version that goes is linked to one that
+        stays.
         """
+        stays = [serving[number] for number in continuing if number in serving]
+        for number, gone in serving.items():
+            heirs = [model for model in stays if model.predecessor is None]
+            if number not in continuing and not loaded and gone.is_needed and heirs:
+                heirs[-1].predecessor = gone
         for number, successor in loaded.items():
             older = serving.get(number) or (serving[max(serving)] if serving else None)
             if older is not None and older.is_needed:
@@ -236,7 +248,8 @@ class ModelLoads:
             )
         for number, error in failed.items():
             log_failure(key, error, number)
-        return LoadFailedError(f"load failed for model '{key}': {text}", text)
+        versions = {number: _sentence(error) for number, error in failed.items()}
+        return LoadFailedError(f"load failed for model '{key}': {text}", text, versions=versions)
 
     def unload(self, key: str) -> None:
         """Unload all versions of a model."""

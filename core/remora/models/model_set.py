@@ -8,22 +8,22 @@ serves as long as they do: see `ensembles`.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from remora.errors import RemoraError
 from remora.models.ensembles import EnsembleLoader, step_models
 from remora.models.load_log import ROOM, occasion
 from remora.models.loader import LoadPlan, ModelLoader
-from remora.models.loads import ModelLoads
+from remora.models.loads import LoadFailedError, ModelLoads
 from remora.models.memory import MemoryGate, Resident, Space
-from remora.models.planner import Planner
+from remora.models.planner import Planner, Selection
 from remora.models.served_model import ServedModel
 from remora.models.table import ModelTable
 from remora.options import EngineOptions
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.repository import Fingerprint
-from remora.repository.catalog import Catalog
+from remora.repository.catalog import Catalog, name_of
 from remora.scheduling.assembly import Steps
 from remora.system.clock import Clock
 from remora.system.cpus import memory_in_use_bytes, memory_limit_bytes
@@ -59,6 +59,12 @@ class ModelSet:
         )
         self.loads = ModelLoads(table, loader, clock, retries=options.model_load_retry_count, gate=gate)
         self._ensembles = EnsembleLoader(self)
+        self.release_failed: Callable[[str, Mapping[int, str]], bool] = lambda _key, _errors: False
+        """Ends the releases of versions that cannot be loaded; returns True if the model can serve without them."""
+
+    def release_by(self, selection: Selection, failed: Callable[[str, Mapping[int, str]], bool]) -> None:
+        """Let releases select versions (see `Planner.selection` and `release_failed`)."""
+        self._planner.selection, self.release_failed = selection, failed
 
     def load(self, key: str, parameters: Mapping[str, str | bytes] = _NOTHING) -> None:
         """Load or reload a model or an ensemble. Raises RemoraError."""
@@ -116,7 +122,7 @@ class ModelSet:
             plan = self._planner.plan(key, parameters)
             if step_models(plan.config):
                 return plan
-            self.loads.reconcile(key, plan, None)
+            self.open(key, plan, None)
             self._ensembles.drop(key)  # it may have been an ensemble before
         self._ensembles.reconcile()
         return None
@@ -178,7 +184,23 @@ class ModelSet:
 
         Raises RemoraError and leaves the previous versions in service.
         """
-        self.loads.reconcile(name, plan, steps)
+        try:
+            self.loads.reconcile(name, plan, steps)
+        except LoadFailedError as error:
+            if not self.release_failed(name, error.versions):
+                raise
+            self.table.drop_failures(name, error.versions)
+            self.loads.reconcile(name, self._planner.plan(name, _NOTHING), steps)
+
+    def available(self, key: str) -> list[int]:
+        """Return the versions that have files in the model's repository. Raises RemoraError."""
+        self._catalog.look(name_of(key), forgiving=True)
+        return self._planner.available(key)
+
+    def is_sent(self, key: str) -> bool:
+        """Return True if a client sent the model's configuration or files."""
+        plan = self.loads.plan_of(key)
+        return plan is not None and plan.sent
 
     def unload_key(self, name: str) -> None:
         """Unload all versions of a model."""

@@ -6,13 +6,13 @@ Every reason why a model cannot be planned gives the client the same text, Trito
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError
 from remora.models.load_log import log_failure
 from remora.models.loader import LoadPlan, ModelLoader
 from remora.options import EngineOptions
-from remora.repository import CacheSettings, Repository
+from remora.repository import CacheSettings, ModelFolder, Repository
 from remora.repository.catalog import Catalog, name_of
 from remora.repository.sources import open_repository
 from remora.startup import Ledger
@@ -22,6 +22,9 @@ _log = logging.getLogger("remora.models")
 
 class PollFailedError(InternalError):
     """Raised for a model that is missing, ambiguous or cannot be planned."""
+
+
+Selection = Callable[[str, ModelFolder], Callable[[list[int]], list[int]] | None]
 
 
 class Planner:
@@ -35,13 +38,16 @@ class Planner:
     def __init__(self, catalog: Catalog, loader: ModelLoader) -> None:
         self._catalog = catalog
         self._loader = loader
+        self.selection: Selection = lambda _key, _folder: None
+        """Returns how a release selects versions, None for a model without a release."""
 
     def plan(self, key: str, parameters: Mapping[str, str | bytes]) -> LoadPlan:
         """Plan a model from its repository or from the request's parameters. Raises PollFailedError."""
         try:
             repository = self._source(key, parameters)
             folder = repository.fetch(name_of(key), ())
-            return self._loader.plan(folder, parameters, repository, repository.fingerprint(folder.name))
+            select = self.selection(key, folder)
+            return self._loader.plan(folder, parameters, repository, repository.fingerprint(folder.name), select)
         except Exception as error:
             raise self.unpolled(key, error) from error
 
@@ -55,6 +61,10 @@ class Planner:
         if "config" not in parameters:
             raise InvalidArgumentError("the load request contains files but no 'config'")
         return SentModel(name_of(key), files)
+
+    def available(self, key: str) -> list[int]:
+        """Return the versions in a model's repository. Raises RemoraError."""
+        return sorted(self._catalog.only(key).repository.fetch(name_of(key), ()).versions)
 
     def unpolled(self, key: str, cause: Exception | None = None) -> PollFailedError:
         """Return Triton's error for a model that cannot be planned [M09].

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
-from remora.model_files import CONFIG_FILENAMES
+from remora.model_files import CONFIG_FILENAMES, RELEASE_FILE
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.repository import Fingerprint, ModelFolder
 
@@ -100,7 +100,8 @@ def revision_of(
         folder: the model's folder.
         config: the configuration as written or sent.
         versions: the versions that its policy selects.
-        files: its files with their stamps; configuration files are left out because ``config`` counts instead.
+        files: its files with their stamps; configuration files are left out because ``config`` counts instead, and
+            the declared release because ``versions`` counts.
     """
     homes = {path.name: number for number, path in folder.versions.items() if path != folder.path}
     flat = [number for number, path in folder.versions.items() if path == folder.path]
@@ -111,7 +112,7 @@ def revision_of(
         number = homes.get(top)
         if number is not None:
             own.get(number, []).append((path, stamp))
-        elif (top != "configs" or not rest) and path not in CONFIG_FILENAMES:
+        elif (top != "configs" or not rest) and path not in (*CONFIG_FILENAMES, RELEASE_FILE):
             shared.append((path, stamp))
     rest_of_config = ModelConfig()
     rest_of_config.CopyFrom(config)

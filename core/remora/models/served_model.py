@@ -78,6 +78,9 @@ class ServedModel:
     `submit` queues a request. The ticket's reply gets the response exactly once.
     """
 
+    is_routed = False
+    """True for the model of a release, which chooses the version (`remora.models.routing`)."""
+
     def __init__(self, parts: ModelParts) -> None:
         config = parts.config
         self.name = parts.name
@@ -85,6 +88,8 @@ class ServedModel:
         self.version_text = str(parts.version)
         self.config = config
         self.decoupled = config.model_transaction_policy.decoupled
+        self.is_plain = not self.decoupled
+        """True if requests need no care before they are submitted: the model is neither decoupled nor routed."""
         self.platform = config.platform or config.backend
         self.signature = Signature(config, parts.name)
         self.statistics = parts.statistics

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from remora.errors import InvalidArgumentError, NotFoundError, RemoraError, UnavailableError
 from remora.models.served_model import ServedModel
@@ -18,6 +18,10 @@ from remora.repository.catalog import name_of
 
 READY, UNAVAILABLE, LOADING, UNLOADING = "READY", "UNAVAILABLE", "LOADING", "UNLOADING"
 UNLOADED = "unloaded"
+_ALIAS_MARK = "@"
+"""Between a model's name and an alias, as a client sends it."""
+_LATEST = "latest"
+"""Alias of the highest ready version."""
 
 
 class LoadingError(UnavailableError):
@@ -39,20 +43,57 @@ class VersionState(NamedTuple):
     model: ServedModel | None = None
 
 
+class Routing(Protocol):
+    """Choice among the versions of a model that a release manages (`remora.models.routing`)."""
+
+    def primary(self, ready: Mapping[int, ServedModel]) -> ServedModel | None:
+        """Return the version that stands for the model, None if none is ready."""
+
+    def splits(self, ready: Mapping[int, ServedModel]) -> bool:
+        """Return True if requests may go to several of the versions."""
+
+    def route(self, ready: Mapping[int, ServedModel]) -> Any:
+        """Return the model for one request, which chooses the version later (`RoutedModel`)."""
+
+    def version_of(self, alias: str) -> int | None:
+        """Return the version of an alias, or None."""
+
+
 _NONE: Mapping[int, VersionState] = {}
 
 
 class ModelState(NamedTuple):
-    """State of one model. Immutable: a change puts a new object into the table."""
+    """State of one model. Immutable: a change puts a new object into the table.
+
+    ``newest`` is the highest ready version, or the stable version of a release. ``direct`` is the same, or None while a
+    release divides the requests among versions.
+    """
 
     versions: Mapping[int, VersionState] = _NONE
     newest: ServedModel | None = None
+    direct: ServedModel | None = None
+    routing: Routing | None = None
 
     @staticmethod
-    def of(versions: Mapping[int, VersionState]) -> ModelState:
-        """Return the state with its highest ready version selected [M03]."""
-        ready = [number for number, row in versions.items() if row.model is not None]
-        return ModelState(versions, versions[max(ready)].model if ready else None)
+    def of(versions: Mapping[int, VersionState], routing: Routing | None = None) -> ModelState:
+        """Return the state with its highest ready version selected [M03].
+
+        A release may select another one.
+        """
+        ready = {number: row.model for number, row in versions.items() if row.model is not None}
+        if routing is None:
+            newest = ready[max(ready)] if ready else None
+            return ModelState(versions, newest, newest)
+        newest = routing.primary(ready)
+        return ModelState(versions, newest, None if routing.splits(ready) else newest, routing)
+
+    def serving(self) -> ServedModel | None:
+        """Return the model for a request without a version, or None if none is ready."""
+        if self.direct is not None or self.newest is None or self.routing is None:
+            return self.direct
+        ready = {number: row.model for number, row in self.versions.items() if row.model is not None}
+        routed: ServedModel = self.routing.route(ready)
+        return routed
 
     @property
     def ready_versions(self) -> list[int]:
@@ -95,6 +136,7 @@ class ModelTable:
     def __init__(self, *, namespacing: bool = False) -> None:
         self._lock = threading.Lock()
         self._states: dict[str, ModelState] = {}
+        self._routings: dict[str, Routing] = {}
         self.only_model = ""
         """The name of the only model that serves; "" for none or several."""
         self._namespacing = namespacing
@@ -110,8 +152,8 @@ class ModelTable:
         Raises NotFoundError or UnavailableError [H09], or what ``missing`` does.
         """
         state = self._states.get(name)
-        if state is not None and version < 0 and state.newest is not None:
-            return state.newest  # the usual case, kept short
+        if state is not None and version < 0 and state.direct is not None:
+            return state.direct  # the usual case, kept short
         try:
             return self.look_up(name, version)
         except RemoraError as error:
@@ -122,19 +164,37 @@ class ModelTable:
         key = self._only_namesake(name) if self._namespacing and name not in self._states else name
         state = self._states.get(key)
         if state is None:
+            if _ALIAS_MARK in name:
+                return self._by_alias(name, version)
             raise NotFoundError(f"Request for unknown model: '{key}' is not found")
         if key != name and state.is_unloaded:  # Triton no longer knows its namespace
             raise NotFoundError(f"Identifier of model '{name}' is not found in global map")
         if version < 0:
-            if state.newest is None:
+            serving = state.serving()
+            if serving is None:
                 raise NotFoundError(f"Request for unknown model: '{key}' has no available versions")
-            return state.newest
+            return serving
         row = state.versions.get(version)
         if row is None:
             raise NotFoundError(f"Request for unknown model: '{key}' version {version} is not found")
         if row.model is None:
             raise UnavailableError(f"Request for unknown model: '{key}' version {version} is not at ready state")
         return row.model
+
+    def _by_alias(self, name: str, version: int) -> ServedModel:
+        """Return the version that ``MODEL@ALIAS`` names.
+
+        Raises NotFoundError without such an alias, and as `look_up` for its version.
+        """
+        model, _, alias = name.rpartition(_ALIAS_MARK)
+        key = self._only_namesake(model) if self._namespacing and model not in self._states else model
+        state = self._states.get(key)
+        number = state.routing.version_of(alias) if state is not None and state.routing is not None else None
+        if alias == _LATEST and state is not None and state.ready_versions:
+            number = state.ready_versions[-1]
+        if number is None or version >= 0:
+            raise NotFoundError(f"Request for unknown model: '{name}' is not found")
+        return self.look_up(model, number)
 
     def called(self, name: str) -> ModelState | None:
         """Return the state of the only model of this name in any namespace.
@@ -316,6 +376,27 @@ class ModelTable:
             self._closed = True
         return models
 
+    def route(self, key: str, routing: Routing | None) -> None:
+        """Divide the requests to a model by ``routing`` from now on, or not at all with None."""
+        with self._lock:
+            self._routings = {each: kept for each, kept in self._routings.items() if each != key}
+            if routing is not None:
+                self._routings[key] = routing
+            state = self._states.get(key)
+            if state is not None and not self._closed:
+                self._put({**self._states, key: ModelState.of(state.versions, routing)})
+
+    def drop_failures(self, key: str, versions: Iterable[int]) -> None:
+        """Forget failed loads of versions that are not wanted any more."""
+
+        def publish(rows: dict[int, VersionState]) -> None:
+            for number in versions:
+                if number in rows and rows[number].state == UNAVAILABLE:
+                    del rows[number]
+
+        if key in self._states:
+            self._change(key, publish)
+
     def _change(self, key: str, change: Callable[[dict[int, VersionState]], None]) -> bool:
         """Apply a change and return False if the table has been cleared."""
         with self._lock:
@@ -323,7 +404,7 @@ class ModelTable:
                 return False
             rows = dict(self._states.get(key, UNKNOWN).versions)
             change(rows)
-            self._put({**self._states, key: ModelState.of(rows)})
+            self._put({**self._states, key: ModelState.of(rows, self._routings.get(key))})
             return True
 
     def _put(self, states: dict[str, ModelState]) -> None:

@@ -92,6 +92,12 @@ class ModelOptions:
         default=False,
     )
     exit_on_error: bool = option("Exit when a model fails to load at startup.", default=True)
+    release_directory: str = option(
+        "Folder that keeps the state of releases over a restart; empty: the folder .remora in the first local "
+        "repository, made when a release starts.",
+        default="",
+        metavar="DIR",
+    )
     strict_readiness: bool = option("Report ready only when every model is ready.", default=True)
     disable_auto_complete_config: bool = option(
         "Use configurations as written; derive nothing from the model.", default=False

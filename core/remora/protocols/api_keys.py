@@ -69,7 +69,7 @@ def permission_of_action(action: str, method: str) -> str:
     if found is not None:
         return found
     group = GROUP_OF_ACTION[action]
-    return READ if group in _READABLE and method in _SAFE_METHODS else _OF_GROUP[group]
+    return READ if (group in _READABLE or action == "release") and method in _SAFE_METHODS else _OF_GROUP[group]
 
 
 def permission_of_call(path: str) -> str:

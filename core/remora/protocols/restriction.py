@@ -40,6 +40,7 @@ GROUP_OF_ACTION: Mapping[str, str] = {
     "index": "model-repository",
     "load": "model-repository",
     "unload": "model-repository",
+    "release": "model-repository",
     "system_shm": "shared-memory",
     "cuda_shm": "shared-memory",
     "trace": "trace",

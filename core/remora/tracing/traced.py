@@ -124,6 +124,8 @@ class _TracedModel:
     def submit(self, form: InferForm, data: Sequence[Data], reply: Reply, **how: Any) -> Ticket:
         """Submit as ``ServedModel.submit`` does, with a trace."""
         progress, model = self._progress, self._model
+        if model.is_routed:
+            model.bind(form)  # so that the trace names the version that runs the request
         above = progress.trace.context if self._caller is None else self._caller.context
         part = _part(progress.traces, model, form, above, self._caller)
         if not progress.begin(part):

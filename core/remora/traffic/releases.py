@@ -92,6 +92,12 @@ class Release(NamedTuple):
         arm = next((arm.version for arm in self.arms if arm.alias == alias), None)
         return arm if arm is not None else self.aliases.get(alias)
 
+    def alias_of(self, version: int) -> str:
+        """Return the alias of the stable version or of an arm, "" for another version."""
+        if version == self.stable:
+            return STABLE
+        return next((arm.alias for arm in self.arms if arm.version == version), "")
+
     def select(self, by_policy: Iterable[int], available: Iterable[int]) -> list[int]:
         """Return the versions to load, from those of the version policy and those that have files."""
         return sorted({*by_policy}.difference(self.rejected).union(self.versions()).intersection(available))

@@ -378,7 +378,7 @@ def test_a_models_path_may_name_a_version() -> None:
 class SilentEngine:
     """An engine with one model that takes every request and answers none."""
 
-    traces = UNTRACED
+    traces, is_plain = UNTRACED, True
 
     def __init__(self) -> None:
         self.tickets: list[Ticket] = []

@@ -182,7 +182,7 @@ def test_tensors_are_written_as_they_were_when_they_came_and_went(models: Path, 
 class StandIn:
     """A model that answers at once with the one output that it was made with."""
 
-    name, version, steps = "m", 1, None
+    name, version, steps, is_routed = "m", 1, None, False
 
     def __init__(self, output: Any) -> None:
         self.outcome: Outcome = Response([Tensor("OUT", "BYTES", output)])

@@ -20,6 +20,7 @@ from remora.calls import (
     ModelLoad,
     ModelMetadata,
     ModelReady,
+    ModelRelease,
     ModelSequences,
     ModelStatistics,
     ModelStats,
@@ -159,6 +160,17 @@ def _file(text: str) -> bytes:
     return base64.b64decode(digits + "=" * (-len(digits) % 4))
 
 
+def _release(route: Route, body: bytes) -> Call:
+    """Return the call for a release, whose body is remora's own JSON."""
+    if route.verb == "GET":
+        return ModelRelease(route.model)
+    document = access.document(body)
+    action = document.pop("action", None) if isinstance(document, dict) else None
+    if not isinstance(action, str) or not action:
+        raise MalformedError('release: expected a JSON object with an "action", such as {"action": "promote"}')
+    return ModelRelease(route.model, action, document)
+
+
 def _unload(route: Route, body: bytes) -> Call:
     _check_repository(route)
     # Triton unloads even if it cannot parse the body, so clients may send any body or none.
@@ -199,6 +211,7 @@ _CALLS: dict[str, Callable[[Route, bytes], Call]] = {
     "index": _index,
     "load": _load,
     "unload": _unload,
+    "release": _release,
     "trace": _trace_settings,
     "logging": _log_settings,
 }
@@ -356,6 +369,13 @@ def _durations(holder: object, names: tuple[str, ...]) -> bytes:
     return b",".join(parts)
 
 
+def _release_status(result: Any) -> bytes:
+    """Return remora's page of a release as JSON (docs/releases.md)."""
+    import json  # imported on first use, because this page is rarely requested
+
+    return json.dumps(result).encode()
+
+
 def _explanation(result: Any) -> bytes:
     import orjson  # remora's own page, so Triton's exact bytes do not matter
 
@@ -376,6 +396,7 @@ _RESULTS: dict[str, Callable[[Any], bytes]] = {
     "all_stats": _statistics,
     "model_explain": _explanation,
     "index": _entries,
+    "release": _release_status,
     "trace": print_settings,
     "logging": print_settings,
 }

@@ -33,6 +33,7 @@ _MODEL_ACTIONS = {
     "stats": "model_stats",
     "sequences": "model_sequences",  # ours
     "explain": "model_explain",  # ours
+    "release": "release",  # ours
     "trace/setting": "trace",
 }
 _METHODS = {
@@ -44,6 +45,7 @@ _METHODS = {
     "unload": _POST,
     "trace": _BOTH,
     "logging": _BOTH,
+    "release": _BOTH,
 }
 # Their errors found before the body is read are text/plain, those of all others application/json [H11].
 _PLAIN = frozenset(("infer", "model_ready", "live", "ready"))
@@ -53,9 +55,9 @@ class Route(NamedTuple):
     """Action and arguments that a request's path names.
 
     ``version`` is -1 if the path names none. ``plain_errors`` is True if errors found before the body is read are sent
-    as text/plain. ``verb`` is the method of "trace" and "logging" ("GET" or "POST"), and "status", "register" or
-    "unregister" of shared memory; ``region`` is the region of shared memory and ``repository`` the repository in the
-    path. ``request`` is the request to explain.
+    as text/plain. ``verb`` is the method of "trace", "logging" and "release" ("GET" or "POST"), and "status",
+    "register" or "unregister" of shared memory; ``region`` is the region of shared memory and ``repository`` the
+    repository in the path. ``request`` is the request to explain.
     """
 
     action: str
@@ -86,7 +88,7 @@ def _route(method: bytes | str, path: str) -> Route:
     where = where._replace(plain_errors=where.action in _PLAIN)
     if verb not in _methods(where):
         raise Refusal(405, "Method Not Allowed", plain=where.plain_errors, action=where.action)
-    if where.action in ("trace", "logging"):
+    if where.action in ("trace", "logging", "release"):
         where = where._replace(verb=verb)
     return where._replace(version=_version(version, where.plain_errors)) if version else where
 
@@ -149,8 +151,8 @@ def _model(model: str, rest: list[str]) -> tuple[Route, str] | None:
         return Route("model_explain", model, request="/".join(rest[1:])), version
     kind = "/".join(rest)
     action = _MODEL_ACTIONS.get(kind)
-    # `/v2/models/m/` has an empty rest of one part, and trace settings have no versions.
-    if action is None or rest == [""] or (action == "trace" and version):
+    # `/v2/models/m/` has an empty rest of one part, and trace settings and releases have no versions.
+    if action is None or rest == [""] or (action in ("trace", "release") and version):
         return None
     return Route(action, model), version
 

@@ -139,10 +139,11 @@ class FrontLink:
         self._expect: Callable[[], None]
         self._submit_to = engine.submit_to
         self._over_http, self._over_grpc = (
-            FrontEnd(self._submit, _arrival(protocol), _DECOUPLED_OVER[protocol]) for protocol in ("HTTP", "GRPC")
+            FrontEnd(self._submit, _arrival(protocol), _DECOUPLED_OVER[protocol], _take_whole)
+            for protocol in ("HTTP", "GRPC")
         )
         self._several_over_http, self._several_over_grpc = (
-            FrontEnd(self._submit_several, _arrival(protocol), _DECOUPLED_OVER[protocol])
+            FrontEnd(self._submit_several, _arrival(protocol), _DECOUPLED_OVER[protocol], _take_whole)
             for protocol in ("HTTP", "GRPC")
         )
         self._routes: dict[int, Route] = {}
@@ -236,7 +237,7 @@ class FrontLink:
         self._inferences.update(dict.fromkeys(inferences.numbers, inferences))
         try:
             self._submit_to(front_end, route.model, route.version, inferences, *arguments)
-        except LoadingError:
+        except (LoadingError, RoutedRequestError):
             for number in inferences.numbers:
                 del self._inferences[number]
                 self.send(Kind.AGAIN, number)
@@ -417,6 +418,17 @@ class FrontLink:
     def call_ended(self, number: int) -> None:
         """Drop a call that is answered."""
         self._calls.pop(number, None)
+
+
+class RoutedRequestError(Exception):
+    """Raised for a request that a release routes.
+
+    The engine needs its headers, and its answer has a header more.
+    """
+
+
+def _take_whole(*_: object) -> tuple[object, ...]:
+    raise RoutedRequestError
 
 
 def _arrival(protocol: str) -> Callable[..., Arrival]:

@@ -17,9 +17,19 @@ _log = logging.getLogger("remora.http")
 
 STREAM_BACKLOG = 16_777_216
 """Unread bytes of a stream at which a client is dropped if its sender cannot be blocked."""
+VERSION_HEADER = b"X-Model-Version"
+"""Header of an answer while a release divides the requests to a model among versions."""
 _TLS_QUIET_S = 60.0
 SILENCE_S = 2.0
 """How long a partially received request may stay without data during shutdown."""
+
+
+class Versioned(Protocol):
+    """A model, as far as its version goes."""
+
+    @property
+    def version_text(self) -> str:
+        """The version that answers."""
 
 
 class Flow(Protocol):
@@ -113,6 +123,38 @@ class ForwardingExchange:
     def finish(self) -> None:
         """End the body."""
         self._exchange.finish()
+
+
+class VersionExchange(ForwardingExchange):
+    """Exchange that names the model version in a header of the answer.
+
+    Args:
+        exchange: receives the answer.
+        model: its ``version_text`` is read when the answer begins.
+    """
+
+    __slots__ = ("_model",)
+
+    def __init__(self, exchange: Exchange, model: Versioned) -> None:
+        super().__init__(exchange._exchange if isinstance(exchange, VersionExchange) else exchange)
+        self._model = model
+
+    def respond(self, answer: HttpAnswer) -> None:
+        self._exchange.respond(HttpAnswer(answer.status, self._with_version(answer.headers), answer.body))
+
+    def begin(self, status: int, headers: Headers) -> None:
+        self._exchange.begin(status, self._with_version(headers))
+
+    def _with_version(self, headers: Headers) -> Headers:
+        return (*headers, (VERSION_HEADER, self._model.version_text.encode()))
+
+
+def name_version(model: Versioned, head: Head, exchange: Exchange, *rest: object) -> tuple[object, ...]:
+    """Return the arguments for a request whose answer names the version.
+
+    See ``FrontEnd.routed``.
+    """
+    return (head, VersionExchange(exchange, model), *rest)
 
 
 class Cancellable(Protocol):

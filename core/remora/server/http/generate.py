@@ -35,7 +35,7 @@ from remora.protocols.rest.request import RequestLimits
 from remora.protocols.rest.routes import Route
 from remora.scheduling.batching import ExpiredError
 from remora.server.held_mailbox import HeldMailbox
-from remora.server.http.exchange import Exchange, arrival_of
+from remora.server.http.exchange import Exchange, arrival_of, name_version
 
 
 class GenerateRoutes:
@@ -53,7 +53,7 @@ class GenerateRoutes:
         self._mailbox = mailbox
         self._limits = limits
         self._malformed = malformed
-        self._front_end = FrontEnd(self._submit, arrival_of)
+        self._front_end = FrontEnd(self._submit, arrival_of, routed=name_version)
 
     def handle(
         self,

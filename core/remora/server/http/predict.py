@@ -23,7 +23,7 @@ from remora.protocols.rest.answer import JSON, HttpAnswer, Refusal, encode_json_
 from remora.protocols.rest.predict import Part, Rows, decode_predict, encode_predict
 from remora.protocols.rest.routes import typed_route
 from remora.protocols.rest.typed import Interface, decode_typed, encode_typed, nearest
-from remora.server.http.exchange import Cancellable, Exchange, arrival_of
+from remora.server.http.exchange import Cancellable, Exchange, arrival_of, name_version
 
 if TYPE_CHECKING:
     from remora.server.http.rest import RestService
@@ -93,7 +93,7 @@ class Predictor:
         names: Callable[[], list[str]] | None = None,
     ) -> None:
         self._submit_to = engine.submit_to
-        self._front_end = FrontEnd(self._submit, arrival_of, _DECOUPLED)
+        self._front_end = FrontEnd(self._submit, arrival_of, _DECOUPLED, name_version)
         self._when_loaded = rest.when_loaded
         self._mailbox = mailbox
         self._limit = limit

@@ -11,7 +11,7 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from remora.calls import Metrics, ModelExplain, ModelLoad, ModelUnload, RepositoryIndex
+from remora.calls import Metrics, ModelExplain, ModelLoad, ModelRelease, ModelUnload, RepositoryIndex
 from remora.engine import Engine, FrontEnd
 from remora.errors import MalformedError, RemoraError, RetiredError
 from remora.messages import Buffer, Mailbox, Outcome, Response, Ticket
@@ -27,7 +27,7 @@ from remora.protocols.rest.response import BinaryHeaders, ReplyFormat, v2_binary
 from remora.protocols.rest.routes import METRICS_PATH, PAGES, Route, route
 from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions
 from remora.server.http import deadlines
-from remora.server.http.exchange import Answerer, Cancellable, Exchange, arrival_of
+from remora.server.http.exchange import Answerer, Cancellable, Exchange, arrival_of, name_version
 from remora.server.http.generate import GenerateRoutes
 from remora.server.http.large_bodies import LARGE_BYTES, Body, InferParts, LargeBodies, LargeRequest, prints_large
 from remora.server.http.probes import PATHS as PROBES
@@ -43,7 +43,7 @@ _DECOUPLED = "HTTP end point doesn't support models with decoupled transaction p
 _PLAIN = ((b"Content-Type", b"text/plain"),)
 METRICS_HEADERS = ((b"Content-Type", b"text/plain; charset=utf-8"),)
 
-_LASTING = (ModelLoad, ModelUnload)
+_LASTING = (ModelLoad, ModelUnload, ModelRelease)
 """Calls that run a model's code, which may never return."""
 _SLOW = (*_LASTING, RepositoryIndex, ModelExplain)
 """Calls that would block the event loop: they load models, scan repositories or simulate."""
@@ -195,7 +195,7 @@ class RestService:
         self._restrictions = restrictions
         self._allowed_hosts = allowed_hosts
         self._submit_to = engine.submit_to
-        self._front_end = FrontEnd(self._submit, arrival_of, _DECOUPLED)
+        self._front_end = FrontEnd(self._submit, arrival_of, _DECOUPLED, name_version)
         self._codec = codec
         self._encode = codec.encode
         self._generate = GenerateRoutes(engine, mailbox, codec.limits, malformed)
@@ -230,7 +230,7 @@ class RestService:
         other = copy(self)
         other._engine = engine
         other._submit_to = engine.submit_to
-        other._front_end = FrontEnd(other._submit, arrival_of, _DECOUPLED)
+        other._front_end = FrontEnd(other._submit, arrival_of, _DECOUPLED, name_version)
         other._codec = self._codec.twin(binary_headers)
         other._encode = other._codec.encode
         other._malformed = malformed or self._malformed

@@ -40,6 +40,11 @@ class Served:
     decoupled: bool = False
     submit: Any = None
     version_text: str = "3"
+    is_routed: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.decoupled
 
 
 @dataclass

@@ -36,7 +36,7 @@ class FakeModel:
 
     name = "m"
     version_text = "1"
-    decoupled = False
+    is_plain = True
 
     def __init__(self) -> None:
         self.signature = Signature(config_of(CONFIG), "m")

@@ -185,7 +185,7 @@ class ArrivingModel:
 
     options = EngineOptions()
     traces = UNTRACED
-    decoupled = False
+    is_plain = True
     name = "m"
 
     def __init__(self) -> None:

@@ -1,0 +1,553 @@
+"""Releases of models: commands, declarations, judgement, and the file of their state.
+
+Invariant: the routes change before the versions do, so that no request reaches a version without a weight, and a
+version is unloaded only after requests stopped going to it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from remora.calls import ReleaseShare
+from remora.errors import InternalError, InvalidArgumentError, NotFoundError, RemoraError
+from remora.models.load_log import occasion
+from remora.models.routing import Router, Tally
+from remora.models.table import ModelTable
+from remora.system.clock import Clock
+from remora.traffic import releases
+from remora.traffic.judgement import WAIT, Rules, Verdict, judge
+from remora.traffic.releases import CANARY, RUNNING, Release
+
+_log = logging.getLogger("remora.models")
+
+RELEASE = "for a release"
+_PARAMETERS: Mapping[str, frozenset[str]] = {
+    "start": frozenset(("version", "weight", "alias", "steps", "sticky", "automatic", "rules", "reason")),
+    "weight": frozenset(("weight", "alias", "reason")),
+    "promote": frozenset(("alias", "reason")),
+    "rollback": frozenset(("alias", "reason")),
+    "alias": frozenset(("alias", "version")),
+    "end": frozenset(),
+}
+ACTIONS = tuple(_PARAMETERS)
+_DECLARED = frozenset(("stable", "canary", "weight", "aliases", "steps", "sticky", "automatic", "rules"))
+
+
+class Models(Protocol):
+    """Loads of models, as releases use them."""
+
+    table: ModelTable
+
+    def load(self, key: str) -> None:
+        """Bring a model to its desired versions. Raises RemoraError."""
+
+    def available(self, key: str) -> list[int]:
+        """Return the versions that have files in the model's repository. Raises RemoraError."""
+
+    def is_sent(self, key: str) -> bool:
+        """Return True if a client sent the model's configuration or files."""
+
+
+class _Live(NamedTuple):
+    """A release with the router that applies it."""
+
+    release: Release
+    router: Router
+
+
+class ReleaseStore:
+    """File of all releases, replaced as a whole.
+
+    Args:
+        path: the file, None to keep nothing.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+
+    def read(self) -> dict[str, Release]:
+        """Return the stored releases by model. Raises InternalError for a file that cannot be read."""
+        if self.path is None:
+            return {}
+        try:
+            document = json.loads(self.path.read_bytes())
+            rows = document["releases"]
+            return {str(key): releases.from_document(row) for key, row in rows.items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InternalError(
+                f"the stored releases in '{self.path}' cannot be read ({type(error).__name__}: {error}): restore the "
+                "file, or remove it to serve by the version policies"
+            ) from error
+
+    def write(self, stored: Mapping[str, Release]) -> None:
+        """Replace the file. Raises OSError; the file then is as before."""
+        if self.path is None:
+            return
+        text = json.dumps(
+            {"releases": {key: releases.as_document(row) for key, row in sorted(stored.items())}}, indent=1
+        )
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, draft = tempfile.mkstemp(dir=self.path.parent, prefix=".releases.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, self.path)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(draft)
+            raise
+
+
+class Releases:
+    """Releases of all models of an engine. Thread-safe.
+
+    Args:
+        models: loads and unloads the versions.
+        clock: the engine's.
+        store: keeps the releases.
+
+    Raises InternalError if the store cannot be read.
+    """
+
+    def __init__(self, models: Models, clock: Clock, store: ReleaseStore) -> None:
+        self._models = models
+        self._table = models.table
+        self._clock = clock
+        self._store = store
+        self._commands = threading.RLock()  # held for a whole command with its loads
+        self._lock = threading.RLock()  # held for a change of the state; loads may take it
+        self._live: dict[str, _Live] = {}
+        self._unsaved = ""
+        self._judged: set[str] = set()
+        for key, release in store.read().items():
+            self._route(key, release)
+
+    @property
+    def stored_at(self) -> str:
+        """The file of the releases, "" without one."""
+        return str(self._store.path or "")
+
+    # -- for loads ----------------------------------------------------------------------------------------------------
+
+    def select(self, key: str, by_policy: list[int], available: list[int]) -> list[int]:
+        """Return the versions to load: those of the version policy and those of the release."""
+        live = self._live.get(key)
+        return by_policy if live is None else live.release.select(by_policy, available)
+
+    def declare(self, key: str, text: bytes, available: list[int]) -> None:
+        """Begin the release that a model's file declares, unless it has begun before.
+
+        Raises InvalidArgumentError.
+        """
+        digest = blake2b(text, digest_size=16).hexdigest()
+        with self._lock:
+            live = self._live.get(key)
+            if live is not None and live.release.declared == digest:
+                return
+            release = _declared(text, digest, self._clock.wall_ms())
+            missing = sorted(release.versions().difference(available))
+            if missing:
+                raise InvalidArgumentError(_no_version("release.yaml", missing[0], available))
+            _log.info("model '%s' has a declared release: %s", key, _summary(release))
+            self._put(key, release)
+
+    def failed(self, key: str, reasons: Mapping[int, str]) -> bool:
+        """Roll back the arms whose versions cannot be loaded.
+
+        Return True if the model can serve without them.
+        """
+        with self._lock:
+            live = self._live.get(key)
+            if live is None or live.release.stable in reasons:
+                return False
+            release, now_ms = live.release, self._clock.wall_ms()
+            broken = [arm for arm in release.arms if arm.version in reasons]
+            for arm in broken:
+                reason = f"it cannot be loaded: {reasons[arm.version]}"
+                release = releases.rollback(release, now_ms, alias=arm.alias, reason=reason)
+                _log.error("release of model '%s': version %d is rolled back: %s", key, arm.version, reason)
+            if broken:
+                self._put(key, release)
+            return bool(broken)
+
+    # -- commands -----------------------------------------------------------------------------------------------------
+
+    def perform(self, name: str, action: str, parameters: Mapping[str, object]) -> dict[str, Any]:
+        """Perform an action, or none for "", and return the status.
+
+        Raises InvalidArgumentError, NotFoundError, and the error of a load.
+        """
+        key = self._key(name)
+        if not action:
+            self.look(key)
+            return self.status(key)
+        if action not in _PARAMETERS:
+            raise InvalidArgumentError(f"release action {action[:40]!r} is not known: there are {', '.join(ACTIONS)}")
+        unknown = sorted(set(parameters) - _PARAMETERS[action])
+        if unknown:
+            allowed = ", ".join(sorted(_PARAMETERS[action])) or "none"
+            raise InvalidArgumentError(f"release {action}: unknown member '{unknown[0][:40]}'; there are: {allowed}")
+        try:
+            self._change(key, action, parameters)
+        except ValueError as error:
+            raise InvalidArgumentError(f"release {action} of model '{name}': {error}") from error
+        return self.status(key)
+
+    def _key(self, name: str) -> str:
+        keys = [key for key in (name, *self._table.keys_of(name)) if key in self._live or self._table.state(key)]
+        if not keys:
+            raise NotFoundError(f"release: model '{name}' is not served")
+        return keys[0]
+
+    def _change(self, key: str, action: str, parameters: Mapping[str, object]) -> None:
+        now_ms = self._clock.wall_ms()
+        reason = _text(parameters, "reason") or "command"
+        with self._commands:
+            live = self._live.get(key)
+            if action == "start":
+                self._start(key, parameters, now_ms, reason)
+                return
+            if action == "end":
+                self._end(key)
+                return
+            release = live.release if live is not None else Release(self._serving_version(key))
+            alias = _text(parameters, "alias") or CANARY
+            if action == "weight":
+                weight = releases.parse_weight(parameters.get("weight"))
+                self._put(key, releases.set_weight(release, weight, now_ms, alias=alias, reason=reason))
+            elif action == "promote":
+                self._settle(key, releases.promote(release, now_ms, alias=alias, reason=reason))
+            elif action == "rollback":
+                chosen = _text(parameters, "alias")
+                self._settle(key, releases.rollback(release, now_ms, alias=chosen, reason=reason), forced=True)
+            else:
+                version = _version(parameters, self._models.available(key)) if "version" in parameters else None
+                self._settle(key, releases.set_alias(release, alias, version, now_ms))
+
+    def _start(self, key: str, parameters: Mapping[str, object], now_ms: int, reason: str) -> None:
+        if self._models.is_sent(key):
+            raise ValueError("a client sent this model's configuration: versions come from the repository only")
+        before = self._live.get(key)
+        stable = before.release.stable if before is not None else self._serving_version(key)
+        version = _version(parameters, self._models.available(key))
+        release = releases.start(
+            before.release if before is not None else Release(stable),
+            version,
+            releases.parse_weight(parameters.get("weight", 0)),
+            now_ms,
+            alias=_text(parameters, "alias") or CANARY,
+            reason=reason,
+            **_plan_of(parameters),
+        )
+        self._put(key, release)
+        try:
+            self._load(key)
+        except RemoraError:
+            self._restore(key, before)
+            raise
+        found = self._live[key].release
+        if not any(arm.version == version for arm in found.arms):
+            why = found.events[-1].reason
+            self._restore(key, before)
+            raise InvalidArgumentError(f"version {version} of model '{key}' is not released: {why}")
+
+    def _restore(self, key: str, before: _Live | None) -> None:
+        if before is not None:
+            self._put(key, before.release, forced=True)
+        else:
+            self._drop(key)
+
+    def _serving_version(self, key: str) -> int:
+        newest = self._table.newest(key)
+        if newest is None:
+            raise NotFoundError(f"release: model '{key}' has no version that serves")
+        return newest.version
+
+    def _end(self, key: str) -> None:
+        """Forget the release: the version policy decides again."""
+        live = self._live.get(key)
+        if live is None:
+            raise ValueError("the model has no release")
+        if live.release.stage == RUNNING:
+            raise ValueError("a release is running: promote it or roll it back first")
+        self._drop(key)
+        self._load(key)
+
+    def _settle(self, key: str, release: Release, *, forced: bool = False) -> None:
+        """Route by a release, then load and unload versions."""
+        self._put(key, release, forced=forced)
+        self._load(key)
+
+    def _load(self, key: str) -> None:
+        with occasion(RELEASE):
+            self._models.load(key)
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def _put(self, key: str, release: Release, *, forced: bool = False) -> None:
+        """Store a release and route by it.
+
+        Raises InternalError if it cannot be stored, unless ``forced``.
+        """
+        with self._lock:
+            self._save({**{each: live.release for each, live in self._live.items()}, key: release}, forced=forced)
+            self._route(key, release)
+
+    def _drop(self, key: str) -> None:
+        with self._lock:
+            rest = {each: live.release for each, live in self._live.items() if each != key}
+            self._save(rest, forced=True)
+            self._live = {each: live for each, live in self._live.items() if each != key}
+            self._table.route(key, None)
+
+    def _save(self, stored: Mapping[str, Release], *, forced: bool) -> None:
+        try:
+            self._store.write(stored)
+            self._unsaved = ""
+        except OSError as error:
+            self._unsaved = (
+                f"the state of releases cannot be written to '{self._store.path}': {error.strerror or error}"
+            )
+            _log.error("%s", self._unsaved)
+            if not forced:
+                raise InternalError(f"{self._unsaved}; nothing has changed") from error
+
+    def _route(self, key: str, release: Release) -> None:
+        live = self._live.get(key)
+        same = live is not None and (live.release.since_ms, live.release.arms) == (release.since_ms, release.arms)
+        tally = (
+            live.router.tally if same and live is not None else Tally(release.stable, int(release.rules.slow_ms * 1e6))
+        )
+        look = self._judge_soon(key) if release.automatic else _nothing
+        router = Router(release, tally, self._clock.monotonic_ns, look)
+        self._live = {**self._live, key: _Live(release, router)}
+        self._table.route(key, router)
+
+    # -- judgement ----------------------------------------------------------------------------------------------------
+
+    def _judge_soon(self, key: str) -> Callable[[], None]:
+        def look() -> None:
+            if key not in self._judged and self._verdict(key).action != WAIT:
+                self._judged.add(key)
+                threading.Thread(target=self._judge_now, args=(key,), name="remora release", daemon=True).start()
+
+        return look
+
+    def _judge_now(self, key: str) -> None:
+        try:
+            self.look(key)
+        except Exception:  # the release continues and the next answer leads here again
+            _log.exception("the judgement of the release of model '%s' failed", key)
+        finally:
+            self._judged.discard(key)
+
+    def _verdict(self, key: str) -> Verdict:
+        live = self._live.get(key)
+        canary = live.release.canary if live is not None else None
+        if live is None or canary is None:
+            return Verdict(WAIT, "no canary is running")
+        elapsed_s = max(self._clock.wall_ms() - live.release.since_ms, 0) / 1e3
+        return judge(live.release.rules, live.router.tally.observed(canary.version), elapsed_s)
+
+    def look(self, key: str) -> None:
+        """Judge an automatic release and act on the verdict, unless a command is being carried out."""
+        if not self._commands.acquire(blocking=False):
+            return
+        try:
+            live = self._live.get(key)
+            if live is None or not live.release.automatic:
+                return
+            verdict = self._verdict(key)
+            if verdict.action == WAIT:
+                return
+            now_ms = self._clock.wall_ms()
+            change = releases.advance if verdict.action == "promote" else _roll_back
+            release = change(live.release, now_ms, verdict.reason)
+            _log.warning("release of model '%s': %s: %s", key, release.events[-1].action, verdict.reason)
+            self._settle(key, release, forced=True)
+        finally:
+            self._commands.release()
+
+    # -- status -------------------------------------------------------------------------------------------------------
+
+    def status(self, key: str) -> dict[str, Any]:
+        """Return the state of a model's release as JSON values."""
+        live = self._live.get(key)
+        if live is None:
+            return {"model": key, "stage": "none", "stable": self._serving_version(key), "arms": []}
+        release, tally = live.release, live.router.tally
+        ready, counts = self._table.serving(key), tally.rows()
+        rest = releases.HUNDRED - sum(arm.weight for arm in release.arms)
+        rows = [releases.Arm(releases.STABLE, release.stable, rest), *release.arms]
+        return {
+            "model": key,
+            "stage": release.stage,
+            "stable": release.stable,
+            "sticky": release.sticky,
+            "arms": [
+                {
+                    "alias": arm.alias,
+                    "version": arm.version,
+                    "weight": arm.weight / 100,
+                    "ready": arm.version in ready,
+                    **counts.get(arm.version, {}),
+                }
+                for arm in rows
+            ],
+            "aliases": dict(release.aliases),
+            "rejected": list(release.rejected),
+            "automatic": release.automatic,
+            "steps": [step / 100 for step in release.steps],
+            "rules": release.rules._asdict(),
+            "slow_limit_ms": tally.limit_ms,
+            "judgement": self._verdict(key).reason if release.automatic else "",
+            "since_ms": release.since_ms,
+            "stored": str(self._store.path) if self._store.path is not None and not self._unsaved else "",
+            "warning": self._unsaved,
+            "events": [event._asdict() for event in release.events],
+        }
+
+    def shares(self) -> list[ReleaseShare]:
+        """Return the weights and counts of all running releases, for the metrics."""
+        found = []
+        for key, (release, router) in sorted(self._live.items()):
+            counts = router.tally.rows()
+            rest = releases.HUNDRED - sum(arm.weight for arm in release.arms)
+            weights = {release.stable: rest} | {arm.version: arm.weight for arm in release.arms}
+            for version, weight in weights.items():
+                row = counts.get(version, {})
+                found.append(
+                    ReleaseShare(
+                        key,
+                        version,
+                        release.alias_of(version),
+                        weight / releases.HUNDRED,
+                        int(row.get("answers", 0)),
+                        int(row.get("errors", 0)),
+                    )
+                )
+        return found
+
+
+def _nothing() -> None:
+    """Judge nothing, because people decide."""
+
+
+def _roll_back(release: Release, now_ms: int, reason: str) -> Release:
+    return releases.rollback(release, now_ms, alias=CANARY, reason=reason)
+
+
+def _summary(release: Release) -> str:
+    arms = [f"{arm.alias} version {arm.version} with {releases.percent(arm.weight)}" for arm in release.arms]
+    return ", ".join([f"stable version {release.stable}", *arms])
+
+
+# -- members of requests and files ------------------------------------------------------------------------------------
+
+
+def _declared(text: bytes, digest: str, now_ms: int) -> Release:
+    """Return the release of a file ``release.yaml``. Raises InvalidArgumentError."""
+    from remora.config.documents import read_yaml  # imported here, because few models declare a release
+    from remora.config.schema_errors import SchemaError
+
+    try:
+        document, _ = read_yaml(text.decode())
+        if not isinstance(document, dict) or "stable" not in document:
+            raise ValueError("expected a mapping with at least 'stable'")
+        unknown = sorted(str(name) for name in document.keys() - _DECLARED)
+        if unknown:
+            raise ValueError(f"unknown member '{unknown[0][:40]}'; there are: {', '.join(sorted(_DECLARED))}")
+        release = Release(_number(document["stable"], "stable"), declared=digest)
+        aliases = document.get("aliases") or {}
+        if not isinstance(aliases, dict):
+            raise ValueError("aliases: expected a mapping of names to versions")
+        for alias, version in aliases.items():
+            release = releases.set_alias(release, str(alias), _number(version, str(alias)), now_ms)
+        if "canary" not in document:
+            return release
+        weight = releases.parse_weight(document.get("weight", 0))
+        canary = _number(document["canary"], "canary")
+        return releases.start(release, canary, weight, now_ms, reason="release.yaml", **_plan_of(document))
+    except (ValueError, RemoraError, SchemaError) as error:
+        raise InvalidArgumentError(f"release.yaml: {error}") from error
+
+
+def _plan_of(members: Mapping[str, object]) -> dict[str, Any]:
+    """Return the arguments of `releases.start` that requests and files share. Raises ValueError."""
+    steps, rules = members.get("steps", []), members.get("rules", {})
+    if not isinstance(steps, list):
+        raise ValueError("steps: expected a list of weights")
+    if not isinstance(rules, dict):
+        raise ValueError("rules: expected an object")
+    automatic = members.get("automatic", bool(steps) or bool(rules))
+    if not isinstance(automatic, bool):
+        raise ValueError("automatic: expected true or false")
+    return {
+        "steps": tuple(map(releases.parse_weight, steps)),
+        "sticky": _text(members, "sticky") or releases.BY_REQUEST,
+        "automatic": automatic,
+        "rules": _rules(rules),
+    }
+
+
+_LIMITS: Mapping[str, tuple[float, float]] = {
+    "alpha": (1e-9, 0.5),
+    "error_margin": (0.0, 0.5),
+    "slow_margin": (0.0, 0.5),
+    "slow_ms": (0.0, 1e9),
+    "most_differing": (0.0, 1.0),
+    "bake_s": (0.0, 1e9),
+    "least": (1, 1e9),
+}
+
+
+def _rules(members: Mapping[Any, Any]) -> Rules:
+    for name, value in members.items():
+        if name not in _LIMITS:
+            raise ValueError(f"rules: unknown member '{str(name)[:40]}'; there are: {', '.join(_LIMITS)}")
+        low, high = _LIMITS[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise ValueError(f"rules: {name} is {value!r}: expected a number from {low:g} to {high:g}")
+    return Rules()._replace(**{name: int(value) if name == "least" else value for name, value in members.items()})
+
+
+def _text(members: Mapping[str, object], name: str) -> str:
+    value = members.get(name, "")
+    if not isinstance(value, str) or len(value) > 1000:
+        raise ValueError(f"{name}: expected a text of at most 1000 characters")
+    return value
+
+
+def _number(value: object, name: str) -> int:
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise ValueError(f"{name}: expected the number of a version, got {str(value)[:40]!r}")
+    return value
+
+
+def _version(members: Mapping[str, object], available: list[int]) -> int:
+    if "version" not in members:
+        raise ValueError("version: expected the number of a version")
+    version = _number(members["version"], "version")
+    if version not in available:
+        raise NotFoundError(_no_version("the release", version, available))
+    return version
+
+
+def _no_version(what: str, version: int, available: list[int]) -> str:
+    there = ", ".join(map(str, available)) or "none"
+    return f"{what} names version {version}, which the model's repository does not have: it has {there}"
