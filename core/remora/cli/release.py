@@ -101,6 +101,7 @@ def _start(options: argparse.Namespace) -> dict[str, Any]:
         "steps": [step for step in options.steps.split(",") if step.strip()],
         "sticky": options.sticky,
         "automatic": options.auto or None,
+        "log": options.log or None,
         "rules": {name: value for name, value in rules.items() if value is not None},
         "reason": options.reason,
     }

@@ -231,6 +231,7 @@ def _add_release_start(parser: argparse.ArgumentParser) -> None:
         metavar="BY",
         help="identity of a client: request (its id, the default), header:NAME or parameter:NAME",
     )
+    parser.add_argument("--log", action="store_true", help="log which version each request gets, for A/B tests")
     parser.add_argument("--auto", action="store_true", help="promote or roll back by the judgement")
     parser.add_argument("--bake", default="", metavar="TIME", help="least duration of each step (default 10m)")
     parser.add_argument("--alpha", type=float, metavar="P", help="probability of a wrong decision (default 0.05)")

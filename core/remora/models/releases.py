@@ -31,7 +31,7 @@ _log = logging.getLogger("remora.models")
 
 RELEASE = "for a release"
 _PARAMETERS: Mapping[str, frozenset[str]] = {
-    "start": frozenset(("version", "weight", "alias", "steps", "sticky", "automatic", "rules", "reason")),
+    "start": frozenset(("version", "weight", "alias", "steps", "sticky", "automatic", "rules", "log", "reason")),
     "weight": frozenset(("weight", "alias", "reason")),
     "promote": frozenset(("alias", "reason")),
     "rollback": frozenset(("alias", "reason")),
@@ -39,7 +39,7 @@ _PARAMETERS: Mapping[str, frozenset[str]] = {
     "end": frozenset(),
 }
 ACTIONS = tuple(_PARAMETERS)
-_DECLARED = frozenset(("stable", "canary", "weight", "aliases", "steps", "sticky", "automatic", "rules"))
+_DECLARED = frozenset(("stable", "canary", "weight", "aliases", "steps", "sticky", "automatic", "rules", "log"))
 
 
 class Models(Protocol):
@@ -300,11 +300,16 @@ class Releases:
     def _put(self, key: str, release: Release, *, forced: bool = False) -> None:
         """Store a release and route by it.
 
-        Raises InternalError if it cannot be stored, unless ``forced``.
+        Raises InternalError if it cannot be stored, unless ``forced``; then it takes effect before it is stored,
+        because a disk may be slow.
         """
         with self._lock:
-            self._save({**{each: live.release for each, live in self._live.items()}, key: release}, forced=forced)
-            self._route(key, release)
+            stored = {**{each: live.release for each, live in self._live.items()}, key: release}
+            if forced:
+                self._route(key, release)
+            self._save(stored, forced=forced)
+            if not forced:
+                self._route(key, release)
 
     def _drop(self, key: str) -> None:
         with self._lock:
@@ -397,6 +402,7 @@ class Releases:
             "stage": release.stage,
             "stable": release.stable,
             "sticky": release.sticky,
+            "log": release.logged,
             "arms": [
                 {
                     "alias": arm.alias,
@@ -495,7 +501,11 @@ def _plan_of(members: Mapping[str, object]) -> dict[str, Any]:
     automatic = members.get("automatic", bool(steps) or bool(rules))
     if not isinstance(automatic, bool):
         raise ValueError("automatic: expected true or false")
+    logged = members.get("log", False)
+    if not isinstance(logged, bool):
+        raise ValueError("log: expected true or false")
     return {
+        "logged": logged,
         "steps": tuple(map(releases.parse_weight, steps)),
         "sticky": _text(members, "sticky") or releases.BY_REQUEST,
         "automatic": automatic,

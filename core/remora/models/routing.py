@@ -6,6 +6,7 @@ The table of models puts a `Router` in front of the versions of a released model
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
@@ -22,9 +23,13 @@ from remora.traffic.releases import (
     Release,
     arm_of,
     bucket_of,
+    hash_of,
 )
 
+_log = logging.getLogger("remora.releases")
+
 JUDGE_EVERY_NS = 100_000_000
+_MAX_LOGGED_ID = 128
 Carrier = Callable[[bytes], bytes | None]
 
 
@@ -163,11 +168,26 @@ class Router:
             key = form.id if self.release.sticky == BY_REQUEST else str(form.parameters.get(self._parameter, ""))
         bucket = bucket_of(self.release.salt, key or f"\0{next(self._unnamed)}")
         arm = arm_of(self.release.arms, bucket)
-        if arm is not None and arm.version in ready:
-            return ready[arm.version]
-        primary = self.primary(ready)
-        assert primary is not None  # a look-up needs a ready version
-        return primary
+        chosen = ready.get(arm.version) if arm is not None else None
+        if chosen is None:
+            chosen = self.primary(ready)
+        assert chosen is not None  # a look-up needs a ready version
+        if self.release.logged:
+            self._log_choice(key, form.id if form is not None else "", chosen)
+        return chosen
+
+    def _log_choice(self, key: str, request_id: str, chosen: ServedModel) -> None:
+        """Log which version a request gets. The client is a hash, because its identity may be secret."""
+        fields = {
+            "model": chosen.name,
+            "version": chosen.version_text,
+            "arm": self.release.alias_of(chosen.version),
+            "client": f"{hash_of(self.release.salt, key):016x}" if key else "",
+            "request": request_id[:_MAX_LOGGED_ID],
+        }
+        _log.info(
+            "assignment: %s", " ".join(f"{name}={value!r}" for name, value in fields.items()), extra={"fields": fields}
+        )
 
     def record(self, version: int, outcome: object, begin_ns: int) -> None:
         """Count an answer. Cancelled requests do not count."""

@@ -54,6 +54,7 @@ class Release(NamedTuple):
         steps: weights of the canary that follow when the judgement is good; the version is promoted after the last.
         automatic: True if the judgement promotes and rolls back.
         rules: of the judgement.
+        logged: True if the choice for each request is logged, for an analysis of an A/B test.
         declared: digest of the file that declared the release, "" for a command.
         events: the latest transitions, oldest first.
     """
@@ -68,6 +69,7 @@ class Release(NamedTuple):
     steps: tuple[int, ...] = ()
     automatic: bool = False
     rules: Rules = Rules()
+    logged: bool = False
     declared: str = ""
     events: tuple[Event, ...] = ()
 
@@ -106,10 +108,15 @@ class Release(NamedTuple):
 # -- assignment -------------------------------------------------------------------------------------------------------
 
 
+def hash_of(salt: str, key: str) -> int:
+    """Return the 64-bit hash of a client, which does not show its identity."""
+    digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8, key=salt.encode()[:64]).digest()
+    return int.from_bytes(digest)
+
+
 def bucket_of(salt: str, key: str) -> int:
     """Return the place of a client in the range of hashes, from 0 to `HUNDRED` - 1."""
-    digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8, key=salt.encode()[:64]).digest()
-    return int.from_bytes(digest) * HUNDRED >> 64
+    return hash_of(salt, key) * HUNDRED >> 64
 
 
 def arm_of(arms: Sequence[Arm], bucket: int) -> Arm | None:
@@ -139,6 +146,7 @@ def start(
     sticky: str = BY_REQUEST,
     automatic: bool = False,
     rules: Rules | None = None,
+    logged: bool = False,
     declared: str = "",
     reason: str = "",
 ) -> Release:
@@ -171,6 +179,7 @@ def start(
         steps=steps if alias == CANARY else release.steps,
         automatic=automatic or release.automatic,
         rules=rules or release.rules,
+        logged=logged or (release.logged and not first),
         declared=declared or release.declared,
     )
     return _with_event(began, now_ms, f"start {alias} version {version} with {percent(weight)}", reason)

@@ -70,8 +70,16 @@ def server(monkeypatch: pytest.MonkeyPatch) -> _Server:
             },
         ),
         (
-            ["start", "m", "3", "--name=b", "--sticky=header:x", "--reason=test"],
-            {"action": "start", "version": 3, "weight": "0", "alias": "b", "sticky": "header:x", "reason": "test"},
+            ["start", "m", "3", "--name=b", "--sticky=header:x", "--log", "--reason=test"],
+            {
+                "action": "start",
+                "version": 3,
+                "weight": "0",
+                "alias": "b",
+                "sticky": "header:x",
+                "log": True,
+                "reason": "test",
+            },
         ),
         (["weight", "m", "25%"], {"action": "weight", "weight": "25%"}),
         (["promote", "m", "--reason", "good"], {"action": "promote", "reason": "good"}),

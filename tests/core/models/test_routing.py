@@ -19,6 +19,8 @@ MS = 1_000_000
 class _Version:
     """Model version that answers when the test says so."""
 
+    name = "m"
+
     def __init__(self, version: int, *sequences: int) -> None:
         self.version, self.version_text = version, str(version)
         self.sequences = sequences
@@ -104,6 +106,22 @@ def test_a_header_names_the_client() -> None:
     for user in range(30):
         headers = {b"x-user": b"user %d" % user}
         assert len({router.choose(ready, InferForm((), id=str(each)), headers.get).version for each in range(5)}) == 1
+
+
+def test_the_choice_is_logged_if_wanted_and_never_with_the_identity(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "remora.releases")
+    ready = _ready(_Version(2), _Version(3))
+    headers = {b"x-user": b"secret"}
+    quiet = _router(ALL, sticky="header:X-User")
+    quiet.choose(ready, InferForm((), id="r1"), headers.get)
+    assert caplog.records == []
+    loud = Router(quiet.release._replace(logged=True), Tally(2), FakeClock().monotonic_ns)
+    for number in (1, 2):
+        loud.choose(ready, InferForm((), id=f"r{number}"), headers.get)
+    first, second = (record.fields for record in caplog.records)  # type: ignore[attr-defined]
+    assert (first["model"], first["version"], first["arm"], first["request"]) == ("m", "3", "canary", "r1")
+    assert first["client"] == second["client"] != ""
+    assert "secret" not in caplog.text
 
 
 def test_a_request_binds_once_and_then_names_its_version() -> None:

@@ -193,6 +193,24 @@ class StandIn:
         return ticket
 
 
+class RoutedStandIn(StandIn):
+    """Model of a release, whose version is known after `bind`."""
+
+    is_routed = True
+
+    def bind(self, form: InferForm) -> None:
+        self.version = 3
+
+
+def test_a_trace_names_the_version_that_a_release_chose(tmp_path: Path) -> None:
+    file = tmp_path / "t"
+    traces = Traces(TraceSettings(("TIMESTAMPS",), trace_rate="1", trace_file=str(file)), FakeClock(), {})
+    model: Any = RoutedStandIn(np.array([b"x"], object))
+    traces.wrap_model(model).submit(InferForm(()), [], lambda *_: None)
+    traces.close()
+    assert '"model_version":3' in file.read_text()
+
+
 class Gone:
     def host(self) -> None:
         raise RuntimeError("the device is gone")
