@@ -45,6 +45,7 @@ STARTS_THREADS = (
     "core/remora/scheduling/sequences/scheduler.py",
     "core/remora/models/loads.py",
     "core/remora/models/releases.py",
+    "core/remora/models/shadowing.py",
     "core/remora/models/on_demand.py",
     "core/remora/models/polling.py",
     "core/remora/tracing/writer.py",

@@ -44,6 +44,11 @@ def print_status(status: Mapping[str, Any]) -> str:
     rows = [_arm(row) for row in status["arms"]]
     if rows:
         lines.append(columns([("ARM", "VERSION", "WEIGHT", "STATE", "ANSWERS", "ERRORS", "SLOW", "MEAN"), *rows]))
+    shadow = status.get("shadow")
+    if shadow:
+        counts = ", ".join(f"{shadow[name]} {name}" for name in ("compared", "differing", "failed", "dropped"))
+        lines.append(f"shadow: version {shadow['version']} gets copies of {shadow['weight']:g} %: {counts}")
+        lines += [f"  {one_line(sample)}" for sample in shadow["samples"][-5:]]
     for title, value in (
         ("aliases", ", ".join(f"{name}={version}" for name, version in status.get("aliases", {}).items())),
         ("rolled back", ", ".join(map(str, status.get("rejected", [])))),
@@ -107,12 +112,24 @@ def _start(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _shadow(options: argparse.Namespace) -> dict[str, Any]:
+    if options.version_number is None:
+        return {}
+    return {
+        "version": options.version_number,
+        "weight": options.share,
+        "tolerance": options.tolerance,
+        "top_k": options.top_k,
+    }
+
+
 _MEMBERS: Mapping[str, Callable[[argparse.Namespace], dict[str, Any] | None]] = {
     "start": _start,
     "weight": lambda options: {"weight": options.share, "alias": options.name, "reason": options.reason},
     "promote": lambda options: {"alias": options.name, "reason": options.reason},
     "rollback": lambda options: {"alias": options.name, "reason": options.reason},
     "alias": lambda options: {"alias": options.alias, "version": options.version_number},
+    "shadow": _shadow,
     "end": lambda _options: {},
     "status": lambda _options: None,
 }

@@ -183,6 +183,7 @@ _RELEASE_VERBS = {
     "promote": "make the canary the stable version",
     "rollback": "send all requests to the stable version again",
     "alias": "let a name stand for a version, or for none",
+    "shadow": "copy a part of the requests to a version and compare the answers",
     "end": "forget the release, so that the version policy decides again",
     "status": "print the versions, their weights and answers, and the latest decisions",
 }
@@ -204,6 +205,8 @@ def add_release(commands: Any, count: Count, server: Callable[[Any], None]) -> l
         if verb == "start":
             parser.add_argument("version_number", type=count, metavar="VERSION", help="version in the repository")
             _add_release_start(parser)
+        elif verb == "shadow":
+            _add_release_shadow(parser, count)
         elif verb == "weight":
             parser.add_argument("share", metavar="PERCENT", help="part of the requests, such as 25%%")
         elif verb == "alias":
@@ -218,6 +221,17 @@ def add_release(commands: Any, count: Count, server: Callable[[Any], None]) -> l
         parser.add_argument("--json-out", action="store_true", help="print the state as JSON")
         parsers.append(parser)
     return parsers
+
+
+def _add_release_shadow(parser: argparse.ArgumentParser, count: Count) -> None:
+    parser.add_argument(
+        "version_number", type=count, nargs="?", metavar="VERSION", help="version (default: end the shadow)"
+    )
+    parser.add_argument("--share", default="100", metavar="PERCENT", help="part of the requests (default: all)")
+    parser.add_argument(
+        "--tolerance", type=float, default=0.0, metavar="X", help="difference that numbers may have (default: none)"
+    )
+    parser.add_argument("--top-k", type=count, default=0, metavar="K", help="compare only the K largest elements")
 
 
 def _add_release_start(parser: argparse.ArgumentParser) -> None:

@@ -20,11 +20,21 @@ from typing import Any, NamedTuple, Protocol
 from remora.calls import ReleaseShare
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError, RemoraError
 from remora.models.load_log import occasion
+from remora.models.release_members import (
+    declared_release,
+    missing_version,
+    plan_of,
+    shadow_of,
+    text_of,
+    version_of,
+)
 from remora.models.routing import Router, Tally
+from remora.models.shadowing import Shadowing
 from remora.models.table import ModelTable
 from remora.system.clock import Clock
 from remora.traffic import releases
-from remora.traffic.judgement import WAIT, Rules, Verdict, judge
+from remora.traffic.comparing import Comparison
+from remora.traffic.judgement import WAIT, Verdict, judge
 from remora.traffic.releases import CANARY, RUNNING, Release
 
 _log = logging.getLogger("remora.models")
@@ -36,10 +46,10 @@ _PARAMETERS: Mapping[str, frozenset[str]] = {
     "promote": frozenset(("alias", "reason")),
     "rollback": frozenset(("alias", "reason")),
     "alias": frozenset(("alias", "version")),
+    "shadow": frozenset(("version", "weight", "tolerance", "top_k")),
     "end": frozenset(),
 }
 ACTIONS = tuple(_PARAMETERS)
-_DECLARED = frozenset(("stable", "canary", "weight", "aliases", "steps", "sticky", "automatic", "rules", "log"))
 
 
 class Models(Protocol):
@@ -157,10 +167,10 @@ class Releases:
             live = self._live.get(key)
             if live is not None and live.release.declared == digest:
                 return
-            release = _declared(text, digest, self._clock.wall_ms())
+            release = declared_release(text, digest, self._clock.wall_ms())
             missing = sorted(release.versions().difference(available))
             if missing:
-                raise InvalidArgumentError(_no_version("release.yaml", missing[0], available))
+                raise InvalidArgumentError(missing_version("release.yaml", missing[0], available))
             _log.info("model '%s' has a declared release: %s", key, _summary(release))
             self._put(key, release)
 
@@ -179,9 +189,14 @@ class Releases:
                 reason = f"it cannot be loaded: {reasons[arm.version]}"
                 release = releases.rollback(release, now_ms, alias=arm.alias, reason=reason)
                 _log.error("release of model '%s': version %d is rolled back: %s", key, arm.version, reason)
-            if broken:
-                self._put(key, release)
-            return bool(broken)
+            if release.shadow is not None and release.shadow.version in reasons:
+                reason = f"it cannot be loaded: {reasons[release.shadow.version]}"
+                release = releases.end_shadow(release, now_ms, reason)
+                _log.error("release of model '%s': the shadow is ended: %s", key, reason)
+            if release is live.release:
+                return False
+            self._put(key, release)
+            return True
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
@@ -214,7 +229,7 @@ class Releases:
 
     def _change(self, key: str, action: str, parameters: Mapping[str, object]) -> None:
         now_ms = self._clock.wall_ms()
-        reason = _text(parameters, "reason") or "command"
+        reason = text_of(parameters, "reason") or "command"
         with self._commands:
             live = self._live.get(key)
             if action == "start":
@@ -224,17 +239,19 @@ class Releases:
                 self._end(key)
                 return
             release = live.release if live is not None else Release(self._serving_version(key))
-            alias = _text(parameters, "alias") or CANARY
+            alias = text_of(parameters, "alias") or CANARY
             if action == "weight":
                 weight = releases.parse_weight(parameters.get("weight"))
                 self._put(key, releases.set_weight(release, weight, now_ms, alias=alias, reason=reason))
             elif action == "promote":
                 self._settle(key, releases.promote(release, now_ms, alias=alias, reason=reason))
             elif action == "rollback":
-                chosen = _text(parameters, "alias")
+                chosen = text_of(parameters, "alias")
                 self._settle(key, releases.rollback(release, now_ms, alias=chosen, reason=reason), forced=True)
+            elif action == "shadow":
+                self._shadow(key, release, parameters, now_ms)
             else:
-                version = _version(parameters, self._models.available(key)) if "version" in parameters else None
+                version = version_of(parameters, self._models.available(key)) if "version" in parameters else None
                 self._settle(key, releases.set_alias(release, alias, version, now_ms))
 
     def _start(self, key: str, parameters: Mapping[str, object], now_ms: int, reason: str) -> None:
@@ -242,15 +259,15 @@ class Releases:
             raise ValueError("a client sent this model's configuration: versions come from the repository only")
         before = self._live.get(key)
         stable = before.release.stable if before is not None else self._serving_version(key)
-        version = _version(parameters, self._models.available(key))
+        version = version_of(parameters, self._models.available(key))
         release = releases.start(
             before.release if before is not None else Release(stable),
             version,
             releases.parse_weight(parameters.get("weight", 0)),
             now_ms,
-            alias=_text(parameters, "alias") or CANARY,
+            alias=text_of(parameters, "alias") or CANARY,
             reason=reason,
-            **_plan_of(parameters),
+            **plan_of(parameters),
         )
         self._put(key, release)
         try:
@@ -263,6 +280,24 @@ class Releases:
             why = found.events[-1].reason
             self._restore(key, before)
             raise InvalidArgumentError(f"version {version} of model '{key}' is not released: {why}")
+
+    def _shadow(self, key: str, release: Release, parameters: Mapping[str, object], now_ms: int) -> None:
+        """Begin or end the copies to a version."""
+        if "version" not in parameters:
+            self._settle(key, releases.set_shadow(release, None, now_ms))
+            return
+        before = self._live.get(key)
+        shadow = shadow_of(parameters, self._models.available(key))
+        self._put(key, releases.set_shadow(release, shadow, now_ms))
+        try:
+            self._load(key)
+        except RemoraError:
+            self._restore(key, before)
+            raise
+        if self._live[key].release.shadow != shadow:
+            why = self._live[key].release.events[-1].reason
+            self._restore(key, before)
+            raise InvalidArgumentError(f"version {shadow.version} of model '{key}' gets no copies: {why}")
 
     def _restore(self, key: str, before: _Live | None) -> None:
         if before is not None:
@@ -337,7 +372,8 @@ class Releases:
             live.router.tally if same and live is not None else Tally(release.stable, int(release.rules.slow_ms * 1e6))
         )
         look = self._judge_soon(key) if release.automatic else _nothing
-        router = Router(release, tally, self._clock.monotonic_ns, look)
+        shadowing = _shadowing(release, live)
+        router = Router(release, tally, self._clock.monotonic_ns, look, shadowing)
         self._live = {**self._live, key: _Live(release, router)}
         self._table.route(key, router)
 
@@ -365,7 +401,11 @@ class Releases:
         if live is None or canary is None:
             return Verdict(WAIT, "no canary is running")
         elapsed_s = max(self._clock.wall_ms() - live.release.since_ms, 0) / 1e3
-        return judge(live.release.rules, live.router.tally.observed(canary.version), elapsed_s)
+        observed = live.router.tally.observed(canary.version)
+        shadow, shadowing = live.release.shadow, live.router.shadowing
+        if shadow is not None and shadowing is not None and shadow.version == canary.version:
+            observed = observed._replace(differing=shadowing.rate)
+        return judge(live.release.rules, observed, elapsed_s)
 
     def look(self, key: str) -> None:
         """Judge an automatic release and act on the verdict, unless a command is being carried out."""
@@ -413,6 +453,7 @@ class Releases:
                 }
                 for arm in rows
             ],
+            "shadow": _shadow_document(release, live.router),
             "aliases": dict(release.aliases),
             "rejected": list(release.rejected),
             "automatic": release.automatic,
@@ -448,6 +489,22 @@ class Releases:
         return found
 
 
+def _shadowing(release: Release, live: _Live | None) -> Shadowing | None:
+    """Return the runner of a release's copies, the same as before if the shadow is the same."""
+    if release.shadow is None:
+        return None
+    if live is not None and live.release.shadow == release.shadow and live.router.shadowing is not None:
+        return live.router.shadowing
+    return Shadowing(Comparison(release.shadow.tolerance, release.shadow.top_k))
+
+
+def _shadow_document(release: Release, router: Router) -> dict[str, Any] | None:
+    if release.shadow is None or router.shadowing is None:
+        return None
+    shown = release.shadow._asdict() | {"weight": release.shadow.weight / 100}
+    return shown | router.shadowing.document()
+
+
 def _nothing() -> None:
     """Judge nothing, because people decide."""
 
@@ -459,105 +516,3 @@ def _roll_back(release: Release, now_ms: int, reason: str) -> Release:
 def _summary(release: Release) -> str:
     arms = [f"{arm.alias} version {arm.version} with {releases.percent(arm.weight)}" for arm in release.arms]
     return ", ".join([f"stable version {release.stable}", *arms])
-
-
-# -- members of requests and files ------------------------------------------------------------------------------------
-
-
-def _declared(text: bytes, digest: str, now_ms: int) -> Release:
-    """Return the release of a file ``release.yaml``. Raises InvalidArgumentError."""
-    from remora.config.documents import read_yaml  # imported here, because few models declare a release
-    from remora.config.schema_errors import SchemaError
-
-    try:
-        document, _ = read_yaml(text.decode())
-        if not isinstance(document, dict) or "stable" not in document:
-            raise ValueError("expected a mapping with at least 'stable'")
-        unknown = sorted(str(name) for name in document.keys() - _DECLARED)
-        if unknown:
-            raise ValueError(f"unknown member '{unknown[0][:40]}'; there are: {', '.join(sorted(_DECLARED))}")
-        release = Release(_number(document["stable"], "stable"), declared=digest)
-        aliases = document.get("aliases") or {}
-        if not isinstance(aliases, dict):
-            raise ValueError("aliases: expected a mapping of names to versions")
-        for alias, version in aliases.items():
-            release = releases.set_alias(release, str(alias), _number(version, str(alias)), now_ms)
-        if "canary" not in document:
-            return release
-        weight = releases.parse_weight(document.get("weight", 0))
-        canary = _number(document["canary"], "canary")
-        return releases.start(release, canary, weight, now_ms, reason="release.yaml", **_plan_of(document))
-    except (ValueError, RemoraError, SchemaError) as error:
-        raise InvalidArgumentError(f"release.yaml: {error}") from error
-
-
-def _plan_of(members: Mapping[str, object]) -> dict[str, Any]:
-    """Return the arguments of `releases.start` that requests and files share. Raises ValueError."""
-    steps, rules = members.get("steps", []), members.get("rules", {})
-    if not isinstance(steps, list):
-        raise ValueError("steps: expected a list of weights")
-    if not isinstance(rules, dict):
-        raise ValueError("rules: expected an object")
-    automatic = members.get("automatic", bool(steps) or bool(rules))
-    if not isinstance(automatic, bool):
-        raise ValueError("automatic: expected true or false")
-    logged = members.get("log", False)
-    if not isinstance(logged, bool):
-        raise ValueError("log: expected true or false")
-    return {
-        "logged": logged,
-        "steps": tuple(map(releases.parse_weight, steps)),
-        "sticky": _text(members, "sticky") or releases.BY_REQUEST,
-        "automatic": automatic,
-        "rules": _rules(rules),
-    }
-
-
-_LIMITS: Mapping[str, tuple[float, float]] = {
-    "alpha": (1e-9, 0.5),
-    "error_margin": (0.0, 0.5),
-    "slow_margin": (0.0, 0.5),
-    "slow_ms": (0.0, 1e9),
-    "most_differing": (0.0, 1.0),
-    "bake_s": (0.0, 1e9),
-    "least": (1, 1e9),
-}
-
-
-def _rules(members: Mapping[Any, Any]) -> Rules:
-    for name, value in members.items():
-        if name not in _LIMITS:
-            raise ValueError(f"rules: unknown member '{str(name)[:40]}'; there are: {', '.join(_LIMITS)}")
-        low, high = _LIMITS[name]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise ValueError(f"rules: {name} is {value!r}: expected a number from {low:g} to {high:g}")
-    return Rules()._replace(**{name: int(value) if name == "least" else value for name, value in members.items()})
-
-
-def _text(members: Mapping[str, object], name: str) -> str:
-    value = members.get(name, "")
-    if not isinstance(value, str) or len(value) > 1000:
-        raise ValueError(f"{name}: expected a text of at most 1000 characters")
-    return value
-
-
-def _number(value: object, name: str) -> int:
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
-        raise ValueError(f"{name}: expected the number of a version, got {str(value)[:40]!r}")
-    return value
-
-
-def _version(members: Mapping[str, object], available: list[int]) -> int:
-    if "version" not in members:
-        raise ValueError("version: expected the number of a version")
-    version = _number(members["version"], "version")
-    if version not in available:
-        raise NotFoundError(_no_version("the release", version, available))
-    return version
-
-
-def _no_version(what: str, version: int, available: list[int]) -> str:
-    there = ", ".join(map(str, available)) or "none"
-    return f"{what} names version {version}, which the model's repository does not have: it has {there}"

@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 from remora.errors import RemoraError, RetiredError
-from remora.messages import Data, InferForm, Outcome, Streamed, Ticket
+from remora.messages import Data, InferForm, Outcome, OutputSpec, Response, Streamed, Ticket
 from remora.models.served_model import Reply, ServedModel
+from remora.models.shadowing import Copy, Shadowing, copied, copied_outputs
 from remora.traffic.judgement import CALIBRATION, Observed, Rate, latency_limit_ns
 from remora.traffic.releases import (
     BY_REQUEST,
@@ -111,16 +113,23 @@ class Router:
         release: the release of the model.
         tally: counts the answers.
         now: monotonic clock, in nanoseconds.
+        shadowing: runs the copies for a shadow; None without one.
         judge: called at most once per `JUDGE_EVERY_NS`, after an answer; must not block.
     """
 
     def __init__(
-        self, release: Release, tally: Tally, now: Callable[[], int], judge: Callable[[], None] = lambda: None
+        self,
+        release: Release,
+        tally: Tally,
+        now: Callable[[], int],
+        judge: Callable[[], None] = lambda: None,
+        shadowing: Shadowing | None = None,
     ) -> None:
         self.release = release
         self.tally = tally
         self.now = now
         self._judge = judge
+        self.shadowing = shadowing
         self._judge_ns = 0
         self._unnamed = count(1)
         self.by_header = b""
@@ -140,7 +149,21 @@ class Router:
 
     def splits(self, ready: Mapping[int, ServedModel]) -> bool:
         """Return True if requests may go to several versions."""
-        return any(arm.version in ready for arm in self.release.arms)
+        shadow = self.release.shadow
+        copies = shadow is not None and shadow.version in ready
+        return copies or any(arm.version in ready for arm in self.release.arms)
+
+    def shadow_of(self, form: InferForm, model: ServedModel, ready: Mapping[int, ServedModel]) -> ServedModel | None:
+        """Return the version that gets a copy of a request to ``model``, or None.
+
+        Sequences and streams are not copied.
+        """
+        shadow = self.release.shadow
+        if shadow is None or form.sequence_id or model.decoupled or shadow.version == model.version:
+            return None
+        if bucket_of(self.release.salt, f"\0shadow {next(self._unnamed)}") >= shadow.weight:
+            return None
+        return ready.get(shadow.version)
 
     def route(self, ready: Mapping[int, ServedModel]) -> RoutedModel:
         """Return the model for one request."""
@@ -177,7 +200,10 @@ class Router:
         return chosen
 
     def _log_choice(self, key: str, request_id: str, chosen: ServedModel) -> None:
-        """Log which version a request gets. The client is a hash, because its identity may be secret."""
+        """Log which version a request gets.
+
+        The client is a hash, because its identity may be secret.
+        """
         fields = {
             "model": chosen.name,
             "version": chosen.version_text,
@@ -199,6 +225,21 @@ class Router:
         if now_ns >= self._judge_ns:
             self._judge_ns = now_ns + JUDGE_EVERY_NS
             self._judge()
+
+
+def _copying(shadowing: Shadowing, shadow: ServedModel, form: InferForm, data: list[Data], reply: Reply) -> Reply:
+    """Return a reply that hands a copy of the request to the shadow after the answer is sent."""
+    plain = replace(form, timeout_us=0, outputs=tuple(OutputSpec(each.name) for each in form.outputs))
+
+    def copy_then(ticket: Ticket, outcome: Outcome) -> None:
+        expected = None
+        if isinstance(outcome, Response) and not any(each.classes for each in form.outputs):
+            expected = copied_outputs(outcome)  # before the reply, because it may free the memory
+        reply(ticket, outcome)
+        if expected is not None:
+            shadowing.offer(Copy(shadow, plain, data, expected))
+
+    return copy_then
 
 
 class RoutedModel:
@@ -239,6 +280,9 @@ class RoutedModel:
     def submit(self, form: InferForm, data: Sequence[Data], reply: Reply, **how: Any) -> Ticket:
         """Submit to the chosen version as `ServedModel.submit` does, and count the answer."""
         router, model = self._router, self.bind(form)
+        shadow = router.shadow_of(form, model, self._ready) if router.shadowing is not None else None
+        if shadow is not None:
+            reply = _copying(cast("Shadowing", router.shadowing), shadow, form, copied(data), reply)
         begin_ns = router.now()
 
         def counted(ticket: Ticket, outcome: Outcome) -> None:

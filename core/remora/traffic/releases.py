@@ -40,6 +40,18 @@ class Arm(NamedTuple):
     weight: int
 
 
+class Shadow(NamedTuple):
+    """Version that gets a copy of a share of the requests, in hundredths of a percent.
+
+    Its answers are compared and never sent. For ``tolerance`` and ``top_k`` see `comparing.Comparison`.
+    """
+
+    version: int
+    weight: int
+    tolerance: float = 0.0
+    top_k: int = 0
+
+
 class Release(NamedTuple):
     """Release of a model.
 
@@ -54,6 +66,7 @@ class Release(NamedTuple):
         steps: weights of the canary that follow when the judgement is good; the version is promoted after the last.
         automatic: True if the judgement promotes and rolls back.
         rules: of the judgement.
+        shadow: the version that gets copies, or None.
         logged: True if the choice for each request is logged, for an analysis of an A/B test.
         declared: digest of the file that declared the release, "" for a command.
         events: the latest transitions, oldest first.
@@ -69,6 +82,7 @@ class Release(NamedTuple):
     steps: tuple[int, ...] = ()
     automatic: bool = False
     rules: Rules = Rules()
+    shadow: Shadow | None = None
     logged: bool = False
     declared: str = ""
     events: tuple[Event, ...] = ()
@@ -85,7 +99,8 @@ class Release(NamedTuple):
 
     def versions(self) -> set[int]:
         """Return the versions that must be loaded."""
-        return {self.stable, *(arm.version for arm in self.arms), *self.aliases.values()}
+        copies = {self.shadow.version} if self.shadow is not None else set()
+        return {self.stable, *(arm.version for arm in self.arms), *self.aliases.values(), *copies}
 
     def version_of(self, alias: str) -> int | None:
         """Return the version of an alias other than LATEST, or None."""
@@ -198,7 +213,8 @@ def set_weight(release: Release, weight: int, now_ms: int, *, alias: str = CANAR
 def promote(release: Release, now_ms: int, *, alias: str = CANARY, reason: str = "") -> Release:
     """Make the version of an arm the stable one and end all arms. Raises ValueError."""
     version = _arm(release, alias).version
-    ended = release._replace(stable=version, arms=(), steps=(), automatic=False, since_ms=now_ms)
+    shadow = release.shadow if release.shadow is not None and release.shadow.version != version else None
+    ended = release._replace(stable=version, arms=(), steps=(), automatic=False, since_ms=now_ms, shadow=shadow)
     return _with_event(ended, now_ms, f"promote version {version}", reason)
 
 
@@ -226,6 +242,31 @@ def rollback(release: Release, now_ms: int, *, alias: str = "", reason: str = ""
         since_ms=now_ms,
     )
     return _with_event(settled, now_ms, f"roll back version {', '.join(map(str, versions))}", reason)
+
+
+def set_shadow(release: Release, shadow: Shadow | None, now_ms: int) -> Release:
+    """Send copies of requests to a version, or end that with None. Raises ValueError."""
+    if shadow is None:
+        if release.shadow is None:
+            raise ValueError("there is no shadow")
+        return _with_event(release._replace(shadow=None), now_ms, "end the shadow", "")
+    if shadow.version == release.stable:
+        raise ValueError(f"version {shadow.version} is stable: a shadow is another version")
+    if not 0 < shadow.weight <= HUNDRED:
+        raise ValueError(f"share of the shadow: expected above 0 to 100 percent, got {percent(shadow.weight)}")
+    wanted = release._replace(
+        shadow=shadow, rejected=tuple(number for number in release.rejected if number != shadow.version)
+    )
+    return _with_event(wanted, now_ms, f"copy {percent(shadow.weight)} to version {shadow.version}", "")
+
+
+def end_shadow(release: Release, now_ms: int, reason: str) -> Release:
+    """End the copies because of a fault; the version policy does not load the version."""
+    assert release.shadow is not None
+    version = release.shadow.version
+    kept = {release.stable, *(arm.version for arm in release.arms)}
+    rejected = tuple(sorted({*release.rejected, version} - kept))
+    return _with_event(release._replace(shadow=None, rejected=rejected), now_ms, "end the shadow", reason)
 
 
 def set_alias(release: Release, alias: str, version: int | None, now_ms: int) -> Release:
@@ -301,6 +342,7 @@ def as_document(release: Release) -> dict[str, Any]:
     fields["arms"] = [arm._asdict() for arm in release.arms]
     fields["events"] = [event._asdict() for event in release.events]
     fields["rules"] = release.rules._asdict()
+    fields["shadow"] = release.shadow._asdict() if release.shadow is not None else None
     return {**fields, "aliases": dict(release.aliases), "rejected": list(release.rejected)}
 
 
@@ -311,6 +353,7 @@ def from_document(document: Any) -> Release:
         fields["arms"] = tuple(Arm(**row) for row in fields["arms"])
         fields["events"] = tuple(Event(**row) for row in fields["events"])
         fields["rules"] = Rules(**fields["rules"])
+        fields["shadow"] = Shadow(**fields["shadow"]) if fields["shadow"] is not None else None
         fields |= {name: tuple(map(int, fields[name])) for name in ("rejected", "steps")}
         fields["aliases"] = {str(name): int(version) for name, version in fields["aliases"].items()}
         release = Release(**fields)

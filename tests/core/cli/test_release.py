@@ -86,6 +86,11 @@ def server(monkeypatch: pytest.MonkeyPatch) -> _Server:
         (["rollback", "m", "--name", "b"], {"action": "rollback", "alias": "b"}),
         (["alias", "m", "old", "1"], {"action": "alias", "alias": "old", "version": 1}),
         (["alias", "m", "old"], {"action": "alias", "alias": "old"}),
+        (
+            ["shadow", "m", "3", "--share=5%", "--tolerance=1e-3"],
+            {"action": "shadow", "version": 3, "weight": "5%", "tolerance": 0.001, "top_k": 0},
+        ),
+        (["shadow", "m"], {"action": "shadow"}),
         (["end", "m"], {"action": "end"}),
     ],
 )
@@ -116,6 +121,12 @@ def test_a_model_without_a_release_is_one_line() -> None:
     assert command.print_status({"model": "m", "stage": "none", "stable": 2, "arms": []}) == (
         "m: no release, version 2 serves"
     )
+
+
+def test_a_shadow_and_its_latest_differences_are_shown() -> None:
+    shadow = {"version": 4, "weight": 50.0, "compared": 7, "differing": 2, "failed": 1, "dropped": 0, "samples": ["x"]}
+    text = command.print_status({**STATUS, "shadow": shadow})
+    assert "shadow: version 4 gets copies of 50 %: 7 compared, 2 differing, 1 failed, 0 dropped\n  x\n" in text
 
 
 def test_another_server_is_recognised(server: _Server, capsys: pytest.CaptureFixture[str]) -> None:

@@ -363,3 +363,74 @@ def test_the_store_replaces_its_file_as_a_whole(tmp_path: Path, monkeypatch: pyt
         store.write({"m": Release(3)})
     assert store.read() == {"m": Release(2)}
     assert [file.name for file in (tmp_path / "a").iterdir()] == ["releases.json"]
+
+
+# -- shadows ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_shadow_gets_copies_and_differences_are_counted(repository: Path) -> None:
+    with _engine(repository) as engine:
+        _release(engine, "shadow", version=1)
+        assert _answers(engine, 20, id="r1") == [2] * 20
+        shadow = eventually(
+            lambda: row if (row := _release(engine)["shadow"])["compared"] + row["dropped"] >= 20 else None
+        )
+        assert shadow["differing"] == shadow["compared"] > 0
+        assert "r1: OUT: 1 of 1 elements differ, by at most 1" in shadow["samples"]
+        assert _release(engine, "shadow")["shadow"] is None
+        eventually(lambda: [model.version for model in engine.models()] == [2])
+        assert engine.resolve("m") is engine.models()[0]
+
+
+def test_a_tolerance_and_a_share_apply_to_copies(repository: Path) -> None:
+    with _engine(repository) as engine:
+        _release(engine, "shadow", version=1, weight="50%", tolerance=2)
+        _answers(engine, 100)
+        shadow = eventually(lambda: row if (row := _release(engine)["shadow"])["compared"] >= 10 else None)
+        assert shadow["differing"] == 0
+        assert shadow["compared"] + shadow["dropped"] < 90
+
+
+def test_a_shadow_survives_a_restart_and_a_broken_one_is_ended(repository: Path) -> None:
+    with _engine(repository) as engine:
+        _release(engine, "shadow", version=1)
+    with _engine(repository) as engine:
+        assert _release(engine)["shadow"]["version"] == 1
+    (repository / "m" / "1" / "model.py").write_text("raise ValueError('damaged')")
+    with _engine(repository) as engine:
+        assert _answers(engine, 3) == [2] * 3
+        status = _release(engine)
+        assert status["shadow"] is None
+        assert "damaged" in status["events"][-1]["reason"]
+
+
+def test_a_wrong_shadow_is_refused(repository: Path) -> None:
+    with _engine(repository) as engine:
+        for parameters, text in (
+            ({"version": 2}, "version 2 is stable: a shadow is another version"),
+            ({"version": 1, "weight": 0}, "expected above 0 to 100 percent"),
+            ({"version": 1, "tolerance": -1}, "tolerance: expected a number from 0 on"),
+            ({"version": 1, "top_k": True}, "top_k: expected a whole number"),
+            ({"version": 8}, "names version 8"),
+            ({}, "there is no shadow"),
+        ):
+            with pytest.raises(RemoraError) as refusal:
+                _release(engine, "shadow", **parameters)  # type: ignore[arg-type]
+            assert text in str(refusal.value)
+        assert _answers(engine, 2) == [2, 2]
+
+
+def test_differences_of_a_shadowed_canary_end_it(repository: Path) -> None:
+    with _engine(repository, clock=FakeClock()) as engine:
+        clock: Any = engine._clock
+        _release(engine, "start", version=1, weight=1, automatic=True)
+        _release(engine, "shadow", version=1)
+        for _ in range(200):
+            clock.advance(200_000_000)
+            _answers(engine, 1)
+            if _release(engine)["stage"] == "settled":
+                break
+        status = eventually(lambda: found if (found := _release(engine))["stage"] == "settled" else None)
+        assert "differing answers" in next(
+            event["reason"] for event in status["events"] if event["action"].startswith("roll back")
+        )
