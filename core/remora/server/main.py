@@ -315,10 +315,13 @@ async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: 
 
 def _clean_up() -> None:
     """Give back memory, and remove the folders of processes that were killed, now that this delays no answer."""
-    from remora.repository.sent import remove_left_behind
-
     give_back()
-    remove_left_behind()
+    try:
+        from remora.repository.sent import remove_left_behind
+
+        remove_left_behind()
+    except OSError as error:  # such as a lack of descriptors, which must not end a server that serves
+        _log.warning("folders of processes that were killed cannot be removed: %s", error)
 
 
 def _ending_signals() -> tuple[signal.Signals, ...]:
