@@ -74,6 +74,7 @@ class ByHand:
         return Served(model, decoupled=model == "many", submit=self.submit)
 
     submit_to = Engine.submit_to
+    capture = None
 
     def submit(
         self,

@@ -494,6 +494,7 @@ def test_a_request_is_offered_to_a_bounded_number_of_versions() -> None:
     class AlwaysReplaced:
         traces, is_plain = UNTRACED, True
         submit_to = Engine.submit_to
+        capture = None
 
         def resolve(self, name: str, version: int) -> AlwaysReplaced:
             return self
@@ -511,6 +512,7 @@ def test_a_front_end_without_streams_refuses_decoupled_models_before_it_decodes(
     class Decoupled:
         traces, decoupled, is_plain = UNTRACED, True, False
         submit_to = Engine.submit_to
+        capture = None
 
         def resolve(self, name: str, version: int) -> Decoupled:
             return self

@@ -389,6 +389,7 @@ class SilentEngine:
         return self
 
     submit_to = Engine.submit_to
+    capture = None
 
     def submit(self, form: InferForm, data: object, reply: Any, **settings: object) -> Ticket:
         self.tickets.append(Ticket(Request(form, {}, (), 1, None), reply))

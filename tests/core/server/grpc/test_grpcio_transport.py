@@ -84,6 +84,7 @@ class FakeEngine:
         return replace(self.served, submit=self.submit)
 
     submit_to = Engine.submit_to
+    capture = None
 
     def submit(
         self,

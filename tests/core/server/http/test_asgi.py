@@ -210,6 +210,7 @@ class BrokenEngine:
         raise RuntimeError("broken")
 
     submit_to = Engine.submit_to
+    capture = None
 
     def perform(self, call: object) -> Any:
         raise RuntimeError("broken")
@@ -250,6 +251,7 @@ class LoadingEngine:
 
     resolve = perform
     submit_to = Engine.submit_to
+    capture = None
 
 
 def test_an_explanation_of_a_model_that_is_being_loaded_is_refused_with_the_reason() -> None:

@@ -82,6 +82,7 @@ class FakeEngine:
         return self.model
 
     submit_to = Engine.submit_to
+    capture = None
 
     def perform(self, call: Metrics) -> str:
         return self.metrics

@@ -198,6 +198,7 @@ class ArrivingModel:
         return self
 
     submit_to = Engine.submit_to
+    capture = None
 
     def submit(self, *_form: object, **_options: object) -> FakeTicket:
         self.ticket = FakeTicket()
