@@ -53,46 +53,6 @@ PLACES: Mapping[str, Place] = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `remora build`."""
-    parser.add_argument(
-        "source", metavar="SOURCE", help="app.py, app.py:NAME,NAME, a model file, a model folder or a repository"
-    )
-    parser.add_argument("--output", type=Path, metavar="DIR", help="folder to write (default: NAME-image)")
-    parser.add_argument("--name", default="", metavar="NAME", help="name of the model's folder (default: SOURCE's)")
-    parser.add_argument(
-        "--image", choices=sorted(IMAGES), default="cpu", metavar="IMAGE", help=f"{', '.join(IMAGES)} (default cpu)"
-    )
-    parser.add_argument(
-        "--include",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="further file or folder beside the Python file, such as data; repeatable",
-    )
-    parser.add_argument("--trust-pickle", action="store_true", help="start the server with --trust-pickle")
-    parser.add_argument(
-        "--run", choices=ENGINES, dest="engine", metavar="ENGINE", help=f"build the image: {', '.join(ENGINES)}"
-    )
-    parser.add_argument("--tag", default="", metavar="TAG", help="name of the image for --run (default: NAME)")
-    parser.add_argument(
-        "--extra",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="further extra of remora, such as torch; repeatable",
-    )
-    parser.add_argument("--base-image", default="", metavar="IMAGE", help="base image (default: python:3.12-slim)")
-    parser.add_argument(
-        "--wheel", type=Path, metavar="FILE", help="wheel of remora to install (default: this installation's)"
-    )
-    parser.add_argument(
-        "--wheels", type=Path, metavar="DIR", help="wheels of all dependencies, for a build without a network"
-    )
-    parser.set_defaults(build_arg=[])
-
-
 def build(options: argparse.Namespace) -> int:
     """Run `remora build` and return the exit code. Raises UsageError, UnavailableError, OSError."""
     source, names = split_source(options.source)

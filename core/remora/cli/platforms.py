@@ -135,7 +135,7 @@ def add_build(commands: Any) -> argparse.ArgumentParser:
         "of SOURCE, the packages of its requirements.txt, this remora, and a Dockerfile. A Python file comes with the "
         "modules beside it that it imports. The same files give the same folder.",
     )
-    import_module("remora_adapters.images.models").add_arguments(parser)
+    import_module("remora_adapters.images").add_model_arguments(parser)
     return parser
 
 
