@@ -37,7 +37,7 @@ _ALIASES = {
 
 
 _GROUPS = (
-    ("Serve models", ("serve", "init", "export", "build", "config", "backends")),
+    ("Serve models", ("serve", "init", "export", "export-llm", "build", "config", "backends")),
     ("Talk to a running server", ("infer", "models", "explain", "startup")),
     ("Release versions", ("release",)),
     ("Score files", ("score",)),

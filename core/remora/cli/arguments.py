@@ -60,6 +60,7 @@ def add_commands(commands: Any) -> None:
     _add_storage(commands)
     _bind(functions.add_init(commands), functions.init)
     _bind(functions.add_export(commands), functions.export)
+    _add_export_llm(commands)
     _bind(platforms.add_build(commands), platforms.build)
     _add_startup(commands)
     _add_bench(commands)
@@ -438,6 +439,15 @@ def _add_keys(commands: Any) -> None:
             return cli_keys.VERBS[verb](options)
 
         _bind(parser, run)
+
+
+# -- export-llm -------------------------------------------------------------------------------------------------------
+
+
+def _add_export_llm(commands: Any) -> None:
+    from remora.cli import export_llm as cli_export_llm
+
+    _bind(cli_export_llm.add_export_llm(commands), cli_export_llm.export_llm)
 
 
 # -- cost -------------------------------------------------------------------------------------------------------------

@@ -235,10 +235,9 @@ def _refuse_without_export(source: Source) -> None:
     if (folder / CONFIG_FILENAME).exists() or not (folder / "config.json").is_file():
         return
     raise ConfigError(
-        f"model '{source.name}': its folder has a Hugging Face model's weights and no {CONFIG_FILENAME}. Export it "
-        "with the packages onnxruntime-genai, torch and transformers, in another environment: python -m "
-        "onnxruntime_genai.models.builder -i FOLDER -o REPOSITORY/NAME/1 -p int4 -e cpu -c CACHE; or serve it as it is "
-        'on vLLM (backend: "vllm" with a model.json)'
+        f"model '{source.name}': its folder has a Hugging Face model's weights and no {CONFIG_FILENAME}. Export it: "
+        f"remora export-llm {folder} --output REPOSITORY/NAME; or serve it as it is on vLLM "
+        '(backend: "vllm" with a model.json)'
     )
 
 

@@ -234,7 +234,7 @@ def test_a_folder_of_hugging_face_without_an_export_is_refused_with_the_command(
     version.mkdir(parents=True)
     (version / "config.json").write_text("{}")
     (version / "model.safetensors").write_bytes(b"")
-    with pytest.raises(RemoraError, match=r"python -m onnxruntime_genai\.models\.builder -i FOLDER"):
+    with pytest.raises(RemoraError, match=r"Export it: remora export-llm /.*/m/1 --output REPOSITORY/NAME"):
         Engine(tmp_path).start()
 
 
