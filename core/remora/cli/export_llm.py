@@ -1,4 +1,4 @@
-"""Command `remora export-llm`, which exports a language model of Hugging Face for ONNX Runtime."""
+"""Command `remora export-llm`, which exports a Hugging Face model for ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ class GenerationModel:
 
 
 def _refuse_without_export(source: Source) -> None:
-    """Raise ConfigError with the exporter's command for a folder of Hugging Face without an export."""
+    """Raise ConfigError with the command that exports a folder of Hugging Face."""
     folder = source.path
     if (folder / CONFIG_FILENAME).exists() or not (folder / "config.json").is_file():
         return
