@@ -47,6 +47,8 @@ _RUNTIMES = (
 
 def add_commands(commands: Any) -> None:
     """Add all commands except `serve` to the sub-commands of the parser."""
+    from remora.cli import export_llm as cli_export_llm
+
     _add_infer(commands)
     _add_config(commands)
     _add_models(commands)
@@ -60,7 +62,7 @@ def add_commands(commands: Any) -> None:
     _add_storage(commands)
     _bind(functions.add_init(commands), functions.init)
     _bind(functions.add_export(commands), functions.export)
-    _add_export_llm(commands)
+    _bind(cli_export_llm.add_export_llm(commands), cli_export_llm.export_llm)
     _bind(platforms.add_build(commands), platforms.build)
     _add_startup(commands)
     _add_bench(commands)
@@ -439,15 +441,6 @@ def _add_keys(commands: Any) -> None:
             return cli_keys.VERBS[verb](options)
 
         _bind(parser, run)
-
-
-# -- export-llm -------------------------------------------------------------------------------------------------------
-
-
-def _add_export_llm(commands: Any) -> None:
-    from remora.cli import export_llm as cli_export_llm
-
-    _bind(cli_export_llm.add_export_llm(commands), cli_export_llm.export_llm)
 
 
 # -- cost -------------------------------------------------------------------------------------------------------------
