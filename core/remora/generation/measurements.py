@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from remora.custom_metrics import MetricKind, MetricSample, Series
 from remora.generation.tasks import End, Piece, Task
 
 if TYPE_CHECKING:
     from remora.generation import Sink
-    from remora.messages import RequestTrace
 
 RECENT_ANSWERS = 512
 """Number of ended answers kept for explanations."""
@@ -116,6 +115,13 @@ class Measurements:
         return list(self._recent)
 
 
+class AnswerTrace(Protocol):
+    """Trace that the tokens of an answer belong to."""
+
+    def record_answer(self, attributes: Mapping[str, Any], events: Sequence[tuple[str, int]], /) -> None:
+        """Record what the answer consisted of, and the times of its tokens."""
+
+
 class TracedSink:
     """Sink that notes the times of one task's tokens for its trace, and passes the pieces on.
 
@@ -131,7 +137,7 @@ class TracedSink:
     """
 
     def __init__(
-        self, sink: Sink, task: Task, model: str, operation: str, trace: RequestTrace, now_ns: Callable[[], int]
+        self, sink: Sink, task: Task, model: str, operation: str, trace: AnswerTrace, now_ns: Callable[[], int]
     ) -> None:
         self._sink = sink
         self._task = task

@@ -34,16 +34,31 @@ def traced(traces: Traces, sampling: Sampling, model: Any, arrival: Arrival | No
 
     In mode opentelemetry the request's trace context decides [T08]; otherwise every Nth request is traced.
     """
+    progress = _progress_of(traces, sampling, arrival)
+    return model if progress is None else _TracedModel(model, progress, None)
+
+
+def traced_task(traces: Traces, sampling: Sampling, model: Any, arrival: Arrival | None) -> TracedTask | None:
+    """Return the trace of the next request, which has no ticket, None if it is not traced."""
+    progress = _progress_of(traces, sampling, arrival)
+    if progress is None:
+        return None
+    part = _part(traces, model, "", progress.trace.context, None)
+    return TracedTask(progress, part) if progress.begin(part) else None
+
+
+def _progress_of(traces: Traces, sampling: Sampling, arrival: Arrival | None) -> _Progress | None:
+    """Return a new trace for the next request if it is traced; see `traced`."""
     origin = context_of(arrival.carrier) if sampling.exports and not sampling.off and arrival is not None else None
     if not (origin.sampled if origin is not None else sampling.hits()):
-        return model
+        return None
     now_ns = traces.now()
     trace_id = origin.trace_id if origin is not None else random.getrandbits(128) or 1
     context = SpanContext(trace_id, random.getrandbits(64) or 1, state=origin.state if origin is not None else "")
     protocol, since_ns = (arrival.protocol, arrival.since_ns) if arrival is not None else ("", 0)
     key = traces.key_of(arrival.carrier) if arrival is not None else ""
     trace = Trace(protocol, min(since_ns or now_ns, now_ns), now_ns, context, origin, key)
-    return _TracedModel(model, _Progress(traces, sampling, trace), None)
+    return _Progress(traces, sampling, trace)
 
 
 def rebound(retired: Any, model: Any) -> Any:
@@ -51,12 +66,12 @@ def rebound(retired: Any, model: Any) -> Any:
     return retired.rebind(model) if isinstance(retired, _TracedModel) else model
 
 
-def _part(traces: Traces, model: Any, form: InferForm, context: SpanContext, caller: Part | None) -> Part:
+def _part(traces: Traces, model: Any, request_id: str, context: SpanContext, caller: Part | None) -> Part:
     """Return a model's part of a trace, starting now."""
     own = SpanContext(context.trace_id, random.getrandbits(64) or 1, state=context.state)
     parent_id = 0 if caller is None else caller.id
     return Part(
-        traces.number(), model.name, model.version, own, parent_id, context, legible(form.id), start_ns=traces.now()
+        traces.number(), model.name, model.version, own, parent_id, context, legible(request_id), start_ns=traces.now()
     )
 
 
@@ -127,7 +142,7 @@ class _TracedModel:
         if model.is_routed:
             model.bind(form)  # so that the trace names the version that runs the request
         above = progress.trace.context if self._caller is None else self._caller.context
-        part = _part(progress.traces, model, form, above, self._caller)
+        part = _part(progress.traces, model, form.id, above, self._caller)
         if not progress.begin(part):
             untraced: Ticket = model.submit(form, data, reply, **how)
             return untraced
@@ -211,6 +226,32 @@ class TracedRequest:
             _log.warning("tensor '%s' is missing from a trace: %s", name, error)
             return
         self._part.tensors.append(SeenTensor(activity, name, datatype, copy))
+
+
+class TracedTask:
+    """One request to a language model in flight, which has no ticket. `end` completes its trace once."""
+
+    __slots__ = ("_part", "_progress", "id")
+
+    def __init__(self, progress: _Progress, part: Part) -> None:
+        self.id = part.id
+        self._progress = progress
+        self._part = part
+
+    def record_answer(self, attributes: Mapping[str, Any], events: Sequence[tuple[str, int]]) -> None:
+        """Record the answer to one prompt of the request."""
+        self._part.attributes.update(attributes)
+        self._part.events.extend(events)
+
+    def end(self, request_id: str, error: RemoraError | None = None) -> None:
+        """Complete the trace with the last token or with an error."""
+        part, trace, now_ns = self._part, self._progress.trace, self._progress.traces.now()
+        part.request_id = legible(request_id)
+        part.error = legible(error.message) if error is not None else ""
+        part.queue_ns, part.end_ns = part.start_ns, now_ns
+        trace.response_ns = part.events[0][1] if part.events else now_ns
+        trace.sends.append((now_ns, now_ns))
+        self._progress.end(part)
 
 
 def _bytes_of(trace: Trace) -> int:

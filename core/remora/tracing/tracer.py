@@ -23,7 +23,7 @@ from remora.tracing.settings import TraceSettings
 if TYPE_CHECKING:
     from remora.tracing.context import Carrier
     from remora.tracing.records import Trace
-    from remora.tracing.traced import TracedRequest
+    from remora.tracing.traced import TracedRequest, TracedTask
     from remora.tracing.writer import Finished, TraceWriter
 
 Reply = Callable[[Ticket, Outcome], None]
@@ -164,6 +164,14 @@ class Traces:
         if retired is not None:
             return rebound(retired, model)
         return traced(self, self._samplings.get(model.name) or self._samplings[""], model, arrival)
+
+    def begin_task(self, model: Any, arrival: Arrival) -> TracedTask | None:
+        """Return the trace of the next request to a language model, None if it is not traced."""
+        if not self.on:
+            return None
+        from remora.tracing.traced import traced_task  # imported here because tracing is usually off
+
+        return traced_task(self, self._samplings.get(model.name) or self._samplings[""], model, arrival)
 
     def wrap_child(self, id: int, model: Any) -> Any:
         """Return the model for a sub-request of the traced request ``id``.

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import orjson
@@ -40,9 +40,12 @@ from remora.protocols.openai.vectors import VECTORS, VectorQuery, decode_vectors
 from remora.protocols.rest.answer import JSON, PLAIN, Headers, HttpAnswer, Refusal
 from remora.protocols.rest.content_encoding import inflate
 from remora.server.http import deadlines
-from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
-from remora.server.http.openai_delivery import Delivery, cancelled, reply_to
+from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange, arrival_of
+from remora.server.http.openai_delivery import Delivery, FollowedTasks, cancelled, reply_to
 from remora.system.clock import SystemClock
+
+if TYPE_CHECKING:
+    from remora.tracing.traced import TracedTask
 
 _log = logging.getLogger("remora.http")
 
@@ -337,7 +340,10 @@ class _Call:
     ) -> Cancellable:
         if not model.acquire():
             raise UnavailableError(f"the model '{model.name}' is being unloaded")
+        traces = self._routes.engine.traces
+        trace = traces.begin_task(model, arrival_of(self._head, self._exchange)) if traces.on else None
         request = _Request(self._exchange, query, model, generation, self._routes.news)
+        request.follow(trace, self._routes.now_ns)
         deadline_ns = self._received_ns + timeout_ns if timeout_ns else 0
         changes = {"adapter": adapter, "deadline_ns": deadline_ns, "received_ns": self._received_ns}
         begin = partial(request.begin, changes, _key_of(self._head), self._routes.heading)
@@ -451,7 +457,7 @@ class _News:
 class _Request:
     """A request whose tasks run."""
 
-    __slots__ = ("_delivery", "_exchange", "_generation", "_left", "_model", "_news", "_query", "_tasks")
+    __slots__ = ("_delivery", "_exchange", "_follow", "_generation", "_left", "_model", "_news", "_query", "_tasks")
 
     def __init__(
         self, exchange: Exchange, query: Query, model: ServedModel, generation: Generation, news: _News
@@ -464,6 +470,12 @@ class _Request:
         self._tasks: list[Task] = []
         self._left = 0
         self._delivery: Delivery | None = None
+        self._follow: FollowedTasks | None = None
+
+    def follow(self, trace: TracedTask | None, now_ns: Callable[[], int]) -> None:
+        """Record the tokens in a trace."""
+        if trace is not None:
+            self._follow = FollowedTasks(trace, self._query, self._model.name, now_ns)
 
     def begin(self, changes: Mapping[str, Any], user: str, heading: Callable[[str, str], Heading]) -> None:
         """Begin the tasks with changed attributes, and with this user where the request names none.
@@ -485,12 +497,14 @@ class _Request:
             for task in tasks:
                 self._news.add(task, self)
                 self._tasks.append(task)
-                engine.begin(task, self._news)
-        except BaseException:
+                engine.begin(task, self._news if self._follow is None else self._follow.sink(task, self._news))
+        except BaseException as error:
             for task in self._tasks:
                 self._news.remove(task)
                 engine.cancel(task)
             self._model.release()
+            if self._follow is not None:
+                self._follow.end(error)
             raise
 
     def cancel(self) -> None:
@@ -514,5 +528,7 @@ class _Request:
                     for task in self._tasks:
                         self._news.remove(task)
                     self._model.release()
+                    if self._follow is not None:
+                        self._follow.end(piece.end.error)
         if self._delivery is not None:
             self._delivery.take(pieces)

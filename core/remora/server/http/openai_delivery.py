@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from remora.errors import CancelledError, RemoraError
-from remora.generation import Tokens
+from remora.errors import CancelledError, InternalError, RemoraError
+from remora.generation import Sink, Tokens
+from remora.generation.measurements import TracedSink
 from remora.generation.tasks import Piece, Task
 from remora.protocols.openai.replies import Heading, Reply
 from remora.protocols.openai.requests import Query
 from remora.protocols.openai.response_replies import ResponseReply
 from remora.protocols.openai.routes import ApiError, error_answer
-from remora.protocols.rest.answer import JSON, Headers, HttpAnswer
+from remora.protocols.rest.answer import INTERNAL, JSON, Headers, HttpAnswer
 from remora.server.http.exchange import Exchange
+
+if TYPE_CHECKING:
+    from remora.tracing.traced import TracedTask
 
 _EVENTS: Headers = ((b"Content-Type", b"text/event-stream; charset=utf-8"), (b"Cache-Control", b"no-cache"))
 
@@ -26,6 +31,34 @@ def reply_to(
     """Return what makes the answer to a query; see `Reply`."""
     kind = ResponseReply if query.action == "responses" else Reply
     return kind(query, tasks, heading, tokens, model_parser)
+
+
+class FollowedTasks:
+    """Trace of the tasks of one request.
+
+    Args:
+        trace: of the request.
+        query: the request.
+        model: name of the model.
+        now_ns: clock of the trace.
+    """
+
+    def __init__(self, trace: TracedTask, query: Query, model: str, now_ns: Callable[[], int]) -> None:
+        self._trace = trace
+        self._model = query.model or model
+        self._operation = "text_completion" if query.chat is None else "chat"
+        self._now = now_ns
+        self._id = ""
+
+    def sink(self, task: Task, sink: Sink) -> Sink:
+        """Return a sink that records the pieces of a task and passes them on."""
+        self._id = task.id
+        return TracedSink(sink, task, self._model, self._operation, self._trace, self._now)
+
+    def end(self, error: BaseException | None) -> None:
+        """Complete the trace."""
+        known = error if error is None or isinstance(error, RemoraError) else InternalError(INTERNAL)
+        self._trace.end(self._id, known)
 
 
 class Delivery:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from eventually import eventually_in_loop
-from fakes import FakeExchange
+from fakes import FakeClock, FakeExchange
 from remora.errors import NotFoundError
 from remora.generation import Extension, Generation, Sink
 from remora.generation.step_loop import LoopSettings, StepLoop
@@ -28,6 +28,8 @@ from remora.protocols.openai.routes import find_route
 from remora.server.http.exchange import Cancellable, Exchange
 from remora.server.http.openai import OpenAiRoutes
 from remora.testing.generation import ByteTokens, ScriptedStepper
+from remora.tracing.settings import TraceSettings
+from remora.tracing.tracer import Traces
 
 TEXT = "Hello, world"
 
@@ -67,6 +69,7 @@ class FakeEngine:
         self.model = model
         self.loading: Future[None] | None = None
         self.started = True
+        self.traces = Traces(TraceSettings(), FakeClock(), {})
 
     def models(self) -> list[FakeModel]:
         return [self.model]
