@@ -213,6 +213,7 @@ FRAMEWORKS := torch trees openvino tensorflow formats
 WHEELS_torch := torch==2.13.0
 TESTS_torch := tests/core/backends/test_pytorch.py tests/core/tensors/test_device_tensors.py
 WHEELS_openvino := openvino==2026.4.1 openvino-genai==2026.4.1.0
+EXTRAS_openvino := ,generation
 TESTS_openvino := tests/core/backends/test_openvino.py tests/core/backends/openvino_genai
 WHEELS_tensorflow := tensorflow-cpu==2.21.0
 TESTS_tensorflow := tests/core/backends/test_tensorflow.py tests/core/repository/test_files.py
@@ -236,7 +237,7 @@ $(FRAMEWORKS:%=$(VENV)-%/stamp): $(VENV)-%/stamp: $(LOCKED) Makefile
 	@test -x $(VENV)-$*/bin/python || $(PYTHON) -m venv $(VENV)-$*
 	@$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check $(WHEELS_$*)
 	@$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable '.[onnx]' onnx pytest pytest-timeout hypothesis
+		--editable '.[onnx$(EXTRAS_$*)]' onnx pytest pytest-timeout hypothesis
 	@touch $@
 
 # Without a GPU nothing is installed, and the tests are only collected, so that import errors are found.

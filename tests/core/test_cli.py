@@ -158,8 +158,8 @@ def test_the_help_lists_every_command_once_in_a_group_with_a_name(capsys: pytest
     shown = capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["nonsense"])
-    choices = re.findall(r"'?([a-z]+)'?(?=[,)])", capsys.readouterr().err.partition("choose from")[2])
-    listed = re.findall(r"^  ([a-z]+) ", shown, re.MULTILINE)
+    choices = re.findall(r"'?([a-z][a-z-]+)'?(?=[,)])", capsys.readouterr().err.partition("choose from")[2])
+    listed = re.findall(r"^  ([a-z][a-z-]+) ", shown, re.MULTILINE)
     assert sorted(listed) == sorted(choices)
     assert "serve" in listed
     assert "Other:" not in shown

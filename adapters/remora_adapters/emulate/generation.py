@@ -33,6 +33,7 @@ _REASONS = ("stop", "length", "tool_calls")
 _RUNNING, _WAITING, _WRITTEN = "num_requests_running", "num_requests_waiting", "generation_tokens_total"
 _FREE_S = 10.0
 """Time until all rows must be free, which a server that notices a disconnected client needs in no case."""
+_READY_S = 30.0
 _LOOK_S = 0.02
 
 
@@ -154,11 +155,31 @@ def _chat_of(stage: Stage, send: Send) -> dict[str, Any]:
     known = stage.facts.get("chat")
     if known is None:
         given = stage.settings.given.get("chat")
-        known = json.loads(Path(given).read_bytes()) if given else _derived_chat(stage, send)
+        known = json.loads(Path(given).read_bytes()) if given else _chat_when_ready(stage, send)
         stage.facts["chat"] = known
     if not isinstance(known, dict):
         raise Skipped('needs a language model, or a chat: --with chat=FILE with {"messages": [...]}')
     return known
+
+
+def _chat_when_ready(stage: Stage, send: Send) -> object:
+    """Return the derived chat of a server that listens before its models are loaded, as Cloud Run's probe permits."""
+    end = time.monotonic() + _READY_S
+    while True:
+        loading = send is send_to_container and _is_loading(stage)
+        found = _derived_chat(stage, send)
+        if found or not loading or time.monotonic() > end:
+            return found
+        time.sleep(_LOOK_S)
+
+
+def _is_loading(stage: Stage) -> bool:
+    """Return True if V2's probes say that the server is live and not ready."""
+    try:
+        live, ready = (stage.ask("GET", f"/v2/health/{probe}", None, {}).status for probe in ("live", "ready"))
+    except Failed:
+        return False
+    return live == 200 and ready in (400, 503)
 
 
 def _derived_chat(stage: Stage, send: Send) -> object:

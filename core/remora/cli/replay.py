@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,9 +47,13 @@ def replay(options: argparse.Namespace) -> int:
 
 
 def _exchanges(path: Path) -> Iterator[tuple[int, Exchange]]:
+    """Yield the exchanges that the file holds now, because a server may capture the replayed requests in it."""
     try:
         with path.open("rb") as file:
+            end = os.fstat(file.fileno()).st_size
             for number, line in enumerate(file, 1):
+                if file.tell() > end:
+                    return
                 try:
                     yield number, exchange_of(line)
                 except CapturedError as error:

@@ -14,6 +14,7 @@ from remora_adapters.emulate.running import FAILED, SKIPPED, Verdict, run_checks
 from sagemaker_door import COUNTER, COUNTS, V2, python_model
 
 ENTRY = (sys.executable, "-m", "remora_adapters.sagemaker")
+OF_LANGUAGE_MODELS = ("chat", "chat-stream", "chat-cancel")
 
 
 def wrong(verdicts: list[Verdict], *may_skip: str) -> list[Verdict]:
@@ -32,7 +33,7 @@ def test_every_check_of_an_endpoint_with_one_model_passes(tmp_path: Path, child_
         startup_s=60.0,
         given={"records": str(tmp_path / "records.csv")},
     )
-    assert not wrong(run_checks(find_platform("sagemaker"), settings), "streaming")
+    assert not wrong(run_checks(find_platform("sagemaker"), settings), "streaming", *OF_LANGUAGE_MODELS)
 
 
 def test_every_check_of_a_multi_model_endpoint_passes(tmp_path: Path, child_environment: dict[str, str]) -> None:

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
 from conftest import Serving
 from device_models import double
+from live_server import client
 from remora.engine import Engine
 from remora.errors import ConfigError, NotFoundError
 from remora.repository.files import file_repository, recognise
@@ -173,7 +173,9 @@ def test_a_joblib_file_is_served_over_http(tmp_path: Path, serving: Serving) -> 
     joblib.dump(linear.LinearRegression().fit([[0.0], [1.0]], [0.0, 2.0]), tmp_path / "line.joblib")
     with serving(tmp_path / "line.joblib", "--trust-pickle") as server:
         body = {"inputs": [{"name": "input", "datatype": "FP64", "shape": [1, 1], "data": [3.0]}]}
-        answer = httpx.post(f"http://127.0.0.1:{server.http}/v2/models/line/infer", json=body, timeout=60).json()
+        with client(server.http) as connection:
+            connection.request("POST", "/v2/models/line/infer", json.dumps(body))
+            answer = json.load(connection.getresponse())
         assert answer["outputs"][0]["data"] == [pytest.approx(6.0)]
 
 

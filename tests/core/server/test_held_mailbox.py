@@ -85,11 +85,19 @@ def play(scenario: Callable[[HeldMailbox, Client, Ticket, asyncio.Event], object
     asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
+async def stopped_or_done(client: Client, done: asyncio.Event) -> bool:
+    """Wait until the client's buffer is full or the last response was taken; return False for the latter."""
+    waits = [asyncio.ensure_future(event.wait()) for event in (client.stopped, done)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for each in waits:
+        each.cancel()
+    return not done.is_set()
+
+
 def test_a_sender_is_held_up_until_its_client_reads_and_nothing_is_lost() -> None:
     async def scenario(held: HeldMailbox, client: Client, ticket: Ticket, done: asyncio.Event) -> None:
         sender = Sender(10 * AHEAD, held, ticket)
-        while not done.is_set():
-            await client.stopped.wait()
+        while await stopped_or_done(client, done):
             client.stopped.clear()
             assert client.unsent <= (AHEAD + 1) * 1000
             asyncio.get_running_loop().call_soon(client.read)
