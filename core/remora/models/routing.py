@@ -273,6 +273,11 @@ class RoutedModel:
             self._chosen = self._router.choose(self._ready, form, self._carrier)
         return self._chosen
 
+    def bind_to(self, carrier: Carrier) -> ServedModel:
+        """Choose the version by the headers of the request, once, and return it."""
+        self.identify(carrier)
+        return self.bind()
+
     def acquire(self) -> bool:
         """Choose the version and keep it open (see `ServedModel.acquire`)."""
         return self.bind().acquire()

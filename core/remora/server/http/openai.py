@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import orjson
@@ -45,6 +45,7 @@ from remora.server.http.openai_delivery import Delivery, FollowedTasks, cancelle
 from remora.system.clock import SystemClock
 
 if TYPE_CHECKING:
+    from remora.models.routing import RoutedModel
     from remora.tracing.traced import TracedTask
 
 _log = logging.getLogger("remora.http")
@@ -320,6 +321,9 @@ class _Call:
                 raise ParameterError("model", "the parameter model is missing")
             model, adapter = self._routes.find(name)
             timeout_ns = deadlines.timeout_ns(self._head.get(deadlines.HEADER), plain=True)
+            if model.is_routed and model.generation is not None:
+                # One version from here on: its tokenizer encodes what its engine reads.
+                model = cast("RoutedModel", model).bind_to(self._head.get)
             generation = model.generation
             if generation is None:
                 return self._begin_tensors(query, model, timeout_ns)

@@ -39,6 +39,7 @@ class FakeModel:
 
     name = "m"
     loaded_ms = 7000
+    is_routed = False
     config = ModelConfig()
 
     def __init__(self, script: str | None = TEXT, **settings: Any) -> None:
@@ -60,6 +61,19 @@ class FakeModel:
 
     def release(self) -> None:
         self.users -= 1
+
+
+class FakeRouted(FakeModel):
+    """A model with a release, which chooses another version for the request."""
+
+    is_routed = True
+
+    def __init__(self, canary: FakeModel) -> None:
+        super().__init__("from the stable version")
+        self._canary = canary
+
+    def bind_to(self, _carrier: object) -> FakeModel:
+        return self._canary
 
 
 class FakeEngine:
@@ -449,3 +463,16 @@ def test_an_unexpected_fault_is_a_500_without_its_text(code: str, monkeypatch: p
         assert server.model.users == 0
 
     asyncio.run(ask())
+
+
+@running
+async def test_one_version_of_a_release_writes_the_whole_answer() -> None:
+    canary = FakeModel("from the canary")
+    server = Server(FakeRouted(canary))
+    _, exchange = server.ask()
+    while not exchange.answers:
+        canary.loop.turn()
+        await asyncio.sleep(0)
+    status, answer = await server.answer(exchange)
+    assert (status, answer["choices"][0]["text"]) == (200, "from the canary")
+    assert (canary.users, server.model.users) == (0, 0)
