@@ -163,7 +163,10 @@ def _chat_of(stage: Stage, send: Send) -> dict[str, Any]:
 
 
 def _chat_when_ready(stage: Stage, send: Send) -> object:
-    """Return the derived chat of a server that listens before its models are loaded, as Cloud Run's probe permits."""
+    """Return the derived chat once the server is ready.
+
+    Cloud Run's probe permits a server that listens before its models are loaded.
+    """
     end = time.monotonic() + _READY_S
     while True:
         loading = send is send_to_container and _is_loading(stage)

@@ -47,7 +47,10 @@ def replay(options: argparse.Namespace) -> int:
 
 
 def _exchanges(path: Path) -> Iterator[tuple[int, Exchange]]:
-    """Yield the exchanges that the file holds now, because a server may capture the replayed requests in it."""
+    """Yield the exchanges that the file holds now.
+
+    A server may capture the replayed requests in it.
+    """
     try:
         with path.open("rb") as file:
             end = os.fstat(file.fileno()).st_size

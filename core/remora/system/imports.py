@@ -3,7 +3,8 @@
 A finder placed before Python's own finds the same modules and times their execution. The submodules of third-party
 packages are not timed separately because there are hundreds of them and each look-up costs microseconds.
 
-Invariant: after the timing ends, no trace of it is left in `sys.meta_path`.
+Invariants: after the timing ends, no trace of it is left in `sys.meta_path`. The list itself is replaced and never
+changed, because an import in another thread that iterates over it would skip a finder and miss an existing module.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ def time_imports(now_ns: Callable[[], int], record: ImportRecorder, least_ns: in
     An import is slow if it takes at least ``least_ns``.
     """
     finder: Any = _TimingFinder(now_ns, record, least_ns)
-    place = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)
-    sys.meta_path.insert(place, finder)
+    finders = sys.meta_path
+    place = finders.index(PathFinder) if PathFinder in finders else len(finders)
+    sys.meta_path = [*finders[:place], finder, *finders[place:]]
 
     def end() -> None:
-        with suppress(ValueError):
-            sys.meta_path.remove(finder)
+        sys.meta_path = [each for each in sys.meta_path if each is not finder]
 
     return end
 

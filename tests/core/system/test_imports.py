@@ -6,6 +6,7 @@ import builtins
 import importlib
 import sys
 from collections.abc import Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,30 @@ def test_an_import_that_fails_fails_as_it_would(clock: FakeClock) -> None:
         end()
         end()
     assert told == [("failing", 40, "")]
+
+
+def test_an_import_that_is_under_way_when_the_timing_ends_finds_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "some_package").mkdir()
+    (tmp_path / "some_package" / "__init__.py").touch()
+    (tmp_path / "some_package" / "inner.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = sys.meta_path
+    end = time_imports(lambda: 0, lambda *_: None, 20)
+
+    class EndingFinder:
+        """Finder between the timing and Python's own, at which another thread ends the timing."""
+
+        def find_spec(self, *_: object) -> None:
+            end()
+
+    finders = sys.meta_path
+    place = finders.index(PathFinder)
+    sys.meta_path = [*finders[:place], EndingFinder(), *finders[place:]]
+    try:
+        importlib.import_module("some_package.inner")
+    finally:
+        sys.meta_path = before
+        for name in ("some_package", "some_package.inner"):
+            sys.modules.pop(name, None)
