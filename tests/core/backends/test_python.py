@@ -418,7 +418,7 @@ def test_log_lines_have_the_models_name_file_and_level(models: Models, caplog: p
         "log.log_error('d'); log.log_verbose('e')\n"
         f"        return [{ANSWER}]\n"
     )
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.DEBUG, logger="remora.model.m"):
         run(instance)
     assert [(record.getMessage(), record.levelname) for record in caplog.records] == [
         ("a %s", "INFO"), ("b", "DEBUG"), ("c", "WARNING"), ("d", "ERROR"), ("e", "DEBUG"),
