@@ -100,7 +100,15 @@ def test_a_server_without_a_language_model_has_none_of_these_metrics(
 
 
 def test_the_parts_of_each_request_sum_to_its_duration_in_company_and_after_a_preemption(engine: Engine) -> None:
-    ask_all(engine, 8)
+    preempted, rounds = 0, 0
+    while not preempted and rounds < 20:  # rows are put back only if the requests meet
+        rounds += 1
+        ask_all(engine, 8)
+        preempted += _preemptions_of_checked_parts(engine)
+    assert preempted > 0
+
+
+def _preemptions_of_checked_parts(engine: Engine) -> int:
     preempted = 0
     for place in range(8):
         found = engine.perform(ModelExplain("tiny", request=f"r{place}")).answers
@@ -110,7 +118,7 @@ def test_the_parts_of_each_request_sum_to_its_duration_in_company_and_after_a_pr
         preempted += found.preemptions
         if found.preemptions:
             assert found.parts_ms["put back, without a row"] > 0
-    assert preempted > 0
+    return preempted
 
 
 def test_the_last_answers_of_a_model_are_explained(engine: Engine) -> None:
