@@ -158,13 +158,13 @@ def test_idle_connections_beyond_the_descriptors_do_not_lock_out_others(
                 stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S))
         until(port, "/v2/models/m", server)
         with client(port) as connection:
-            connection.request("GET", "/v2/metrics")
+            connection.request("GET", "/v2/metrics")  # imports the page's modules now, which needs descriptors
             (count,) = re.findall(rb'remora_open_connections{protocol="http1"} (\d+)', connection.getresponse().read())
             assert 1 < int(count) < 96
         server.send_signal(signal.SIGTERM)
         assert server.stderr is not None
         log = server.stderr.read()
-        assert log.count("cannot accept a connection: Too many open files") == 1
+        assert log.count("the longest idle connections are closed") == 1
         assert server.wait(PATIENCE_S) == 0
 
 

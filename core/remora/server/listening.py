@@ -10,6 +10,7 @@ import asyncio
 import ctypes
 import logging
 import os
+import resource
 import socket
 import struct
 import sys
@@ -32,6 +33,8 @@ _ROOM_S = 0.01
 """How long accepting pauses while idle connections are being closed."""
 _WARNING_S = 60.0
 """Minimum interval between warnings about missing descriptors."""
+_SPARE = 16
+"""Descriptors that connections leave to model files, modules that are imported late and pages that read /proc."""
 
 
 async def bind(address: str, port: int, *, reuse_port: bool) -> list[socket.socket]:
@@ -159,32 +162,41 @@ class Port:
         except ConnectionError:  # the client has disconnected
             return True
         except OSError as error:
-            self._starve(error)
+            if self._pause is None and self._sockets:
+                made_room = self._make_room()
+                self._warn(f"cannot accept a connection: {error.strerror or error}", made_room)
+                self._rest(_ROOM_S if made_room else _PAUSE_S)
             return False
         self.adopt(connection)
+        if _is_among_last(connection.fileno()) and self._pause is None and self._sockets and self._make_room():
+            self._warn(f"has fewer than {_SPARE} descriptors left", made_room=True)
+            self._rest(_ROOM_S)
+            return False
         return True
 
-    def _starve(self, error: OSError) -> None:
-        """Pause accepting while descriptors are missing.
-
-        The socket would stay readable and the loop would spin.
-        """
-        if self._pause is not None or not self._sockets:
-            return
-        made_room = self._make_room()
+    def _warn(self, problem: str, made_room: bool) -> None:
         now = self._loop.time()
-        if now - self._warned_at >= _WARNING_S:
-            self._warned_at = now
-            _log.warning(
-                "port %d cannot accept a connection: %s; %s. Raise the limit of open files (ulimit -n), or lower "
-                "--idle-connection-secs",
-                self.number,
-                error.strerror or error,
-                "the longest idle connections are closed" if made_room else "no connection is idle",
-            )
+        if now - self._warned_at < _WARNING_S:
+            return
+        self._warned_at = now
+        _log.warning(
+            "port %d %s; %s. Raise the limit of open files (ulimit -n), or lower --idle-connection-secs",
+            self.number,
+            problem,
+            "the longest idle connections are closed" if made_room else "no connection is idle",
+        )
+
+    def _rest(self, seconds: float) -> None:
+        """Pause accepting while descriptors are missing. The socket would stay readable and the loop would spin."""
         for each in self._sockets:
             self._loop.remove_reader(each.fileno())
-        self._pause = self._loop.call_later(_ROOM_S if made_room else _PAUSE_S, self._resume)
+        self._pause = self._loop.call_later(seconds, self._resume)
+
+
+def _is_among_last(descriptor: int) -> bool:
+    """Tell whether nearly all descriptors of the process are in use; the kernel gives out the lowest free number."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return limit != resource.RLIM_INFINITY and descriptor >= limit - _SPARE
 
 
 _SO_ATTACH_FILTER = 26
