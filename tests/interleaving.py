@@ -236,7 +236,7 @@ class Interleaving:
         if not found:
             moments = [thread.wake_ns for thread in alive if thread.wake_ns]
             if not moments:
-                raise DeadlockError(f"nobody can go on: {', '.join(thread.name for thread in alive)}")
+                raise DeadlockError(f"no thread can go on: {', '.join(thread.name for thread in alive)}")
             self.clock.now_ns = min(moments)
             found = able()
         return found

@@ -52,7 +52,7 @@ class ObjectStore:
     before: Callable[[Seen], None] = lambda seen: None
     """Called before each request is answered; may wait."""
     connected: Callable[[], object] = lambda: None
-    """Called when somebody connects; may wait."""
+    """Called when a client connects; may wait."""
     bytes_per_s: float = 0.0
     pause: Callable[[float], object] = threading.Event().wait
     faults: list[tuple[str, str, str]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Calls of OpenAI's routes by the clients that users have, run in an environment of their own.
+"""Calls of OpenAI's routes by the clients that users have, run in a separate environment.
 
     python openai_peers.py CLIENT URL [MODEL]
 

@@ -1,7 +1,7 @@
-"""The same small models in every format, with the framework's own answers; the law: what a format lacks is said.
+"""The same small models in every format, with the framework's answers; what a format lacks is said.
 
 A `Format` writes a model's files and gives a function that runs the model in the framework itself, without the engine.
-Frameworks are imported when a format is asked for.
+Frameworks are imported when a test uses their format.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `make serve` runs: the digits example shows the answer of its own server, and of no other."""
+"""What `make serve` runs: the digits example shows the answer of the server that it started."""
 
 from __future__ import annotations
 

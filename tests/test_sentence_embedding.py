@@ -79,7 +79,7 @@ def test_without_the_package_the_build_says_what_to_install(
         example.find_package()
 
 
-# -- the export, with weights of its own -----------------------------------------------------------------------------
+# -- the export, with generated weights -------------------------------------------------------------------------------
 
 CONFIG = {"layer_norm_eps": 1e-12, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 8}
 INNER = 12

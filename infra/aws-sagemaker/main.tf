@@ -113,7 +113,7 @@ resource "aws_s3_object" "models" {
 }
 
 # A model cannot be changed in place, and an endpoint whose update SageMaker undoes needs its earlier one: each release
-# has a model of its own, by its name. One that is no longer listed is deleted after the endpoint's update, if that
+# has a separate model, by its name. One that is no longer listed is deleted after the endpoint's update, if that
 # succeeded (postcondition of aws_sagemaker_endpoint.this).
 resource "aws_sagemaker_model" "this" {
   for_each           = { for each in local.containers : each.model => each... }

@@ -94,7 +94,7 @@ resource "aws_appautoscaling_scheduled_action" "capacity" {
   }
 }
 
-# A backlog for each of no instances has no value: the first instance comes by an alarm of its own.
+# A backlog for each of no instances has no value: a separate alarm starts the first instance.
 resource "aws_appautoscaling_policy" "wake" {
   count              = var.mode == "async" && var.capacity.min == 0 ? 1 : 0
   name               = "${var.name}-wake"

@@ -29,7 +29,7 @@ resource "azapi_resource" "endpoint" {
   body = {
     kind = "Managed"
     properties = {
-      # Callers bring a token of their own identity: there is no key to leak.
+      # Callers send a token of their identity: there is no key to leak.
       authMode            = "AADToken"
       publicNetworkAccess = var.public_access ? "Enabled" : "Disabled"
     }
@@ -55,7 +55,7 @@ resource "azapi_resource" "model" {
     create_before_destroy = true
     precondition {
       condition     = length(distinct(each.value)) == 1
-      error_message = "deployments: model_version ${each.key} is given to two places of models; leave it out, and each place has a version of its own."
+      error_message = "deployments: model_version ${each.key} is given to two places of models; leave it out, and each place has a separate version."
     }
   }
 }

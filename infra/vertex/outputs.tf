@@ -9,7 +9,7 @@ output "service_account" {
 }
 
 locals {
-  # A model of its own for each image and place of models: an id that is taken is refused.
+  # One model for each image and place of models, because Vertex AI refuses an id that is taken.
   model_id = "${var.name}-${substr(sha256("${var.image_uri} ${var.model_uri}"), 0, 8)}"
   host     = var.dedicated ? google_vertex_ai_endpoint.this.dedicated_endpoint_dns : "${var.region}-aiplatform.googleapis.com"
   upload = [

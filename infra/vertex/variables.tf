@@ -67,7 +67,7 @@ variable "replicas" {
 }
 
 variable "dedicated" {
-  description = "An endpoint with a name of its own: larger requests, and no neighbours."
+  description = "A dedicated endpoint name: larger requests, and no neighbours."
   type        = bool
   default     = true
 }

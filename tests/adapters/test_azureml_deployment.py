@@ -1,6 +1,6 @@
 """Azure's own client reads what `remora manifests azureml` prints, and the commands of docs/deploy/azureml.md.
 
-It has an environment of its own: `make test-azure-ai-ml`. Nothing is sent: its classes read, check, and say what they
+It runs in a separate environment: `make test-azure-ai-ml`. Nothing is sent: its classes read, check, and say what they
 would send.
 """
 

@@ -115,7 +115,7 @@ def test_a_file_says_what_no_variable_does(tmp_path: Path) -> None:
     assert (host.server.http_port, [door.port for door in host.doors]) == (8080, [8082])
     beside = tmp_path / "code" / "config.json"
     beside.parent.mkdir()
-    beside.touch()  # an empty one is none
+    beside.touch()  # an empty one does not count
     environ = {"AML_APP_ROOT": str(tmp_path), "AZUREML_ENTRY_SCRIPT": "code/score.py"}
     assert azureml.host(environ).server.http_port == 5001
     beside.write_text('{"SERVER_PORT": "8083"}')

@@ -525,7 +525,7 @@ class EarlyEngine(Engine):
             raise
 
     def _notice(self) -> None:
-        if not self.missed.done():  # who is told that there is none may wait for it then
+        if not self.missed.done():  # a client that learns that there is none may wait for it then
             self.missed.set_result(None)
 
 
@@ -535,7 +535,7 @@ CSV = Door(
 
 
 WAITING = pytest.mark.parametrize("name", [*(name for name in DOORS if name != "sagemaker of many"), "sagemaker csv"])
-"""A multi-model endpoint has no model before it is told to load one."""
+"""A multi-model endpoint has no model before a call loads one."""
 
 
 @WAITING

@@ -178,7 +178,7 @@ def health(port: int) -> str:
 
 def serves_on(port: int) -> bool:
     """Whether it says that it does not serve, and answers all the same."""
-    with suppress(OSError, http.client.HTTPException):  # nobody listens any more
+    with suppress(OSError, http.client.HTTPException):  # the server has ended
         answered = ask(port, "POST", "/v2/models/scale/infer", v2_request(ROWS)).status == 200
         return answered and health(port).startswith("the health service answered")
     return False

@@ -150,7 +150,7 @@ async def talk():
 
 asyncio.run(talk())
 """
-"""Runs in a process of its own: kserve and tritonclient both register messages of the same names."""
+"""Runs in a separate process: kserve and tritonclient both register messages of the same names."""
 
 
 def test_kserves_client_finds_a_server(port: int) -> None:

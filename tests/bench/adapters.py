@@ -2,7 +2,7 @@
 
     python tests/bench/adapters.py [NAME ...]
 
-An adapter and plain serving run at the same time and are asked in turns, so that whatever else the machine does falls
+An adapter and plain serving run at the same time and get requests in turns, so that other load on the machine falls
 on both; several pairs of processes, for where a process happens to lie in memory is worth more than an adapter. Prints,
 for each, the medians of the rounds' differences; then what their routes cost in one process, without sockets. AWS
 Lambda has no server: of it, what an event costs.

@@ -1,4 +1,4 @@
-"""What a Python model that burns a processor in a thread of its own does to an ONNX model beside it.
+"""Effect of a Python model whose thread uses a whole processor on an ONNX model beside it.
 
 One client asks the ONNX model over HTTP, one request at a time. Three servers take turns: without the Python model,
 with it in a worker process, and with it in a thread of the server. Prints microseconds; asserts nothing.

@@ -174,7 +174,7 @@ class Rate(NamedTuple):
 
 
 def measure(work: Callable[[Callable[[], bool]], int]) -> Rate:
-    """One round of ``work``, which goes on while it is told to, and tells how many rows it did."""
+    """Run one round of ``work``, which goes on while the caller lets it; return the number of rows it did."""
     begin, cpu = time.perf_counter(), time.process_time()
     rows = work(lambda: time.perf_counter() - begin < ROUND_S)
     return Rate(rows / (time.perf_counter() - begin), rows / (time.process_time() - cpu))
@@ -210,7 +210,7 @@ def pipelined(engine: Engine, image: Array) -> Callable[[Callable[[], bool]], in
 
 
 def own_loop(name: str) -> None:
-    """The other side, in a process of its own: a round for each batch size that standard input names."""
+    """The other side, in a separate process: a round for each batch size that standard input names."""
     with tempfile.TemporaryDirectory() as place:
         _, loop = SUBJECTS[name](Path(place), usable_cpus())
         for line in sys.stdin:

@@ -185,7 +185,7 @@ def running(peer: Peer, environment: dict[str, str]) -> Iterator[int]:
 def processes_of(first: int) -> dict[int, float]:
     """The processes of a server with the seconds of processor time that each has used.
 
-    They are those of the first one's session, and its descendants, which may have sessions of their own.
+    They are those of the first one's session, and its descendants, which may have other sessions.
     """
     every: dict[int, tuple[int, int, float]] = {}
     for entry in Path("/proc").iterdir():

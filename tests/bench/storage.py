@@ -74,7 +74,7 @@ def throughput() -> None:
 
 
 def start_double(folder: str) -> tuple[subprocess.Popen[bytes], str]:
-    """The tests' double in a process of its own, with the model in it."""
+    """The tests' double in a separate process, with the model in it."""
     code = (
         "import os, sys, threading; from object_store import object_store\n"
         "with object_store() as store:\n"

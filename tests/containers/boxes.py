@@ -1,6 +1,6 @@
-"""What runs an image without an engine: bubblewrap. The law: the root is read-only, only /tmp is written to, one user.
+"""Runs of an image without an engine, by bubblewrap: a read-only root, a writable /tmp, one user.
 
-As root the user is whoever setpriv becomes; a plain user gets the number in a namespace of its own.
+As root setpriv changes the user; a plain user gets the number in a new namespace.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 KEPT = Path(__file__).resolve().parents[2] / ".images"
-# Nobody, who has a name on every system: buildah asks for it.
+# The number of the unprivileged user that every system names: buildah looks the name up.
 PLAIN_USER = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
 
@@ -46,7 +46,7 @@ class Image(NamedTuple):
         box += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp"]
         for target, source in mounts.items():
             box += bound(source, target) if self.binds else ["--ro-bind", str(source), target]
-        if self.binds:  # a root of its own making: closed now that all is in its place
+        if self.binds:  # bubblewrap made this root: read-only now that all binds are in place
             box += ["--remount-ro", "/"]
         for name, value in told.items():
             box += ["--setenv", name, value]
@@ -70,7 +70,7 @@ class Image(NamedTuple):
 
 
 def bound(source: str | Path, target: str) -> list[str]:
-    """Bubblewrap's words for a folder in a root of its own making, the way to it open for every user."""
+    """Return bubblewrap's arguments for a folder in a root that it makes, with its parents open to every user."""
     way = [str(parent) for parent in reversed(Path(target).parents) if str(parent) != "/"]
     return [word for parent in way for word in ("--perms", "0755", "--dir", parent)] + [
         "--ro-bind",

@@ -105,7 +105,7 @@ def _context(name: str, extras: str, requirements: str) -> Path:
 
 @pytest.fixture(scope="session")
 def buildah(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """The buildah command on a storage of its own, emptied afterwards."""
+    """The buildah command on a separate storage, emptied afterwards."""
     _needs("buildah", "mmdebstrap", "bwrap", "setpriv")
     storage = tmp_path_factory.mktemp("storage")
     command = ["buildah", f"--root={storage}/root", f"--runroot={storage}/run"]
@@ -164,7 +164,7 @@ _WITH_RANGES = 'mount --bind "$0" /etc/subuid && mount --bind "$0" /etc/subgid &
 
 @pytest.fixture(scope="session")
 def rootless_image(request: pytest.FixtureRequest) -> Iterator[Image]:
-    """The cpu image, built by a plain user: no daemon, and users only in a namespace of its own."""
+    """The cpu image, built by a plain user: no daemon, and users only in a new namespace."""
     _needs("buildah", "mmdebstrap", "bwrap", "setpriv", "newuidmap")
     system, context = (request.getfixturevalue(name) for name in ("system", "context"))
     home = Path(tempfile.mkdtemp(prefix="rootless-"))

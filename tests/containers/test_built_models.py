@@ -1,4 +1,4 @@
-"""The context of `remora build`, built by buildah without flags and run: a function with a package of its own."""
+"""The context of `remora build`, built by buildah without flags and run: a function that needs a package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cpu image built and run by a plain user, who is root nowhere but in a namespace of its own."""
+"""The cpu image built and run by a plain user, who is root only in a new namespace."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ COROUTINE_STREAM = STREAM % {"async": "async ", "await": "await __import__('asyn
 
 STATEFUL = '''
 class TritonPythonModel:
-    """Keeps no state of its own: the server hands it what it sent last."""
+    """Keeps no state: the server passes back what it sent last."""
 
     def execute(self, requests):
         for request in requests:

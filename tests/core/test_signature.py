@@ -436,7 +436,7 @@ def test_outputs_without_a_reshape_go_as_they_are() -> None:
         (ADDSUB, form(spec("INPUT1", 1, 4), spec("INPUT0", 1, 4)), (16, 16)),
         (ADDSUB, form(*FIT), (16, 16)),
         (RESHAPE, form(spec("IN", 1, 1)), (4,)),
-        (RESHAPE.replace("max_batch_size: 4", ""), form(spec("IN", 1)), (4,)),  # a scalar is no view of its stack
+        (RESHAPE.replace("max_batch_size: 4", ""), form(spec("IN", 1)), (4,)),  # a scalar cannot be a view of its stack
     ],
 )
 def test_requests_of_one_form_are_what_each_would_be_alone(config: str, wanted: InferForm, sizes: tuple[int]) -> None:

@@ -101,7 +101,7 @@ def test_tritonclient_over_http_with_asyncio(server: RunningServer) -> None:
 
 
 # kserve and tritonclient's gRPC half both put the package `inference` into protobuf's default pool, so that neither can
-# be imported beside the other. Each gets a process of its own, and shares it with remora's messages.
+# be imported beside the other. Each gets a separate process, and shares it with remora's messages.
 _GRPC_HEAD = """
 import sys, numpy as np
 from remora.proto import inference_pb2

@@ -16,7 +16,7 @@ from object_store import ObjectStore, object_store
 
 @pytest.fixture
 def clouds(digits: Any) -> Iterator[ObjectStore]:
-    """A double with the digits example, and a model that nobody wants."""
+    """A double with the digits example, and a model that no test needs."""
     with object_store() as store:
         for path in digits.models.rglob("*"):
             if path.is_file():

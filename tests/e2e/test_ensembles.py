@@ -137,7 +137,7 @@ ROW = np.array([1, 2, 3], np.float32)
 def test_a_step_reads_the_memory_that_the_one_before_wrote(engine: Engine) -> None:
     result = engine.infer("pass", {"IN": ROW})
     assert result["MADE_AT"] == result["GOT_AT"]
-    assert result["WRITABLE"], "nobody else reads it"
+    assert result["WRITABLE"], "no other step reads it"
     assert result["OUT"].tolist() == [2, 3, 4]
 
 

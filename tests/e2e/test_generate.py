@@ -77,7 +77,7 @@ class TritonPythonModel:
 
 @pytest.fixture(scope="module")
 def server(serving: Serving, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """`talk` streams as it is told; `hold` answers when it is told."""
+    """`talk` streams as its request says; `hold` answers when the test lets it."""
     repository = tmp_path_factory.mktemp("generate")
     for name, code, more in (
         ("talk", TALK, "model_transaction_policy { decoupled: true }"),
@@ -243,7 +243,7 @@ def test_what_still_waits_at_its_deadline_never_runs(server: RunningServer, orde
         with orders.accept() as model:
             model.sendall(b"f")
         assert first.getresponse().status == 200
-        assert others.none_waits, "the model ran for a client that was told no"
+        assert others.none_waits, "the model ran for a refused request"
 
 
 @pytest.mark.parametrize("path", ["generate", "generate_stream", "infer"])

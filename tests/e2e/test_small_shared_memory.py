@@ -35,7 +35,7 @@ print("read-only" if statistics.f_flag & os.ST_RDONLY else f"{statistics.f_block
 
 
 def in_namespace(mount: str, *command: str) -> list[str]:
-    """The command with another /dev/shm, which nobody else sees."""
+    """The command with another /dev/shm, which no other process sees."""
     script = f'mount -t tmpfs -o {mount} none /dev/shm && exec "$@"'
     return ["unshare", "--mount", "sh", "-c", script, "sh", *command]
 
@@ -47,7 +47,7 @@ def namespaces() -> None:
     except FileNotFoundError:
         pytest.skip("needs unshare, of util-linux")
     if tried.returncode:
-        pytest.skip(f"needs the right to mount in a namespace of its own: {tried.stderr.strip()}")
+        pytest.skip(f"needs the right to mount in a new namespace: {tried.stderr.strip()}")
 
 
 @pytest.mark.usefixtures("namespaces")

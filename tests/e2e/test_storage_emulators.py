@@ -34,7 +34,7 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a running azurite's account. It is told not to call home."""
+    """The URL of a running azurite's account. An option turns its telemetry off."""
     if not AZURITE.exists():
         pytest.skip("azurite is not installed: make test-storage, where npm is")
     (port,) = free_ports(1)
@@ -98,7 +98,7 @@ def test_an_object_that_came_in_parts_is_read_whole(moto: str, bucket: Callable[
     repository = opened(f"s3://{moto}/models/parts", tmp_path)
     repository.models()
     ((etag, size),) = repository.fingerprint("m").values()  # type: ignore[misc]
-    assert (etag.strip('"')[-2:], size) == ("-2", len(BIG)), "its ETag is no checksum"
+    assert (etag.strip('"')[-2:], size) == ("-2", len(BIG)), "its ETag is not a checksum"
     assert (repository.fetch("m").versions[1] / "model.bin").read_bytes() == BIG
 
 

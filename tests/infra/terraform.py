@@ -1,4 +1,4 @@
-"""Terraform as the tests call it: each module in a copy of its own, providers real or stubbed, away from any cloud."""
+"""Terraform as the tests call it: each module in a separate copy, providers real or stubbed, away from any cloud."""
 
 from __future__ import annotations
 

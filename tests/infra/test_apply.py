@@ -1,6 +1,6 @@
 """The aws modules applied, read back, planned again and destroyed: the real provider against a stand-in of AWS (moto).
 
-What is read back is what the stand-in was told: it shows that the calls are accepted and say what the modules promise,
+The tests read back what the stand-in got: it shows that the calls are accepted and say what the modules promise,
 not that AWS would grant them.
 """
 

@@ -319,7 +319,7 @@ def test_helm_refuses_a_template_that_is_wrong(helm: Helm, tmp_path: Path) -> No
 
 
 def test_helm_means_by_the_words_what_the_renderer_does(helm: Helm, tmp_path: Path) -> None:
-    """Each word in brackets of its own: what a tag trims stays inside."""
+    """Each word in separate brackets: what a tag trims stays inside."""
     chart = tmp_path / "words"
     (chart / "templates").mkdir(parents=True)
     (chart / "Chart.yaml").write_text("apiVersion: v2\nname: words\nversion: 0.1.0\n")

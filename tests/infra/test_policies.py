@@ -15,7 +15,7 @@ CHECKOV = ROOT / ".venv-checkov" / "bin" / "checkov"
 @pytest.mark.timeout(300)
 def test_what_is_not_the_operators_to_decide_passes() -> None:
     if not CHECKOV.exists():
-        pytest.skip("checkov is installed by make test-infra, in an environment of its own")
+        pytest.skip("checkov is installed by make test-infra, in a separate environment")
     command = [str(CHECKOV), "--directory", str(INFRA), "--config-file", str(INFRA / ".checkov.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout[-6000:]

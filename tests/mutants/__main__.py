@@ -3,7 +3,7 @@
     python -m tests.mutants [words of a mutant's file ...] [--workers 2]
 
 Each mutant runs in a copy of the tree. Killed: its tests fail, or do not end. Lived: they pass, and the table says
-which mistake nobody would notice. Broken: it cannot even be imported, or its text is not there exactly once. Exit 1
+which mistake no test would notice. Broken: it cannot even be imported, or its text is not there exactly once. Exit 1
 unless all are killed.
 """
 

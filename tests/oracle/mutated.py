@@ -1,6 +1,6 @@
 """Asks a real Triton and `remora serve` the recorded requests, each changed a little, and shows where they differ.
 
-A case of a chain is asked with the whole chain around it, first of Triton, then of remora. Whatever may have left the
+A case of a chain is sent with the whole chain around it, first to Triton, then to remora. Whatever may have left the
 two in different states (a difference, a death, a silence) starts both afresh. What `accepted.json` lists, with its
 reason, is only counted. The same seed asks the same requests, as far as the time goes.
 
@@ -205,7 +205,7 @@ class Fuzz:
 
 
 def ended(server: Any) -> bool:
-    """Whether a server's process has ended, within a moment: nobody else tells of what goes on inside."""
+    """Tell whether a server's process has ended, within a moment: its requests would only time out."""
     try:
         server.process.wait(LOOK_S)
     except subprocess.TimeoutExpired:
@@ -264,7 +264,7 @@ def main() -> int:
 
 
 def judged(fuzz: Fuzz, accepted: list[Accepted], seconds: float, report: TextIO | None) -> int:
-    """Print one difference of each kind that nobody accepted; how many kinds there are."""
+    """Print one difference of each kind that is not accepted; return the number of kinds."""
     kinds: set[tuple[str, str]] = set()
     known = 0
     for difference in fuzz.differences(seconds):

@@ -219,7 +219,7 @@ class Mutator:
 
 
 def unfitted(case: dict[str, Any]) -> dict[str, Any]:
-    """A copy of the case that waits for no answer of its own, and is compared without regard to the order of keys."""
+    """Return a copy of the case that waits for no answer and is compared without regard to the order of keys."""
     kept = {key: part for key, part in case.items() if key not in ("expect", "answer", "head_differs", "retry_s")}
     if kept["compare"] in ORDERLY_ONLY:
         kept["compare"] = "json"

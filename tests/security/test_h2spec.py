@@ -1,6 +1,6 @@
 """h2spec, the conformance tests of HTTP/2, against a server whose HTTP port also takes HTTP/2.
 
-h2spec is no Python package. Put it on PATH: it builds with Go and Debian's golang-github-spf13-cobra-dev,
+h2spec is not a Python package. Put it on PATH: it builds with Go and Debian's golang-github-spf13-cobra-dev,
 golang-github-fatih-color-dev and golang-golang-x-net-dev, or comes with its releases.
 """
 

@@ -77,7 +77,10 @@ def _apply(
 
 
 def _value(place: str, text: str, path: Path, environ: Mapping[str, str]) -> str:
-    """Return a value, or what ``@env:VARIABLE`` and ``@FILE`` refer to. Raises UsageError, OSError."""
+    """Return a value, or what ``@env:VARIABLE`` and ``@FILE`` refer to.
+
+    Raises UsageError, OSError.
+    """
     if not text.startswith("@"):
         return text
     if not text.startswith("@env:"):

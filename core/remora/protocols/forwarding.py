@@ -100,7 +100,10 @@ def _members(headers: Headers, name: str) -> list[str]:
 
 
 def _address(text: str) -> _Address | None:
-    """Return an address, without its port and brackets; an IPv4 address for one that is mapped to IPv6."""
+    """Return an address, without its port and brackets.
+
+    An IPv4 address for one that is mapped to IPv6.
+    """
     match = _PORT.fullmatch(text)
     try:
         address = ipaddress.ip_address((match[1] or match[2]) if match is not None else text)

@@ -363,7 +363,10 @@ def _with_id(answer: HttpAnswer, request_id: bytes) -> HttpAnswer:
 
 
 class _LoggedCall(Stream):
-    """Stream of a gRPC call and its receiver, between the connection and the call; it logs the call's end."""
+    """Stream of a gRPC call and its receiver, between the connection and the call.
+
+    It logs the call's end.
+    """
 
     __slots__ = ("_begin_ns", "_call", "_inner", "_line", "_log", "_size")
 

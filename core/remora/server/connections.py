@@ -118,7 +118,10 @@ class Connections:
         return Port(sockets, listener.connection, self.make_room, tls)
 
     def add(self, listeners: Sequence[Listener | Http2Listener], ports: Sequence[Port], *, infers: bool = True) -> None:
-        """Take over listeners and ports that another part has opened; ``infers`` is False for ports of metrics."""
+        """Take over listeners and ports that another part has opened.
+
+        ``infers`` is False for ports of metrics.
+        """
         self._listeners += listeners
         self._inferring += listeners if infers else ()
         self._ports += ports

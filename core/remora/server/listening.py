@@ -187,14 +187,20 @@ class Port:
         )
 
     def _rest(self, seconds: float) -> None:
-        """Pause accepting while descriptors are missing. The socket would stay readable and the loop would spin."""
+        """Pause accepting while descriptors are missing.
+
+        The socket would stay readable and the loop would spin.
+        """
         for each in self._sockets:
             self._loop.remove_reader(each.fileno())
         self._pause = self._loop.call_later(seconds, self._resume)
 
 
 def _is_among_last(descriptor: int) -> bool:
-    """Tell whether nearly all descriptors of the process are in use; the kernel gives out the lowest free number."""
+    """Tell whether nearly all descriptors of the process are in use.
+
+    The kernel gives out the lowest free number.
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return limit != resource.RLIM_INFINITY and descriptor >= limit - _SPARE
 

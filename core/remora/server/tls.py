@@ -88,7 +88,10 @@ class PortTls:
         asyncio.get_running_loop().call_later(_LOOK_S, self.follow)
 
     def look(self) -> None:
-        """Read the files if they have changed. The previous certificate stays if they cannot be used."""
+        """Read the files if they have changed.
+
+        The previous certificate stays if they cannot be used.
+        """
         seen = self._identity()
         if seen == self._seen:
             return

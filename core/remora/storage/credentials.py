@@ -94,7 +94,10 @@ def _entry(location: Location, environ: Mapping[str, str], read_text: ReadText) 
 
 
 class _Found(NamedTuple):
-    """Result of a source of AWS credentials; ``source`` is "" if it decides nothing but perhaps the region."""
+    """Result of a source of AWS credentials.
+
+    ``source`` is "" if it decides nothing but perhaps the region.
+    """
 
     source: str = ""
     keys: AwsKeys | None = None

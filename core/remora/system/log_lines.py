@@ -1,4 +1,6 @@
-"""Forms of log records: lines for people, and JSON objects for the log services of clouds. Pure.
+"""Forms of log records: lines for people, and JSON objects for the log services of clouds.
+
+Pure.
 
 The names in an object are those that the services read. Cloud Logging takes ``severity``, ``message``, ``stack_trace``,
 ``httpRequest`` and its own names for the trace; Lambda filters by ``timestamp`` and ``level``; CloudWatch Logs Insights
@@ -45,7 +47,10 @@ def json_line(seconds: float, severity: str, logger: str, message: str, members:
 
 
 def trace_members(trace_id: str, span_id: str) -> dict[str, str]:
-    """Return the members that connect a record with its trace; ids are lower-case hexadecimal, "" for none."""
+    """Return the members that connect a record with its trace.
+
+    Ids are lower-case hexadecimal, "" for none.
+    """
     if not trace_id:
         return {}
     members = {"trace_id": trace_id, "logging.googleapis.com/trace": trace_id}

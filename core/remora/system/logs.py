@@ -104,7 +104,10 @@ class Log:
         return self._handler is not None and self._settings.log_format == JSON
 
     def write(self, lines: str) -> None:
-        """Write lines that are already formatted where records go, between two records. It may block."""
+        """Write lines that are already formatted where records go, between two records.
+
+        It may block.
+        """
         handler = self._handler
         if not isinstance(handler, logging.StreamHandler):
             sys.stderr.write(lines)

@@ -229,7 +229,10 @@ class TracedRequest:
 
 
 class TracedTask:
-    """One request to a language model in flight, which has no ticket. `end` completes its trace once."""
+    """One request to a language model in flight, which has no ticket.
+
+    `end` completes its trace once.
+    """
 
     __slots__ = ("_part", "_progress", "id")
 

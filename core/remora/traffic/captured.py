@@ -108,7 +108,10 @@ def exchange_of(line: bytes) -> Exchange:
 
 
 def request_of(exchange: Exchange) -> Request | None:
-    """Return the request that repeats an exchange, None if an input is redacted. Answers come in binary form."""
+    """Return the request that repeats an exchange, None if an input is redacted.
+
+    Answers come in binary form.
+    """
     contents = [each.content for each in exchange.inputs]
     if any(content is None for content in contents):
         return None
@@ -154,7 +157,9 @@ def answer_of(body: bytes, header_length: int | None) -> list[CapturedTensor]:
 def difference(
     before: Sequence[CapturedTensor], after: Sequence[CapturedTensor], relative: float = 0.0, absolute: float = 0.0
 ) -> str:
-    """Return how an answer differs from the captured one, "" if it does not; redacted tensors are compared by shape.
+    """Return how an answer differs from the captured one, "" if it does not.
+
+    Redacted tensors are compared by shape.
 
     Floats may differ by ``absolute`` + ``relative`` times the captured value; NaN equals NaN.
     """

@@ -307,7 +307,7 @@ run "several_models_share_the_instances" {
   }
   assert {
     condition     = length(distinct([for stack in aws_cloudformation_stack.component : jsondecode(stack.template_body).Resources.Component.Properties.Specification.ModelName])) == 3
-    error_message = "each component has a model of its own"
+    error_message = "each component has a separate model"
   }
   assert {
     condition     = aws_sagemaker_model.this[jsondecode(aws_cloudformation_stack.component["large"].template_body).Resources.Component.Properties.Specification.ModelName].primary_container[0].environment == tomap({ REMORA_LOG_LEVEL = "warn" })

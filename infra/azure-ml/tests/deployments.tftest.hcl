@@ -27,7 +27,7 @@ run "traffic_goes_where_it_is_sent" {
   }
   assert {
     condition     = azapi_update_resource.traffic.body.properties.traffic == { blue = 100 } && azapi_update_resource.traffic.body.properties.mirrorTraffic == { green = 20 }
-    error_message = "a mirrored deployment gets copies and no traffic of its own"
+    error_message = "a mirrored deployment gets copies and no share of the traffic"
   }
   assert {
     condition     = toset([for each in azapi_resource.model : each.body.properties.modelUri]) == toset(["azureml://datastores/workspaceblobstore/paths/models", "azureml://datastores/workspaceblobstore/paths/models-2"])
@@ -69,7 +69,7 @@ run "one_instance_needs_no_rules" {
   }
   assert {
     condition     = length(azurerm_monitor_autoscale_setting.deployment) == 0
-    error_message = "there is nothing to scale"
+    error_message = "no deployment can be scaled"
   }
 }
 

@@ -29,7 +29,7 @@ run "it_reads_its_models_and_writes_its_log" {
   }
   assert {
     condition     = aws_lambda_function.this.environment[0].variables.REMORA_MODEL_REPOSITORY == "s3://example-models/small/"
-    error_message = "the function is told where its models are"
+    error_message = "the function gets the place of its models"
   }
   assert {
     condition     = aws_lambda_function.this.environment[0].variables.OMP_NUM_THREADS == "2"

@@ -59,7 +59,7 @@ def tell(name: str, step: int = 1) -> int:
 def meets(seen: Callable[[], bool]) -> bool:
     """Whether something comes while a request is under way: waits for it, until it came once, and longer every time.
 
-    Nobody says whether anything will come, and on a slow machine it comes late.
+    It is not known whether a request will come, and on a slow machine it comes late.
     """
     with changed:
         met = changed.wait_for(seen, 0 if "met" in state else min(next(lingers_s), 10.0))
@@ -100,7 +100,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def probed(self) -> None:
         if tell("probes") == 1 and FAULT == "slow-probe":
-            self.rfile.read(1)  # until nobody waits any more
+            self.rfile.read(1)  # until the client has closed the connection
             self.close_connection = True
             return None
         if FAULT == "never-ready" or (FAULT == "probe-while-busy" and state["busy"]):
@@ -210,7 +210,7 @@ def main() -> None:
         signal.sigwait({signal.SIGTERM})
     if PLATFORM == "knative" and FAULT not in ("stops-at-once", "bad-status"):
         with changed:
-            while changed.wait(QUIET_S):  # somebody still asks
+            while changed.wait(QUIET_S):  # requests still arrive
                 pass
     os._exit(3 if FAULT == "bad-status" else 0)
 

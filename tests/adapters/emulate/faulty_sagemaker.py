@@ -50,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/ping":
             state["pings"] += 1
             if FAULT == "slow-ping" and state["pings"] == 1:
-                self.rfile.read(1)  # until nobody waits any more
+                self.rfile.read(1)  # until the client has closed the connection
                 self.close_connection = True
                 return None
             if FAULT == "never-ready" or (FAULT == "ping-while-busy" and state["connections"] > CROWD):

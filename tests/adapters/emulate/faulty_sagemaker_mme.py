@@ -98,7 +98,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(400, {"error": "cannot load"})
         else:
             loading.append(name)
-            if FAULT == "blocks":  # nobody says whether a ping will come: until one did, wait longer every time
+            if FAULT == "blocks":  # a ping may or may not come: until one did, wait longer every time
                 pinged.wait(min(next(lingers_s), 10.0))
             path = Path(url, "weights")
             weights = bytearray(path.read_bytes()) if path.exists() else b""

@@ -95,7 +95,7 @@ SERVES_ON = ("", "stops-at-once")
 SLOW_ENDS = ("knative", "kserve")
 """Platforms whose adapters serve on for seconds after SIGTERM."""
 PATIENCE = 15.0
-"""A busy machine is no fault of what runs on it."""
+"""A busy machine must not fail a check."""
 STARTS = {"starts", "ready", "probe-time"}
 LANGUAGE = [
     (platform, fault)

@@ -23,7 +23,7 @@ CLIENT = Path(__file__).parent / "faulty_lambda.py"
 AWS_CLIENT = Path(os.environ.get("REMORA_LAMBDA_VENV", ROOT / ".venv-lambda")) / "bin" / "python"
 BODY = b'{"numbers": [1, 2]}'
 PATIENCE = 10.0
-"""A busy machine is no fault of what runs on it; the model `slow` takes longer than the deadline all the same."""
+"""A busy machine must not fail a check; the model `slow` takes longer than the deadline all the same."""
 REQUEST = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
 SLOW = """
 import time

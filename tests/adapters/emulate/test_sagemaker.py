@@ -26,7 +26,7 @@ from remora_adapters.emulate.stage import Seen
 SERVER = Path(__file__).parent / "faulty_sagemaker.py"
 BODY = b'{"numbers": [1, 2]}'
 PATIENCE = 15.0
-"""A busy machine is no fault of what runs on it."""
+"""A busy machine must not fail a check."""
 STARTS = ("serve-argument", "ready", "ping-time")
 FAULTS = {
     "": set(),

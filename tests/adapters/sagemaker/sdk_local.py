@@ -2,7 +2,7 @@
 
     python sdk_local.py MODEL_TAR_GZ RECORDS_CSV SCRATCH_FOLDER PORT
 
-Version 2 has it in `sagemaker`, version 3 in `sagemaker.core`; what is asked is the same.
+Version 2 has it in `sagemaker`, version 3 in `sagemaker.core`; the calls are the same.
 """
 
 from __future__ import annotations

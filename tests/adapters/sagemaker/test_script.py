@@ -1,4 +1,4 @@
-"""An ``inference.py`` through the platform's port: each function of the toolkits, in a worker of its own."""
+"""An ``inference.py`` through the platform's port: each function of the toolkits, in a separate worker."""
 
 from __future__ import annotations
 

@@ -118,7 +118,9 @@ def test_a_local_batch_transform_gives_a_line_for_each_record_in_order(local: di
     expected = [f"{2.0 * row},2.0,4.0,6.0" for row in range(RECORDS)]
     for settings, text in local["transformed"].items():
         assert text.split() == expected, settings
-    assert local["transformed"]["many"].splitlines() == expected, "no blank lines unless the SDK is asked to add them"
+    assert local["transformed"]["many"].splitlines() == expected, (
+        "no blank lines unless the call makes the SDK add them"
+    )
 
 
 # -- endpoints of moto ------------------------------------------------------------------------------------------------
@@ -303,5 +305,5 @@ def test_a_model_builder_builds_and_deploys_and_its_endpoint_answers(clients: An
     assert "a row has 2 cells" in message
     container = clients("sagemaker").describe_model(ModelName="built")["PrimaryContainer"]
     assert container["Image"] == IMAGE
-    settings = settings_of(container["Environment"])  # what the SDK adds of its own is taken as well
+    settings = settings_of(container["Environment"])  # the settings that the SDK adds are taken as well
     assert settings.log == (2, True, True, True)

@@ -1,6 +1,6 @@
 """Every backend gives what its framework gives: the same models in every format, through the conformance kit.
 
-A format whose framework is not installed is skipped; `make test-backends` installs each into an environment of its own.
+A format whose framework is not installed is skipped; `make test-backends` installs each into a separate environment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from remora.errors import RemoraError
 from remora.messages import Response
 from remora.testing.backend import Example, check_backend, open_model, request_of, run
 
-# Frameworks warn whoever exports; what the backends themselves call may not warn.
+# Frameworks warn at export; the calls of the backends may not warn.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 KNOWN = ("mlp", "convolution", "two", "single", "identity", "strings")
 LOADS = 20

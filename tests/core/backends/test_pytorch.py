@@ -241,7 +241,7 @@ def test_a_missing_gpu_is_reported(tmp_path: Path) -> None:
 
 
 class Evil:
-    """What a pickle can do to whoever reads it."""
+    """What a pickle can do to the process that reads it."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark

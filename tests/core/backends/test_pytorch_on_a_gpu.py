@@ -48,7 +48,7 @@ class FakeTensor:
 
 
 class FakeTorch:
-    """What is asked of torch around a call, noted in order."""
+    """The calls to torch around a run, noted in order."""
 
     Tensor = FakeTensor
 
@@ -107,7 +107,7 @@ def test_the_device_is_done_with_the_inputs_of_a_model_that_fails() -> None:
 
 
 class Placing:
-    """What is asked of torch about devices, where it sees so many GPUs."""
+    """Torch's functions about devices, with this many GPUs."""
 
     __version__ = "2"
 

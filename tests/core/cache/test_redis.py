@@ -38,7 +38,7 @@ KEY = b"k" * 32
 
 
 class Redis:
-    """A real server on a port of its own; `kill` and `start` play a restart."""
+    """A real server on another port; `kill` and `start` play a restart."""
 
     def __init__(self, folder: Path, *arguments: str, tls: bool = False) -> None:
         (self.port,) = free_ports(1)

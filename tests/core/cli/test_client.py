@@ -34,7 +34,7 @@ METADATA = {
 
 
 class Server(ThreadingHTTPServer):
-    """Waits for its threads when it is closed; a client that has hung up is no news."""
+    """Waits for its threads when it is closed; a client that has hung up is expected."""
 
     daemon_threads = False
 

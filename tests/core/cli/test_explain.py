@@ -1,4 +1,4 @@
-"""`remora explain` against a server in this process: what it prints, and what it says when there is nothing to say."""
+"""`remora explain` against a server in this process: its report, and its text when the model has served no request."""
 
 from __future__ import annotations
 

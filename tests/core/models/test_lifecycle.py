@@ -312,7 +312,7 @@ def test_on_demand_the_only_model_is_the_only_one_that_could_be_loaded(bench: Be
     write_model(bench.repository, "n")
     lifecycle = bench.started("ondemand")
     lifecycle.wait_for("m", -1, PATIENCE_S)
-    assert lifecycle.only_model() == "", "whichever was asked first must not decide"
+    assert lifecycle.only_model() == "", "the order of requests must not decide"
 
 
 def test_requests_that_wait_for_a_failing_start_are_answered_and_nothing_is_ready(bench: Bench) -> None:

@@ -386,4 +386,6 @@ def test_labels_that_cannot_be_read_or_lie_elsewhere_fail_the_load(bench: Bench,
     (error,) = bench.lifecycle("none").start().values()
     assert name in str(error)
     assert "secret\n" not in str(error)
-    assert str(bench.repository) not in str(error), "clients are told, and where a server keeps its models is its own"
+    assert str(bench.repository) not in str(error), (
+        "clients get this text, and the repository's place is the server's secret"
+    )

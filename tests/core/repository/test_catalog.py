@@ -52,7 +52,7 @@ def test_with_namespaces_both_are_offered_and_a_step_means_its_neighbour(tmp_pat
     assert [name_of(key) for key in offers.models()] == ["m", "m", "single"]
     assert offers.near("m", f"{two}::ensemble") == f"{two}::m"
     assert offers.near("single", f"{one}::ensemble") == f"{two}::single"
-    assert offers.near("m", "elsewhere::ensemble") == "elsewhere::m", "nobody can tell which"
+    assert offers.near("m", "elsewhere::ensemble") == "elsewhere::m", "the namespace is ambiguous"
 
 
 def test_a_look_at_one_name_leaves_the_others_as_they_were(tmp_path: Path) -> None:

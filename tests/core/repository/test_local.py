@@ -173,7 +173,7 @@ def test_a_file_that_a_backend_can_open_is_a_model(file: str, seen_as: str, tmp_
     (tmp_path / file).touch()
     ((folder,),) = scan([tmp_path / file]).values()
     assert (folder.name, folder.filenames(1)) == ("net", (seen_as,))
-    if file != "net.onnx":  # a directory may hold files of these kinds that are no models
+    if file != "net.onnx":  # a directory may hold files of these kinds that are not models
         assert scan([tmp_path]) == {}
 
 

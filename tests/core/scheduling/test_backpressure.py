@@ -1,4 +1,4 @@
-"""How much may wait: the limits hold, what must not wait does not, and nobody waits for ever."""
+"""Limits of waiting requests: they hold, urgent work passes, and every request ends."""
 
 from __future__ import annotations
 

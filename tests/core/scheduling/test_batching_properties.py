@@ -30,7 +30,7 @@ from remora.scheduling.batching import (
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request that comes ``after_ms`` after the one before it; with it one may be cancelled. 0 is no deadline."""
+    """A request that comes ``after_ms`` after the one before it; with it one may be cancelled. 0 means none."""
 
     after_ms: int
     rows: int

@@ -16,7 +16,7 @@ from remora.scheduling.delivery import Ordering
 
 
 def check(kind: type[Ordering], ranks: list[int], releases: list[bool]) -> None:
-    """Requests finish in the order that ``ranks`` sorts them into; what is due is asked for now and then."""
+    """Requests finish in the order that ``ranks`` sorts them into; the due ones are fetched at random times."""
     order = kind()
     tickets = [ticket_of() for _ in ranks]
     for ticket in tickets:

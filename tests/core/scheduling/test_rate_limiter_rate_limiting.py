@@ -247,7 +247,7 @@ def test_nothing_runs_beyond_what_there_is_and_nothing_waits_that_could_run(
         assert min(free.values(), default=0) >= 0, "more runs than there is"
         if len(here) == len(seats):  # else there may be less now than what is still held
             check_maximal(waiting, free)
-            assert not waiting or running, "nobody runs and somebody waits"
+            assert not waiting or running, "a batch waits although none runs"
         assert turns.grant() == [], "not all that could go went at once"
 
 

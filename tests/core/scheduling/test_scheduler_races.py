@@ -201,7 +201,9 @@ class Play:
         for ticket in self.accepted:
             outcome = self.replies.only(ticket)  # answered, and once
             if isinstance(outcome, Response):
-                assert (outcome.outputs[0].data == ticket.request.inputs["IN"] * 2).all(), "an answer of somebody else"
+                assert (outcome.outputs[0].data == ticket.request.inputs["IN"] * 2).all(), (
+                    "the answer of another request"
+                )
             else:
                 assert isinstance(outcome, CancelledError | UnavailableError | InternalError)
         assert len(set(self.ran)) == len(self.ran), "a request ran twice"

@@ -1,4 +1,4 @@
-"""Instances that run elsewhere: begun in a loop, ended by whoever hears of it; and instances that are in trouble."""
+"""Instances in other processes: begun in a loop, ended by any thread; and instances that fail."""
 
 from __future__ import annotations
 
@@ -355,7 +355,7 @@ def test_a_cancelled_request_does_not_go_ahead_and_is_answered() -> None:
     tickets[1].cancel()
     bench.mailbox.turn()
     assert bench.replies.order == [tickets[1]]
-    assert bench.sizes() == [1], "three are no full batch"
+    assert bench.sizes() == [1], "three are not a full batch"
     bench.instances[0].end()
     assert bench.sizes() == [3]
 
@@ -384,7 +384,7 @@ def test_a_batch_that_never_had_its_turn_runs_again_in_its_place_and_counts_once
     gone[0][1](InternalError("the process is gone"))
     gone[1][1](NotBegunError())
     assert isinstance(bench.replies.outcomes[bench.replies.order[0]][0], InternalError)
-    assert len(bench.replies.order) == 1, "nobody else was told anything"
+    assert len(bench.replies.order) == 1, "no other request got an answer"
     while bench.mailbox.turn():
         pass
     assert bench.sizes() == [4], "before those that came later"

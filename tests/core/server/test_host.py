@@ -23,7 +23,7 @@ QUIET = ServerOptions(http_port=0, metrics_port=0, allow_grpc=False)
 
 
 class Greeter:
-    """Answers one path of its own and hands the rest to V2."""
+    """Answers one path and hands the rest to V2."""
 
     def __init__(self, inside: ServerContext) -> None:
         self.inside = inside

@@ -126,14 +126,14 @@ def test_the_loop_watches_a_socket_until_that_is_removed() -> None:
             woken.set()
 
         end = mailbox.watch(reading, work)
-        os.close(reading)  # the loop has a duplicate of its own
+        os.close(reading)  # the loop has a duplicate
         os.write(writing, b"a")
         await asyncio.wait_for(woken.wait(), PATIENCE_S)
         await asyncio.to_thread(end)
         await asyncio.sleep(0)
         assert heard == [b"a"]
         with pytest.raises(BrokenPipeError):
-            os.write(writing, b"b")  # nobody can read it any more
+            os.write(writing, b"b")  # the reading end is closed
         os.close(writing)
 
     asyncio.run(main())

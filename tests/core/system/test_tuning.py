@@ -1,4 +1,4 @@
-"""Tuning says what it set, sets only what it was told, and lacks quietly what the system lacks."""
+"""Tuning reports its settings, changes only what the options name, and skips what the system lacks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _as_it_was() -> Iterator[None]:
 
 
 class Allocator:
-    """A C library's mallopt that remembers what it was told."""
+    """A C library's mallopt that remembers its calls."""
 
     def __init__(self, answer: int = 1) -> None:
         self.told: dict[int, int] = {}

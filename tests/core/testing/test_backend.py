@@ -1,4 +1,4 @@
-"""The conformance kit finds what is wrong, and passes a backend of somebody else, installed or put into a folder."""
+"""The conformance kit finds faults, and passes a correct backend of another project, installed or in a folder."""
 
 from __future__ import annotations
 

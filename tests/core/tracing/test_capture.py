@@ -16,7 +16,7 @@ from remora.tracing.capture import capture_settings
 
 
 def captured(tmp_path: Path, *values: int, **settings: Any) -> list[dict[str, Any]]:
-    """Return the lines of an engine that was asked for these values."""
+    """Return the lines of an engine that got requests with these values."""
     write_version(tmp_path / "models", 2)
     path = tmp_path / "captured.jsonl"
     options = {"backend_config": ("python,isolation=thread",), "capture": str(path), **settings}

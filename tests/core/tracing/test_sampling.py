@@ -27,7 +27,7 @@ def test_a_request_that_leaves_no_trace_makes_room_for_another() -> None:
     assert sampling.hits()
     assert sampling.take()
     assert not sampling.hits()
-    assert not sampling.take()  # it was asked for at the same time as the one before it
+    assert not sampling.take()  # at the same time as the request before it
     sampling.give_back()
     assert sampling.hits()
 

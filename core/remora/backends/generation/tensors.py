@@ -275,7 +275,10 @@ def _bytes(texts: Sequence[str]) -> Array:
 def open_instance(
     placement: Placement, config: ModelConfig, generation: Generation, trouble: Callable[[], str]
 ) -> TensorInstance:
-    """Return a place for one V2 request, with random seeds and the system's clock; see `TensorInstance`."""
+    """Return a place for one V2 request, with random seeds and the system's clock.
+
+    See `TensorInstance`.
+    """
     now_ns = SystemClock().monotonic_ns
     return TensorInstance(placement.name, config.name, generation, lambda: secrets.randbits(63), trouble, now_ns)
 

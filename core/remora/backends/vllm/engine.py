@@ -68,7 +68,10 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine to its end and return its result, or raise its error. Not for the loop's thread."""
+        """Run a coroutine to its end and return its result, or raise its error.
+
+        Not for the loop's thread.
+        """
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def close(self) -> None:

@@ -275,7 +275,10 @@ class InferMemo:
         self._known: dict[bytes, _KnownMessage] = {}
 
     def recall(self, message: bytes) -> tuple[InferCall, list[Data]] | None:
-        """Return the decoded call, whose ``data`` is to be ignored, and the data; None if it is not in the memo."""
+        """Return the decoded call, whose ``data`` is to be ignored, and the data.
+
+        None if it is not in the memo.
+        """
         for head in self._heads.get(len(message), ()):
             known = self._known.get(message[:head])
             if known is not None and known.length == len(message):

@@ -276,7 +276,10 @@ class Http2:
             self.sender.flush()
 
     def _read(self, fields: Fields) -> Opener:
-        """Return how a request is opened, or how an invalid one is refused. Depends on the fields alone."""
+        """Return how a request is opened, or how an invalid one is refused.
+
+        Depends on the fields alone.
+        """
         if not request_fault(fields):
             return self.handler.read(fields)
         return Malformed(is_trailer=not trailers_fault(fields))

@@ -85,7 +85,10 @@ class Sender:
     # -- windows ----------------------------------------------------------------------------------------------------
 
     def widen(self, size: int) -> None:
-        """Widen the window of all streams together; `flush` then sends paused data. Raises Http2Error."""
+        """Widen the window of all streams together; `flush` then sends paused data.
+
+        Raises Http2Error.
+        """
         if not size:
             raise Http2Error(PROTOCOL_ERROR, "WINDOW_UPDATE with an increment of 0")
         self.window += size

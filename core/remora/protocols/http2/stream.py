@@ -236,7 +236,10 @@ class Stream(Flow):
 
 
 class Malformed:
-    """Opener that refuses a header block that is not a valid request; the block may be valid trailers."""
+    """Opener that refuses a header block that is not a valid request.
+
+    The block may be valid trailers.
+    """
 
     __slots__ = ("is_trailer",)
 

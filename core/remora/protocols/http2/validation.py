@@ -41,7 +41,10 @@ _STREAM_BITS: Final = 0x7FFFFFFF
 
 
 def check_frame(kind: int, stream: int, flags: int, payload: bytes) -> None:
-    """Check a frame's stream, size and values as far as they do not depend on the connection. Raises Http2Error."""
+    """Check a frame's stream, size and values as far as they do not depend on the connection.
+
+    Raises Http2Error.
+    """
     size = len(payload)
     if kind == PUSH_PROMISE:
         raise Http2Error(PROTOCOL_ERROR, "PUSH_PROMISE from a client")
@@ -97,7 +100,10 @@ def trailers_fault(fields: Fields) -> str:
 
 
 def declared_length(fields: Fields) -> int:
-    """Return the length of the body in ``content-length``, -1 without one. The fields are those of a valid request."""
+    """Return the length of the body in ``content-length``, -1 without one.
+
+    The fields are those of a valid request.
+    """
     return next((int(value) for name, value in fields if name == b"content-length"), -1)
 
 

@@ -156,7 +156,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _is_several(field: Field, value: Any) -> bool:
-    """Return True if a value is a list of rows. Raises InvalidArgumentError if it is neither that nor one row."""
+    """Return True if a value is a list of rows.
+
+    Raises InvalidArgumentError if it is neither that nor one row.
+    """
     if field.is_document:
         return isinstance(value, list)
     depth, rank = _depth(value), len(field.dims)

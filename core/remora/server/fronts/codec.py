@@ -378,7 +378,10 @@ def decode_answer(head: AnswerHead, message: Message) -> Response:
 
 
 def split(message: Message, columns: int) -> tuple[list[int], list[memoryview]]:
-    """Return the numbers of the requests in INFERS or ANSWERS, and each column of their tensors. Raises CodecError."""
+    """Return the numbers of the requests in INFERS or ANSWERS, and each column of their tensors.
+
+    Raises CodecError.
+    """
     count, parts = message.extra, message.parts
     numbers = parts[0] if parts else None
     if type(numbers) is not memoryview or not 0 < count <= len(numbers) or len(numbers) != 8 * count:

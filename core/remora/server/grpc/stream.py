@@ -198,7 +198,10 @@ class InferStream:
         self._call.post(self._settle)
 
     def evict(self) -> None:
-        """End the stream with UNAVAILABLE if it still has no request in flight. Any thread may call it."""
+        """End the stream with UNAVAILABLE if it still has no request in flight.
+
+        Any thread may call it.
+        """
         self._call.post(self._evict)
 
     def _evict(self) -> None:

@@ -33,7 +33,9 @@ _EXPECTED = (
 
 
 class HostedGeneration:
-    """Language models of one engine behind a platform's routes. Use it in the event loop's thread.
+    """Language models of one engine behind a platform's routes.
+
+    Use it in the event loop's thread.
 
     Args:
         rest: the V2 service, which has OpenAI's routes.

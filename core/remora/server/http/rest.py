@@ -450,7 +450,10 @@ class RestService:
     def _submit(
         self, model: ServedModel, head: Head, exchange: Exchange, plan: _Plan, body: Body, timeout_ns: int
     ) -> Ticket | None:
-        """Decode an inference for ``model``, unless it is decoded, and submit it. Raises RetiredError."""
+        """Decode an inference for ``model``, unless it is decoded, and submit it.
+
+        Raises RetiredError.
+        """
         try:
             if not isinstance(body, tuple):
                 if self._large is not None and (len(body) > LARGE_BYTES or plan.encoding):
@@ -551,7 +554,10 @@ class RestService:
             exchange.respond(answer())
 
     def metrics(self) -> HttpAnswer:
-        """Return the answer with the Prometheus metrics; all requests of a turn of the loop get the same text."""
+        """Return the answer with the Prometheus metrics.
+
+        All requests of a turn of the loop get the same text.
+        """
         return HttpAnswer(200, METRICS_HEADERS, [self._metrics_text.get()])
 
 

@@ -1,4 +1,4 @@
-# Two models on the same GPU instances, and no instance while nobody asks. The first requests fail until one is there: retry them.
+# Two models on the same GPU instances, and no instance while no requests arrive. The first requests fail until one is there: retry them.
 
 terraform {
   required_version = ">= 1.9"

@@ -1,4 +1,4 @@
-# A model on one L4, asleep when nobody asks, called by one application.
+# A model on one L4, without instances while no requests arrive, called by one application.
 
 terraform {
   required_version = ">= 1.9"

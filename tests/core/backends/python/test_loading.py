@@ -133,7 +133,7 @@ def test_our_api_wins_over_another_module_of_its_name(tmp_path: Path, monkeypatc
 def test_models_that_load_at_the_same_time_do_not_trip_over_the_importers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python forgets importers that are None, such as that of its own archive, with a KeyError for who comes second."""
+    """Python removes importers of None, such as that of its archive, and the second removal raises KeyError."""
     file = tmp_path / "model.py"
     file.write_text("x = 1\n")
     interval = sys.getswitchinterval()

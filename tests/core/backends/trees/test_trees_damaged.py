@@ -1,6 +1,6 @@
 """No damaged file of a forest ends the process: it is refused, or answers something.
 
-The libraries run in a process of their own here, since what is looked for is its end.
+The libraries run in a separate process here, because the tests look for its end.
 """
 
 from __future__ import annotations

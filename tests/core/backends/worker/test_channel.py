@@ -1,4 +1,4 @@
-"""Two sides of a channel in one process: no message is left lying, whoever reads at the time."""
+"""Two sides of a channel in one process: no message stays unread, in either mode of reading."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE_S = 30.0
 def sides() -> Iterator[tuple[channels.MemoryChannel, channels.MemoryChannel]]:
     gone, lifeline = os.pipe()
     ours, theirs = channels.create(1 << 16)
-    theirs = channels.Ends(*map(os.dup, theirs))  # as a process of its own would have them
+    theirs = channels.Ends(*map(os.dup, theirs))  # as another process would have them
     both = channels.MemoryChannel(ours, gone, serves=True), channels.MemoryChannel(theirs, gone, serves=False)
     yield both
     for side in both:

@@ -409,7 +409,7 @@ def test_what_is_cancelled_before_its_turn_does_not_run(loop: Loop) -> None:
         link = loop.instance.supervisor.wait_for_connection()
 
         async def behind(*cancelled: Request, others: Sequence[Request] = ()) -> Any:
-            """Batches end in the order in which their cancels are told."""
+            """Batches end in the order of their cancellations."""
             runs = request("until cancelled")
             first, second = loop.begin(runs), loop.begin(*cancelled, *others)
             for each in (*cancelled, runs):

@@ -111,7 +111,7 @@ def test_a_file_that_cannot_be_read_is_refused(content: bytes, name: str, text: 
 @pytest.mark.parametrize("name", ["a.npy", "a.parquet"])
 def test_a_file_that_ends_early_is_refused(name: str, tmp_path: Path) -> None:
     content = FILES[name][:-8] if name == "a.npy" else parquet(n=list(range(10_000)))
-    if name == "a.parquet":  # zeros in a page, because without its end it is no Parquet file at all
+    if name == "a.parquet":  # zeros in a page, because a file without its end is not Parquet at all
         content = content[:1000] + bytes(20_000) + content[21_000:]
     with pytest.raises(InvalidArgumentError, match=r"ends in row 9|cannot be read after row|is not a Parquet"):
         rows_of(content, name)

@@ -28,7 +28,7 @@ from remora.protocols.rest.request import MAX_TENSORS
         b"\xff\xff\xff",
         b"\x0a",
         b"\x0a\x05m",
-        b"\x0a\x01\xff",  # A name that is no UTF-8.
+        b"\x0a\x01\xff",  # A name that is not UTF-8.
         b"\x2a\x03\x0a\x05A",  # An input that ends too early.
         b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
     ],
@@ -67,7 +67,7 @@ def test_a_flood_of_empty_tensors_is_refused(piece: bytes) -> None:
 
 
 def test_a_name_that_is_written_twice_is_not_read_by_half() -> None:
-    damaged = b"\x0a\x02\xc2\x00"  # a model's name that is no UTF-8, which the second one would hide
+    damaged = b"\x0a\x02\xc2\x00"  # a model's name that is not UTF-8, which the second one would hide
     with pytest.raises(MalformedError):
         read_infer(damaged + pb.ModelInferRequest(model_name="m").SerializeToString())
     twice = (

@@ -230,7 +230,7 @@ def test_a_plan_follows_the_configuration() -> None:
 
 
 class Flow(NamedTuple):
-    """A random ensemble: its plan, what is asked for, and in which order steps finish."""
+    """A random ensemble: its plan, the requested outputs, and the order in which steps finish."""
 
     plan: EnsemblePlan
     requested: tuple[str, ...]
@@ -288,7 +288,7 @@ def play(flow: Flow, kind: type[EnsembleRun[object]] = EnsembleRun) -> None:
             ran.append(start.step.number)
         under_way += progress.starts
         ready = {each.number for each in flow.plan.steps if all(tensor in there for _, tensor in each.inputs)}
-        assert set(ran) == ready & needed, "a step waits for nothing, or one ran that nobody needs"
+        assert set(ran) == ready & needed, "a step waits for nothing, or one ran without need"
         assert progress.ended == (not under_way)
         if progress.ended:
             break
@@ -299,7 +299,7 @@ def play(flow: Flow, kind: type[EnsembleRun[object]] = EnsembleRun) -> None:
         progress = run.answered(start, made, final=True)
     assert progress.answers == [{name: there[name] for name in flow.plan.outputs if name in flow.requested}]
     assert not progress.stuck
-    assert not run._values, "a value was kept that nobody needs"
+    assert not run._values, "a value was kept that no step needs"
 
 
 @given(flows())

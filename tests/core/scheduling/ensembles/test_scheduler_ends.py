@@ -1,4 +1,4 @@
-"""What the models of an ensemble say of its own tensors, and what is said when they have gone."""
+"""The signature of an ensemble from its models, and the errors when they are unloaded."""
 
 from __future__ import annotations
 

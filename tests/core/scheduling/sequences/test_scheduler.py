@@ -217,7 +217,7 @@ def test_idle_time_is_measured_by_the_clock_it_was_given() -> None:
 
 
 class Countdown(FakeInstance):
-    """Asks for as many more turns as it was told."""
+    """Asks for a given number of further turns."""
 
     turns = 2
 
@@ -253,7 +253,7 @@ def test_a_quick_model_runs_in_the_callers_loop_once_its_batches_are_known() -> 
     bench = Bench(quick=True)
     mailbox = FakeMailbox()
     bench.ask(1, start=True, mailbox=mailbox)
-    assert mailbox.turn() == 0, "nobody knows yet how long it takes"
+    assert mailbox.turn() == 0, "the time of a batch is not known yet"
     bench.instances[0].during = lambda: bench.clock.advance(1000)
     bench.scheduler.step()
     assert bench.scheduler.costs.curve() == {1: 1000}

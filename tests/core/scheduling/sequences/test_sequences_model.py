@@ -1,8 +1,8 @@
 """The sequence scheduler against a simple reference: any story of clients, time, cancellation and dying instances.
 
-The reference is a page of loops over lists: it knows who holds a slot, who waits for one in which order, what each
-sequence was asked and what its state is. `SEQUENCE_STEPS=10000` takes more steps than the usual run, and plants
-mistakes into the deciders to see whether they are noticed (`make stories`).
+The reference is a page of loops over lists: it knows which sequences hold a slot, which wait for one in which order,
+the requests of each sequence, and its state. `SEQUENCE_STEPS=10000` takes more steps than the usual run, and plants
+mistakes into the deciders to see whether the tests notice them (`make stories`).
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Mortal(FakeInstance):
 
 
 class Play:
-    """One interleaving: three clients with two sequences each, somebody who cancels, somebody who moves the clock.
+    """One interleaving: three clients with two sequences each, one that cancels, one that moves the clock.
 
     With ``quick`` instances the clients' requests come in through an event loop, which may run them itself.
     """
@@ -257,7 +257,7 @@ class Play:
                 sums[story] = 0
             if value is not None:
                 sums[story] += int(request.inputs["IN"].item())
-                assert value == sums[story], "a state of somebody else"
+                assert value == sums[story], "the state of another sequence"
             expected[request] = value
         for ticket in self.accepted:
             outcome = self.replies.only(ticket)

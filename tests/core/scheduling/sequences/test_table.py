@@ -300,7 +300,7 @@ class Asked:
 
 
 class Sequences(RuleBasedStateMachine):
-    """The table against a reference that knows only which sequences began and what each was asked."""
+    """The table against a reference that knows only which sequences began and the requests of each."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -220,7 +220,7 @@ def test_over_tls_long_messages_and_streams_pass_and_peers_of_other_kinds_are_cl
             with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as client:
                 client.sendall(junk)
                 client.shutdown(socket.SHUT_WR)
-                assert b"\0\0\0\x04" not in all_of(client)  # no settings: nobody speaks HTTP/2 in the open
+                assert b"\0\0\0\x04" not in all_of(client)  # no settings: HTTP/2 is not spoken without TLS
         for protocols in ([], ["http/1.1"], ["h2"]):
             context = ssl.create_default_context(cafile=str(ours.cert))
             if protocols:

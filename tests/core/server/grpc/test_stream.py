@@ -258,7 +258,7 @@ def test_a_client_that_leaves_cancels_all_that_is_under_way(serving: Serving) ->
         client.call.cancel()
         assert {engine.cancelled.get(timeout=PATIENCE_S) for _ in asked} == {"a", "b"}
         for each in asked:
-            each.answer(Streamed(response(), False))  # nobody minds what comes now
+            each.answer(Streamed(response(), False))  # later responses are ignored
 
 
 def test_bytes_that_are_not_a_request_end_the_stream(serving: Serving) -> None:

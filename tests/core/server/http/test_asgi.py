@@ -40,7 +40,7 @@ LEFT: Message = {"type": "http.disconnect"}
 
 
 def run(coroutine: Any) -> Any:
-    """What a coroutine returns, in a loop of its own."""
+    """Return what a coroutine returns, run in a new loop."""
     return asyncio.run(asyncio.wait_for(coroutine, PATIENCE_S))
 
 

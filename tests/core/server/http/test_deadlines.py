@@ -18,7 +18,7 @@ EXPIRED = b'{"error":"[request id: r] Request timeout expired"}'
 
 
 class FakeTimer:
-    """A timer that fires when it is told."""
+    """A timer that the test fires."""
 
     def __init__(self, delay_s: float, act: object) -> None:
         self.delay_s = delay_s

@@ -1,4 +1,4 @@
-"""Answers in pieces on one HTTP connection: flushed one by one, in order, and given up when nobody takes them."""
+"""Answers in pieces on one HTTP connection: flushed one by one, in order, ended when the client stops reading."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Client(FakeTransport):
 
 
 class Later:
-    """A service that answers when somebody else is done."""
+    """A service that answers when another task is done."""
 
     def __init__(self) -> None:
         self.asked: list[Head] = []

@@ -262,7 +262,7 @@ def test_restrictions_hold_in_any_asgi_host_for_v2_and_pages(engine: Engine) -> 
     assert [got.status for got in through_app(engine, *with_secret, options=locked)] == [200, 200, 200]
     assert through_app(engine, Ask("GET", "/v2/health/live"), options=locked)[0].status == 200
     nowhere = through_app(engine, Ask("GET", "/nowhere"), Ask("GET", "/v2/models"), options=locked)
-    assert [got.status for got in nowhere] == [404, 404], "where there is nothing there is nothing to lock"
+    assert [got.status for got in nowhere] == [404, 404], "a path without a route needs no key"
 
 
 @pytest.mark.parametrize("secret", ["", "@/run/secrets/key"])

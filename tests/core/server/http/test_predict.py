@@ -19,7 +19,7 @@ DECODED = Decoded(PARTS, lambda responses: encode_predict(responses, [1] * len(P
 
 
 class Model:
-    """Takes each part as it is told: with an answer at once, with a refusal, or to be answered later (None)."""
+    """Takes each part as the test sets: with an answer at once, with a refusal, or to be answered later (None)."""
 
     def __init__(self, *fates: RemoraError | None) -> None:
         self.fates = list(fates)
