@@ -8,6 +8,7 @@ import sys
 import threading
 from concurrent.futures import Future
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -235,10 +236,16 @@ def test_processes_that_share_the_http_port_need_separate_metrics_ports(tmp_path
     asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
+def without_google(name: str) -> object:
+    raise ModuleNotFoundError("No module named 'google'", name="google")
+
+
 def test_the_table_names_no_grpc_on_the_http_port_without_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sys.modules, "remora.server.grpc.listener", None)  # its import fails as without hpack
+    listener = ModuleType("listener")
+    listener.__getattr__ = without_google  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "remora.server.grpc.listener", listener)
 
     async def run() -> None:
         options = ServerOptions(http_port=0, allow_grpc=False, allow_metrics=False, grpc_on_http_port=True)

@@ -81,9 +81,16 @@ def _open_own(inside: ServerContext, restricted: Restrictions, regions: Regions,
     try:
         from remora.server.grpc.listener import OwnGrpc
     except ImportError as error:
+        _raise_unless_foreign(error)
         _log.warning("gRPC is off: %s. Install it with: %s", error, install_command("grpc"))
         return None
     return OwnGrpc(inside, restricted, regions, accept)
+
+
+def _raise_unless_foreign(error: ImportError) -> None:
+    """Raise if a module of remora itself cannot be imported: no further package would mend that."""
+    if (error.name or "").partition(".")[0] == "remora":
+        raise error
 
 
 class NoGrpc:
@@ -178,6 +185,7 @@ class Grpcio(NoGrpc):
         try:
             from remora.server.grpc.grpcio_transport import GrpcServer
         except ImportError as error:
+            _raise_unless_foreign(error)
             _log.warning("gRPC is off: %s. Install it with: %s", error, install_command("grpcio"))
             return 0
         server = GrpcServer(self._inside.engine, self._inside.options, self._regions, keys=self._inside.keys)

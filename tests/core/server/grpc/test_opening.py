@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 import pytest
@@ -41,10 +42,25 @@ def test_the_options_select_the_transport(tmp_path: Path) -> None:
     assert asyncio.run(own.listen()) == 0
 
 
+class WithoutItsPackage(ModuleType):
+    """Module whose import fails as without google.protobuf."""
+
+    def __getattr__(self, name: str) -> object:
+        raise ModuleNotFoundError("No module named 'google'", name="google")
+
+
+def test_a_broken_installation_does_not_count_as_a_missing_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "remora.server.grpc.listener", None)
+    with pytest.raises(ImportError, match=r"remora\.server\.grpc\.listener"):
+        transport(tmp_path, grpc_on_http_port=True)
+
+
 def test_without_its_package_http2_is_refused_in_its_own_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sys.modules, "remora.server.grpc.listener", None)
+    monkeypatch.setitem(sys.modules, "remora.server.grpc.listener", WithoutItsPackage("listener"))
     grpc = transport(tmp_path, grpc_on_http_port=True)
     assert type(grpc) is NoGrpc
     assert not grpc.on_http_port
@@ -70,7 +86,7 @@ def test_without_its_package_http2_is_refused_in_its_own_words(
 def test_without_its_package_the_dedicated_port_stays_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sys.modules, "remora.server.grpc.listener", None)
+    monkeypatch.setitem(sys.modules, "remora.server.grpc.listener", WithoutItsPackage("listener"))
     grpc = transport(tmp_path)
     assert asyncio.run(grpc.start()) == 0
     assert "gRPC is off" in caplog.text
