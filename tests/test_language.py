@@ -41,7 +41,7 @@ WORDS = (
     "wish(?:es)?",
 )
 PATTERN = re.compile(r"\b(?:" + "|".join(WORDS) + r")\b", re.IGNORECASE)
-ALLOWED = 20
+ALLOWED = 4
 FIRST_LINE = 90
 LONG_ALLOWED = 54
 

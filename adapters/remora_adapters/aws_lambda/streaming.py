@@ -28,7 +28,7 @@ _SEGMENT = "_X_AMZN_TRACE_ID"
 
 Event = dict[str, Any]
 Answer = Callable[[object, "Invocation"], object]
-"""Returns the answer to an event that is no HTTP request."""
+"""Returns the answer to an event other than an HTTP request."""
 Stream = Callable[[Event, "Invocation", Send], None]
 """Answers an HTTP request by messages of ASGI."""
 

@@ -1,6 +1,6 @@
 """Deployment to this machine by Docker Compose: one container, which a new version replaces.
 
-The container's labels hold the documents of its own version and of the one before, so that nothing else is stored.
+The container's labels hold the documents of this version and of the one before, so that nothing else is stored.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def arguments_of(image: Image, options: argparse.Namespace) -> dict[str, str]:
 
 
 def _run(engine: str, chosen: Build, *, push: bool) -> int:
-    """Build, compare with what was asked, and push. Raises UnavailableError."""
+    """Build, compare with the requested form, and push. Raises UnavailableError."""
     if engine == "docker" and subprocess.run(["docker", "buildx", "version"], capture_output=True).returncode:
         raise UnavailableError("docker has no buildx: install the package docker-buildx-plugin, or use --engine podman")
     _call(build_command(engine, chosen))

@@ -292,7 +292,7 @@ def signature_of(function: Callable[..., Any], skipped: int, *, batched: bool, s
         batched: hints describe a batch.
         stream: the function returns an iterator of results, also without such a hint.
 
-    Raises HintError, also for parameters that have no name of their own (``*args``).
+    Raises HintError, also for parameters without a name (``*args``).
     """
     try:
         hints = get_type_hints(function, include_extras=True)

@@ -102,7 +102,7 @@ class Planner:
 
     @property
     def is_idle(self) -> bool:
-        """True if there is nothing to do."""
+        """True if the plan has no work."""
         return not self._users
 
     def add(self, run: Run) -> None:

@@ -126,7 +126,7 @@ class RowTable:
     def find(self, run: Run) -> tuple[int, int]:
         """Return the row with the longest reusable prefix of a run's prompt, and its length.
 
-        At least two tokens of the prompt are left to compute. Returns (-1, 0) if there is nothing to reuse.
+        At least two tokens of the prompt are left to compute. Returns (-1, 0) without a prompt to reuse.
         """
         best, length = -1, 0
         most = len(run.prompt) - 2

@@ -206,7 +206,7 @@ class _Calls:
             events.append(TextPart("".join(scanner.seen)))
 
     def finish(self, events: list[ToolEvent]) -> None:
-        """Return an object that is no call, and was cut off, as text."""
+        """Return an object that is not a call, and was cut off, as text."""
         scanner, self._scanner = self._scanner, None
         if scanner is not None and not self._announced and scanner.seen:
             events.append(TextPart("".join(scanner.seen)))

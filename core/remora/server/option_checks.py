@@ -27,7 +27,7 @@ _MIN_CORES, _CORES_A_FRONT, _MOST_FRONTS = 4, 3, 6
 def front_count(text: str, cores: int) -> int:
     """Return the number of front processes for the option ``--frontends``.
 
-    ``auto`` is none on fewer than four cores, else one for each three, at most six. Raises ValueError.
+    ``auto`` means 0 on fewer than four cores, else one for each three, at most six. Raises ValueError.
     """
     if text == "auto":
         return min(cores // _CORES_A_FRONT, _MOST_FRONTS) if cores >= _MIN_CORES else 0

@@ -12,7 +12,7 @@ class BatchSearch:
     """Batch sizes to try, by factors of 4, until throughput falls or the time is over.
 
     Args:
-        limit: the largest size, which is tried even if it is no power of 4.
+        limit: the largest size, which is tried even if it is not a power of 4.
         budget_ns: time after which no larger size is tried.
     """
 

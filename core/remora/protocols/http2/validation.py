@@ -29,7 +29,7 @@ _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 """A token of RFC 9110 without upper case, which RFC 9113 8.2.1 allows at most."""
 _FORBIDDEN: Final = re.compile(rb"[\0\r\n]|\A[ \t]|[ \t]\Z")
 _FORBIDDEN_IN_CALLS: Final = re.compile(rb"[\0\r\n]")
-"""gRPC lets a server strip the space around a value, so it is no error there."""
+"""gRPC lets a server strip the space around a value, so it is accepted there."""
 _PSEUDO: Final = frozenset((b":method", b":scheme", b":authority", b":path"))
 _CONNECTION: Final = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
 """Fields of one connection, which HTTP/2 does not have (RFC 9113 8.2.2)."""

@@ -199,7 +199,7 @@ def read_fields(
         document: the parsed body, or the object in it.
         table: the known fields.
         within: name of the field that holds the object, for errors.
-        ignore_unknown: unknown fields are no error.
+        ignore_unknown: unknown fields are accepted.
 
     Raises:
         ParameterError: a field is unknown, refused or of the wrong type, or the document is not an object.

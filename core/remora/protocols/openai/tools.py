@@ -15,7 +15,7 @@ _OPENERS = {"additionalProperties", "patternProperties", "unevaluatedProperties"
 _NAMED = ("properties", "$defs", "definitions", "patternProperties")
 """Keywords whose members are schemas under names."""
 _DATA = ("const", "enum", "default", "examples", "allOf")
-"""Keywords whose values are no schemas, or stay as they are."""
+"""Keywords whose values are not schemas, or stay as they are."""
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -147,7 +147,7 @@ def _read_choice(choice: Any, schemas: dict[str, Mapping[str, Any]]) -> tuple[st
     if isinstance(choice, dict) and choice.get("type") == "function" and isinstance(choice.get("function"), dict):
         name = choice["function"].get("name")
         if name not in schemas:
-            raise ParameterError("tool_choice", f"tool_choice names {describe(name)}, which is none of the tools")
+            raise ParameterError("tool_choice", f"tool_choice names {describe(name)}, which is not among the tools")
         return "named", {name: schemas[name]}
     raise ParameterError(
         "tool_choice",

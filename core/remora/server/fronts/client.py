@@ -188,7 +188,7 @@ class EngineClient:
             ref = len(self._routes)
             self.send(Kind.ROUTE, 0, [codec.encode_route(Route(model, version, form))], ref=ref)
             self._routes[key] = ref
-        if is_plain:  # a form with fields of its own is not reused
+        if is_plain:  # a form with other fields is not reused
             if len(self._forms) >= _MAX_ROUTES:
                 self._forms.clear()
             self._forms[model, version, form] = ref

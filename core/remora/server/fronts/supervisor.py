@@ -236,7 +236,7 @@ class _FrontProcess:
 
 
 class Fronts(Connections):
-    """Front processes of a server in the place of its own connections.
+    """Front processes of a server, in the place of the server's connections.
 
     Use it in the loop's thread.
 
