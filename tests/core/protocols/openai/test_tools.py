@@ -116,7 +116,7 @@ def test_a_model_without_a_format_for_calls_answers_with_text() -> None:
         (
             {"tools": [tool("a")], "tool_choice": {"type": "function", "function": {"name": "b"}}},
             "tool_choice",
-            "none of the tools",
+            "not among the tools",
         ),
         ({"tools": [tool("a"), tool("a")]}, "tools", "two tools"),
         ({"tools": ["a"]}, "tools", r"tools\[0\] must be an object"),
