@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.client
 import json
 import subprocess
@@ -86,6 +87,8 @@ def process(
     more = ("--allow-metrics=false", *THREADS, *EXTRA_FLAGS, *flags)
     limited = ["prlimit", f"--nofile={descriptors}:"] if descriptors else []
     server = subprocess.Popen([*limited, *command, *more], stderr=subprocess.PIPE, text=True, env=environment)
+    assert server.stderr is not None
+    fcntl.fcntl(server.stderr, fcntl.F_SETPIPE_SZ, 1 << 20)  # a full pipe would stop a server whose log is not read
     try:
         yield server
     finally:
