@@ -54,6 +54,11 @@ class AdmittingQueue:
         return len(self._inner)
 
     @property
+    def oldest_ns(self) -> int:
+        """See `BatchQueue.oldest_ns`."""
+        return self._inner.oldest_ns
+
+    @property
     def rows_ahead(self) -> int:
         """See `BatchQueue.rows_ahead`."""
         return self._inner.rows_ahead

@@ -117,6 +117,10 @@ class Queue(Protocol):
     def drop_cancelled(self) -> list[tuple[Ticket, RemoraError]]:
         """Remove the cancelled tickets and return each with its error."""
 
+    @property
+    def oldest_ns(self) -> int:
+        """The arrival of the ticket that has waited longest, or 0."""
+
     def stop_waiting(self) -> None:
         """Dispatch without queue delays from now on, for a shutdown."""
 
@@ -149,6 +153,11 @@ class BatchQueue:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def oldest_ns(self) -> int:
+        """The arrival of the ticket that has waited longest, or 0."""
+        return self._waiting.oldest_ns()
 
     @property
     def rows_ahead(self) -> int:

@@ -9,7 +9,7 @@ import heapq
 from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Protocol
 
 from remora.config import BatchPolicy, QueuePolicy
@@ -48,6 +48,9 @@ class Waiting(Protocol):
 
     def next_expiry_ns(self) -> int:
         """Return when the next ticket times out, or 0."""
+
+    def oldest_ns(self) -> int:
+        """Return the arrival of the ticket that has waited longest, or 0."""
 
     def drain(self) -> list[Ticket]:
         """Remove and return all tickets."""
@@ -108,6 +111,9 @@ class Line(deque[Ticket]):
     def next_expiry_ns(self) -> int:
         return 0
 
+    def oldest_ns(self) -> int:
+        return self[0].arrival_ns if self else 0
+
     def drain(self) -> list[Ticket]:
         return self.take(len(self))
 
@@ -146,6 +152,11 @@ class Level:
             if len(self._expiries) > 2 * len(self._fresh) + _SLACK:
                 self._expiries = [row for row in self._expiries if row[2] in self._fresh]
                 heapq.heapify(self._expiries)
+
+    def heads(self) -> Iterator[Ticket]:
+        """Yield the first ticket of those in time, and of those that timed out."""
+        for tickets in (self._fresh, self._late):
+            yield from islice(tickets, 1)
 
     def take(self, count: int) -> list[Ticket]:
         """Remove and return the first ``count`` tickets, or all."""
@@ -241,6 +252,9 @@ class Levels:
 
     def next_expiry_ns(self) -> int:
         return min((ns for level in self._levels.values() if (ns := level.next_expiry_ns())), default=0)
+
+    def oldest_ns(self) -> int:
+        return min((ticket.arrival_ns for level in self._levels.values() for ticket in level.heads()), default=0)
 
     def drain(self) -> list[Ticket]:
         return self.take(len(self))

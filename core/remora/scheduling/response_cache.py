@@ -118,6 +118,11 @@ class CachedScheduler:
         return self.inner.pending
 
     @property
+    def oldest_ns(self) -> int:
+        """Arrival of the queued request that has waited longest, or 0."""
+        return self.inner.oldest_ns
+
+    @property
     def running(self) -> int:
         """Requests in an execution."""
         return self.inner.running
@@ -203,6 +208,14 @@ class OffLoopScheduler:
     def pending(self) -> int:
         """Queued requests [P04], including those that wait for the cache."""
         return self._in_flight + self.inner.pending
+
+    @property
+    def oldest_ns(self) -> int:
+        """Arrival of the queued request that has waited longest, or 0.
+
+        Requests that wait for the cache are left out.
+        """
+        return self.inner.oldest_ns
 
     @property
     def running(self) -> int:

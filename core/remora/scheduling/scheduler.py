@@ -53,6 +53,10 @@ class RequestScheduler(Protocol):
         """Queued requests [P04]."""
 
     @property
+    def oldest_ns(self) -> int:
+        """Arrival of the queued request that has waited longest, or 0."""
+
+    @property
     def running(self) -> int:
         """Requests in an execution."""
 
@@ -191,6 +195,12 @@ class Scheduler:
     def pending(self) -> int:
         """Queued requests [P04]."""
         return len(self._pool.queue)
+
+    @property
+    def oldest_ns(self) -> int:
+        """Arrival of the queued request that has waited longest, or 0."""
+        with self._pool.lock:
+            return self._pool.queue.oldest_ns
 
     @property
     def running(self) -> int:

@@ -101,3 +101,17 @@ def test_a_request_can_only_shorten_its_levels_timeout_and_only_where_it_may(
     queue = Levels(BatchPolicy(dynamic=True, queue=policy))
     queue.push(ticket_of(timeout_us=own_us))
     assert queue.next_expiry_ns() == expected_ns
+
+
+def test_the_oldest_ticket_is_found_behind_other_levels_and_after_its_timeout() -> None:
+    queue = QueuePolicy(default_timeout_ns=1000, reject_on_timeout=False)
+    levels = Levels(BatchPolicy(dynamic=True, priority_levels=2, default_level=2, queue=queue))
+    assert levels.oldest_ns() == 0
+    levels.push(ticket_of(arrival_ns=500, priority=1))
+    levels.push(ticket_of(arrival_ns=100))
+    levels.push(ticket_of(arrival_ns=700))
+    assert levels.oldest_ns() == 100
+    assert levels.expire(1_200) == []
+    assert levels.oldest_ns() == 100
+    levels.drain()
+    assert levels.oldest_ns() == 0

@@ -23,6 +23,16 @@ def test_requests_that_wait_run_as_one_batch_and_get_their_own_answers() -> None
     assert bench.scheduler.pending == bench.scheduler.running == 0
 
 
+def test_the_oldest_queued_request_is_known_until_it_runs() -> None:
+    bench = Bench()
+    assert bench.scheduler.oldest_ns == 0
+    bench.submit(arrival_ns=7)
+    bench.submit(arrival_ns=9)
+    assert bench.scheduler.oldest_ns == 7
+    bench.scheduler.step()
+    assert bench.scheduler.oldest_ns == 0
+
+
 def test_an_idle_step_runs_nothing() -> None:
     bench = Bench()
     assert bench.scheduler.step().tickets == []

@@ -107,6 +107,11 @@ class EnsembleScheduler:
         return 0
 
     @property
+    def oldest_ns(self) -> int:
+        """Always 0, because only the steps' requests are queued."""
+        return 0
+
+    @property
     def running(self) -> int:
         """Requests in flight."""
         return len(self._requests)

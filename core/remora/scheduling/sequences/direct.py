@@ -47,6 +47,11 @@ class DirectQueue:
         return len(self._ready)
 
     @property
+    def oldest_ns(self) -> int:
+        """The arrival of the ticket that has waited longest, or 0."""
+        return min((ticket.arrival_ns for ticket in self._ready.values()), default=0)
+
+    @property
     def rows_ahead(self) -> int:
         """The maximum number of rows of the next batch."""
         return max(self._ready, default=-1) + 1

@@ -288,6 +288,13 @@ class SequenceScheduler:
         return self._table.waiting + sum(lane.pending for lane in self._lanes)
 
     @property
+    def oldest_ns(self) -> int:
+        """Arrival of the queued request that has waited longest, or 0."""
+        with self._changed:
+            waiting_ns = self._table.oldest_ns
+        return min((ns for ns in (waiting_ns, *(lane.oldest_ns for lane in self._lanes)) if ns), default=0)
+
+    @property
     def running(self) -> int:
         """Requests in an execution."""
         return sum(lane.running for lane in self._lanes)

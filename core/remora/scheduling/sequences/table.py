@@ -218,6 +218,13 @@ class SequenceTable:
         return self._waiting
 
     @property
+    def oldest_ns(self) -> int:
+        """Arrival of the request that has waited longest, or 0."""
+        if not self._waiting:
+            return 0
+        return min(sequence.waiting[0].arrival_ns for sequence in self._live if sequence.waiting)
+
+    @property
     def busy(self) -> bool:
         """True if any request is queued or in flight."""
         return bool(self._waiting or self._in_flight)
