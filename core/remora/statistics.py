@@ -144,11 +144,16 @@ class HeldLoad(NamedTuple):
 
 
 class ServerLoad(NamedTuple):
-    """Load of a server: answers by HTTP status, lateness of its event loop, held bytes."""
+    """Load of a server.
+
+    It has the answers by HTTP status, the lateness of the event loop, the held bytes, and the connections that the
+    server closed, by reason.
+    """
 
     answers: Mapping[int, int]
     lateness: Histogram | None = None
     held: HeldLoad | None = None
+    closed: Mapping[str, int] = {}
 
 
 class FirstResponses(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from remora.server.http.exchange import Service
 from remora.server.http.held_bytes import HeldBytes
 from remora.server.http.http1 import Connection
 from remora.server.http.http1_listener import Handover, Listener
+from remora.server.http.http1_state import Due
 from remora.server.listening import Port, bind
 from remora.server.option_checks import StartError
 from remora.statistics import HeldLoad, Histogram, ServerLoad
@@ -27,7 +29,10 @@ if TYPE_CHECKING:
     Accept = Callable[[list[socket.socket], Listener | Http2Listener, PortTls | None], Port]
     """Returns a port on listening sockets that serves their connections by the listener; see `Connections.accept`."""
 
+_log = logging.getLogger("remora.http")
+
 _SWEEP_S = 5.0
+_REPORT_S = 60.0
 _POLL_S = 0.01
 _STALL_LIMIT_S = 120.0
 """How long a request may take to arrive; also the timeout for the first request of a connection."""
@@ -53,6 +58,9 @@ class Connections:
         self._inferring: list[Listener | Http2Listener] = []  # all but those of metrics
         self._ports: list[Port] = []
         self._sweeper: asyncio.TimerHandle | None = None
+        self._shed: Counter[str] = Counter()
+        self._reported: dict[str, int] = {}
+        self._report_at = 0.0
         self.held = HeldBytes(options.max_held_bytes, options.max_connection_bytes, processes)
         """Bytes that the connections hold."""
 
@@ -131,9 +139,19 @@ class Connections:
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
             listener.sweep(loop.time(), _STALL_LIMIT_S, self._options.idle_connection_secs or inf)
+        self._report_closed(loop.time())
         if self.held.has_freed_much():
             loop.run_in_executor(None, give_back)  # to the system, because malloc keeps it
         self._sweeper = loop.call_later(_SWEEP_S, self.sweep)
+
+    def _report_closed(self, now: float) -> None:
+        """Log how many connections were closed, without idle ones, at most once a minute."""
+        closed = {reason: count for reason, count in Connections.closed(self).items() if reason != Due.IDLE.value}
+        if closed == self._reported or now < self._report_at:
+            return
+        news = (f"{count - self._reported.get(reason, 0)} {reason}" for reason, count in sorted(closed.items()))
+        _log.info("connections closed: %s", ", ".join(each for each in news if not each.startswith("0 ")))
+        self._reported, self._report_at = closed, now + _REPORT_S
 
     def make_room(self) -> bool:
         """Close the longest idle connections; return False if there are none.
@@ -143,6 +161,7 @@ class Connections:
         idle = [connection for connection in self._open() if connection.is_idle]
         for connection in sorted(idle, key=lambda connection: connection.idle_since)[:_CLOSED_AT_ONCE]:
             connection.abort()
+            self._shed["no_descriptor"] += 1
         return bool(idle)
 
     def count(self) -> dict[str, int]:
@@ -156,7 +175,14 @@ class Connections:
         """Return the number of answers over HTTP by status, without those of the port of metrics."""
         counts: Counter[int] = Counter()
         for listener in self._inferring:
-            counts.update(listener.answers)
+            counts.update(dict(listener.answers))
+        return dict(counts)
+
+    def closed(self) -> dict[str, int]:
+        """Return the number of connections closed by timeouts or to make room, by reason."""
+        counts = Counter(self._shed)
+        for listener in self._listeners:
+            counts.update(listener.closed.copy())
         return dict(counts)
 
     def held_load(self) -> HeldLoad:
@@ -166,7 +192,7 @@ class Connections:
 
     def load(self, lateness: Histogram) -> ServerLoad:
         """Return the load for the metrics."""
-        return ServerLoad(self.answers(), lateness, self.held_load())
+        return ServerLoad(self.answers(), lateness, self.held_load(), self.closed())
 
     def announce(self) -> None:
         """See `Drainable.announce`: answers carry ``Connection: close`` from now on."""

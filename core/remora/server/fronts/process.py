@@ -299,8 +299,9 @@ class Front:
             self._channel.send(Kind.COUNTS, 0, [codec.to_json(found)])
 
     def _report_load(self) -> None:
-        """Send the answers by status and the held bytes if they have changed."""
-        load: Sequence[object] = [sorted(self._connections.answers().items()), self._connections.held_load()]
+        """Send answers, held bytes and closed connections if they have changed."""
+        connections = self._connections
+        load: Sequence[object] = [sorted(connections.answers().items()), connections.held_load(), connections.closed()]
         if load != self._reported_load:
             self._reported_load = load
             self._channel.send(Kind.LOAD, 0, [codec.to_json(load)])

@@ -122,6 +122,7 @@ class _FrontProcess:
         self.ended = asyncio.Event()
         self.handed = 0
         self.answers: dict[int, int] = {}  # by status
+        self.closed: dict[str, int] = {}  # by reason
         self.held: HeldLoad | None = None
         self.counts = [0, 0, 0, 0]  # taken over, being opened, HTTP/1, HTTP/2
         self.started_at = loop.time()
@@ -202,8 +203,8 @@ class _FrontProcess:
             self.counts = [int(each) for each in codec.from_json(message.parts[0])]
             self._fronts.counts_changed()
         elif message.kind == Kind.LOAD:
-            answers, held = codec.from_json(message.parts[0])
-            self.answers, self.held = dict(answers), HeldLoad(*held)
+            answers, held, closed = codec.from_json(message.parts[0])
+            self.answers, self.held, self.closed = dict(answers), HeldLoad(*held), dict(closed)
         else:
             raise codec.CodecError(f"a message of kind {message.kind} from a front")
 
@@ -263,6 +264,7 @@ class Fronts(Connections):
         self._held: deque[tuple[int, socket.socket]] = deque()
         self._full = False
         self._past_answers: Counter[int] = Counter()  # of fronts that have ended
+        self._past_closed: Counter[str] = Counter()
         self._past_refusals: Counter[str] = Counter()
         self._looking: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -413,8 +415,9 @@ class Fronts(Connections):
     def front_has_ended(self, front: _FrontProcess, code: int) -> None:
         """Start a front again after a pause, unless the server is stopping."""
         self._past_answers.update(front.answers)
+        self._past_closed.update(front.closed)
         self._past_refusals.update(front.held.refused if front.held is not None else {})
-        front.answers, front.held = {}, None
+        front.answers, front.closed, front.held = {}, {}, None
         if self._stopping:
             return
         loop = asyncio.get_running_loop()
@@ -464,6 +467,13 @@ class Fronts(Connections):
         counts = Counter(self._past_answers)
         for front in self._fronts:
             counts.update(front.answers)
+        return dict(counts)
+
+    def closed(self) -> dict[str, int]:
+        """See `Connections.closed`; those of fronts that have ended are included."""
+        counts = Counter(self._past_closed)
+        for front in self._fronts:
+            counts.update(front.closed)
         return dict(counts)
 
     def held_load(self) -> HeldLoad:

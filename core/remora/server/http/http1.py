@@ -534,19 +534,19 @@ class Connection(asyncio.BufferedProtocol):
     def sweep(self, now: float, limit_s: float, idle_s: float) -> None:
         """See `Listener.sweep`."""
         due = self.timeouts.due(now, limit_s, idle_s, self._progress(), self._listener.held.is_awaited)
-        if due is Due.ABORT:
-            self.abort()
-        elif due is Due.GIVE_UP:
+        if due is not Due.NOTHING:
+            self._listener.closed[due.value] += 1
+        if due is Due.GIVE_UP:
             self.give_up(f"has read nothing of its answers for {UNREAD_S:g} s")
         elif due is Due.REFUSE:
             self._refuse_body(BadRequest(408, "the request body arrives too slowly while others wait for memory"))
+        elif due is not Due.NOTHING:
+            self.abort()
 
     def _progress(self) -> Progress:
-        body, chunks = self._body, self._chunks
-        received = len(self._rest) + self._body_at + (len(chunks.body) if chunks is not None else 0)
-        expected = len(body) if body is not None else 0
+        received = len(self._rest) + self._body_at + (len(self._chunks.body) if self._chunks is not None else 0)
         unread = self._transport.get_write_buffer_size() if self._unread else 0
-        return Progress(self._requests, self.is_idle, self.receiving_since, received, expected, unread)
+        return Progress(self._requests, self.is_idle, self.receiving_since, received, len(self._body or b""), unread)
 
     @property
     def idle_since(self) -> float:

@@ -50,6 +50,8 @@ class Listener:
         self.closing = False
         self.answers: defaultdict[int, int] = defaultdict(int)
         """Answers by status."""
+        self.closed: defaultdict[str, int] = defaultdict(int)
+        """Connections closed by timeouts, by reason."""
         self.protocol = "http1"
         self.tls_notice = TlsNotice("HTTP")
 

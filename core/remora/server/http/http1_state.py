@@ -69,12 +69,14 @@ class Progress(NamedTuple):
 
 
 class Due(Enum):
-    """What to do with a connection that times out."""
+    """What to do with a connection that times out; the value is the reason in the metrics."""
 
-    NOTHING = 0
-    ABORT = 1
-    GIVE_UP = 2  # the client reads nothing
-    REFUSE = 3  # the request arrives too slowly while others wait for memory
+    NOTHING = ""
+    IDLE = "idle"  # no request for the idle time
+    SILENT = "first_byte"  # no byte since it was opened
+    SLOW = "slow_request"  # a request is not complete in time
+    GIVE_UP = "unread_answer"  # the client reads nothing
+    REFUSE = "slow_body"  # the request arrives too slowly while others wait for memory
 
 
 class Timeouts:
@@ -103,14 +105,14 @@ class Timeouts:
         if seen.receiving_since:
             since_s = now - seen.receiving_since
             if since_s > limit_s:
-                return Due.ABORT
+                return Due.SLOW
             late = seen.received * limit_s < seen.expected * since_s
             return Due.REFUSE if memory_awaited and since_s > ROOM_WAIT_S and late else Due.NOTHING
         if seen.requests != self._requests or not seen.is_idle:
             self._requests = seen.requests
             self.idle_since = now
         elif now - self.idle_since > (idle_s if seen.requests else min(limit_s, idle_s)):
-            return Due.ABORT
+            return Due.IDLE if seen.requests else Due.SILENT
         return Due.NOTHING
 
     def is_awaited(self, now: float, seen: Progress) -> bool:

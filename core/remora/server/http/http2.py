@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from math import inf
 from typing import cast
@@ -21,6 +22,7 @@ from remora.protocols.http2.stream import Opener, Stream
 from remora.protocols.rest.answer import INTERNAL
 from remora.server.http.exchange import SILENCE_S, TlsNotice, peer_of
 from remora.server.http.held_bytes import UNREAD_S, HeldBytes
+from remora.server.http.http1_state import Due
 
 _log = logging.getLogger("remora.http")
 
@@ -66,6 +68,8 @@ class Http2Listener:
         self.tls_notice = TlsNotice("gRPC")
         self.answers: Mapping[int, int] = {}
         """Answers to HTTP requests by status."""
+        self.closed: defaultdict[str, int] = defaultdict(int)
+        """Connections and streams closed by timeouts, by reason."""
         self.protocol = "http2"
         self.closing = False
         """True if clients get a GOAWAY with their next answer."""
@@ -344,11 +348,13 @@ class Http2Connection(asyncio.BufferedProtocol):
         """See `Http2Listener.sweep`."""
         self._half_since = min(self._half_since, now) if self.machine.is_half else inf
         if now - self._half_since > limit_s:
+            self._listener.closed[Due.SLOW.value] += 1
             self.abort()
             return
         if self.machine.has_opened() or not self.is_idle:
             self.idle_since = now
         elif now - self.idle_since > idle_s:
+            self._listener.closed[Due.IDLE.value] += 1
             self._leave()
         self.machine.decay_abuse()
         self._drop_unread(now)
@@ -357,7 +363,9 @@ class Http2Connection(asyncio.BufferedProtocol):
     def drop_stalled(self, now: float, limit_s: float) -> None:
         """Reset requests that have been incomplete for longer than ``limit_s``."""
         coming = {each: self._coming.get(each, now) for each in self.machine.streams if each.receiver.stalls()}
-        for stream in [stream for stream, since in coming.items() if now - since > limit_s]:
+        late = [stream for stream, since in coming.items() if now - since > limit_s]
+        self._listener.closed[Due.SLOW.value] += len(late)
+        for stream in late:
             stream.reset(CANCEL)
             stream.receiver.lost()
         self._coming = coming
@@ -372,6 +380,7 @@ class Http2Connection(asyncio.BufferedProtocol):
                 stuck[stream] = (stream.window, since if window == stream.window else now)
         late = [stream for stream, (_, since) in stuck.items() if now - since > UNREAD_S]
         if late:
+            self._listener.closed[Due.GIVE_UP.value] += len(late)
             _log.warning("a client has read nothing of %d answers for %g s: they are dropped", len(late), UNREAD_S)
         for stream in late:
             del stuck[stream]

@@ -260,6 +260,7 @@ def test_an_upload_that_is_too_slow_is_refused_only_while_others_wait() -> None:
         assert bench.written == b""
         in_loop(bench, lambda: bench.connection.sweep(start + 60.0, 120.0, 600.0))
         assert bench.written.startswith(b"HTTP/1.1 408 ")
+        assert bench.listener.closed == {"slow_body": 1}
         assert held.total == 0
 
 
@@ -274,6 +275,7 @@ def test_a_client_that_reads_nothing_of_its_answer_is_dropped_in_time() -> None:
             assert bench.transport.aborted == aborted
         bench.connection.sweep(116.0, 1e9, 1e9)
         assert bench.transport.aborted
+        assert bench.listener.closed == {"unread_answer": 1}
 
 
 # -- HTTP/2 ----------------------------------------------------------------------------------------------------

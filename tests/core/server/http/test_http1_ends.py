@@ -133,6 +133,7 @@ def test_a_client_that_never_ends_its_request_is_dropped_in_time(bench: Bench, p
     assert not bench.transport.aborted
     bench.listener.sweep(now + 11.0, 10.0)
     assert bench.transport.aborted
+    assert bench.listener.closed == {"slow_request": 1}
 
 
 def test_a_connection_that_never_speaks_is_closed_in_time(bench: Bench) -> None:
@@ -141,6 +142,7 @@ def test_a_connection_that_never_speaks_is_closed_in_time(bench: Bench) -> None:
     assert not bench.transport.aborted
     bench.listener.sweep(now + 11.0, 10.0, 100.0)
     assert bench.transport.aborted
+    assert bench.listener.closed == {"first_byte": 1}
 
 
 def test_a_connection_without_a_request_is_closed_after_its_idle_time(bench: Bench) -> None:
@@ -153,6 +155,7 @@ def test_a_connection_without_a_request_is_closed_after_its_idle_time(bench: Ben
     assert not bench.transport.aborted
     bench.listener.sweep(now + 221.0, 10.0, 100.0)
     assert bench.transport.aborted
+    assert bench.listener.closed == {"idle": 1}
 
 
 def test_the_first_request_of_a_new_connection_is_awaited_when_the_server_ends(bench: Bench) -> None:

@@ -137,6 +137,7 @@ def test_a_connection_without_a_stream_is_asked_to_end_after_its_idle_time() -> 
         assert ASKED_TO_LEAVE not in client.written
         listener.sweep(start + 101.0, 120.0, 100.0)
         assert ASKED_TO_LEAVE in client.written
+        assert listener.closed["idle"] == 1
 
     played(play())
 
@@ -152,6 +153,7 @@ def test_a_stalled_request_is_given_up_and_a_slow_answer_is_awaited() -> None:
             listener.sweep(now, 120.0)
         resets = [n for n in (1, 3, 5) if frame(RST_STREAM, 0, n, CANCEL.to_bytes(4, "big")) in client.written]
         assert resets == [3, 5]
+        assert listener.closed["slow_request"] == 2
 
     played(play())
 
