@@ -37,8 +37,8 @@ def no_window() -> bytes:
     return PREFACE + frame(SETTINGS, 0, 0, b"\0\4\0\0\0\0")
 
 
-def posted(body: bytes, *headers: bytes) -> bytes:
-    lines = (b"POST /v2/models/m0/infer HTTP/1.1", b"Host: localhost", b"Content-Length: %d" % len(body), *headers)
+def posted(body: bytes, *headers: bytes, path: bytes = b"/v2/models/m0/infer") -> bytes:
+    lines = (b"POST %b HTTP/1.1" % path, b"Host: localhost", b"Content-Length: %d" % len(body), *headers)
     return b"\r\n".join((*lines, b"", body))
 
 
@@ -46,6 +46,11 @@ def numbers(text: bytes, size: int) -> bytes:
     count = size // (len(text) + 1)
     head = b'{"inputs":[{"name":"IN","datatype":"INT32","shape":[%d,1],"data":[' % count
     return head + b",".join([text] * count) + b"]}]}"
+
+
+def values(text: bytes, size: int) -> bytes:
+    """An object with the input of the model, as plain JSON and generate take it."""
+    return b'{"IN":[' + b",".join([text] * (size // (len(text) + 1))) + b"]}"
 
 
 ATTACKS: dict[str, tuple[str, bytes]] = {
@@ -63,6 +68,16 @@ ATTACKS: dict[str, tuple[str, bytes]] = {
         + b"1\r\nx\r\n" * 65_000,
     ),
     "16 MB of numbers as JSON": ("http", posted(numbers(b"1234567", 16 << 20))),
+    "16 MB of rows as plain JSON": ("http", posted(values(b"[1234567]", 16 << 20), path=b"/models/m0")),
+    "16 MB of numbers for generate": (
+        "http",
+        posted(values(b"1234567", 16 << 20), path=b"/v2/models/m0/generate"),
+    ),
+    "16 MB of texts as JSON": ("http", posted(numbers(b'"abcdefg"', 16 << 20))),
+    "16 MB of members as JSON": (
+        "http",
+        posted(b"{%b}" % b",".join(b'"a%d":1' % number for number in range(1_400_000))),
+    ),
     "16 MB of spaces as JSON": ("http", posted(b" " * (16 << 20))),
     "4 MB of NaN as JSON": ("http", posted(numbers(b"NaN", 4 << 20))),
     "16 kB that inflate to 4 MB of arrays": (

@@ -15,6 +15,8 @@ from typing import Any, NoReturn
 
 import orjson
 
+from remora.messages import Buffer
+
 EMPTY = "The document is empty."
 NOT_SINGULAR = "The document root must not be followed by other values."
 INVALID_VALUE = "Invalid value."
@@ -31,6 +33,8 @@ MISSING_FRACTION = "Miss fraction part in number."
 MISSING_EXPONENT = "Miss exponent in number."
 TOO_LONG = "Too many values for text with NaN, Infinity or a fault in it; send flat or binary data."
 
+_LONG_BYTES = 262_144
+"""Size beyond which a text is read in pieces."""
 MAX_DEPTH = 1024
 """Deepest nesting of a document; orjson's own limit, kept by the reader below too."""
 
@@ -93,10 +97,22 @@ class Members(dict[str, Any]):
         self.setdefault(name, value)
 
 
+def loads(text: Buffer) -> Any:
+    """Return the value of a JSON document, with orjson's values and errors.
+
+    Other threads may run while a long text is read. Raises orjson.JSONDecodeError.
+    """
+    if len(text) > _LONG_BYTES:
+        from remora.protocols.json import pieces  # imported here, because few requests are long
+
+        return pieces.loads(text)
+    return orjson.loads(text)
+
+
 def parse(text: bytes | memoryview) -> Any:
     """Return the value of a JSON document. The last of equal names counts. Raises JsonTextError."""
     try:
-        return orjson.loads(text)
+        return loads(text)
     except orjson.JSONDecodeError:
         return Reader(bytes(text)).document()
 

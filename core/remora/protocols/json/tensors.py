@@ -7,7 +7,8 @@ Python loop.
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -38,13 +39,13 @@ def flatten(data: list[Any], max_depth: int) -> tuple[list[Any], set[type]]:
     Raises InvalidArgumentError for ``max_depth`` or more levels of arrays [H28].
     """
     depth = 1
-    kinds = set(map(type, data))
+    kinds = _kinds(data)
     while kinds == {list}:  # the usual nesting: every row is an array
         depth += 1
         if depth >= max_depth:
             raise too_deep(max_depth)
-        data = list(chain.from_iterable(data))
-        kinds = set(map(type, data))
+        data = _joined(data)
+        kinds = _kinds(data)
     if list not in kinds:
         return data, kinds
     elements: list[Any] = []
@@ -59,7 +60,26 @@ def flatten(data: list[Any], max_depth: int) -> tuple[list[Any], set[type]]:
             elements.append(item)
         else:
             rows.pop()
-    return elements, set(map(type, elements))
+    return elements, _kinds(elements)
+
+
+def _parts(values: list[Any]) -> Iterator[list[Any]]:
+    """Yield the values, a bounded number at a time, between which other threads may run."""
+    for at in range(0, len(values), _STEP):
+        yield values[at : at + _STEP]
+
+
+def _kinds(values: list[Any]) -> set[type]:
+    return set().union(*(map(type, part) for part in _parts(values)))
+
+
+def _joined(rows: list[list[Any]]) -> list[Any]:
+    """Return the elements of all rows."""
+    rest = chain.from_iterable(rows)
+    elements: list[Any] = []
+    while part := list(islice(rest, _STEP)):
+        elements += part
+    return elements
 
 
 def strings(name: str, data: list[Any], max_depth: int, max_bytes: int) -> list[bytes]:
@@ -67,7 +87,9 @@ def strings(name: str, data: list[Any], max_depth: int, max_bytes: int) -> list[
     flat, kinds = flatten(data, max_depth)
     if kinds - {str}:
         raise MalformedError(f"Unable to parse JSON bytes array: {NOT_TEXT}")
-    byte_size = sum(map(len, flat)) + 4 * len(flat)  # a lower bound: characters may take more than a byte
+    byte_size = sum(sum(map(len, part)) for part in _parts(flat)) + 4 * len(
+        flat
+    )  # a lower bound: characters may take more than a byte
     if byte_size > max_bytes:
         raise too_large(name, byte_size, max_bytes)
     return [text.encode("utf-8", "surrogateescape") for text in flat]
@@ -119,7 +141,7 @@ def _convert(flat: list[Any], kinds: set[type], dtype: np.dtype[Any]) -> Array:
         raise _misfit(problem)
     if not flat:
         return np.empty(0, dtype)
-    if (max(flat) > _INT64_MAX) if signed else (min(flat) < 0):
+    if any((max(part) > _INT64_MAX) if signed else (min(part) < 0) for part in _parts(flat)):
         raise _misfit(problem)
     wide = _array(flat, np.dtype(np.int64 if signed else np.uint64))
     return wide.astype(dtype, copy=False)  # small types keep the low bits [Q03]
@@ -130,8 +152,8 @@ def _array(flat: list[Any], dtype: np.dtype[Any]) -> Array:
     if len(flat) <= _STEP:
         return np.array(flat, dtype=dtype)
     values = np.empty(len(flat), dtype)
-    for at in range(0, len(flat), _STEP):
-        values[at : at + _STEP] = np.array(flat[at : at + _STEP], dtype=dtype)
+    for number, part in enumerate(_parts(flat)):
+        values[number * _STEP : number * _STEP + len(part)] = np.array(part, dtype=dtype)
     return values
 
 

@@ -14,6 +14,7 @@ import orjson
 from remora.errors import InvalidArgumentError
 from remora.generation.tasks import ParameterError
 from remora.messages import Buffer
+from remora.protocols.json.reader import loads
 
 
 class Field(NamedTuple):
@@ -184,7 +185,7 @@ def read_body(body: Buffer, table: Mapping[str, Field], *, ignore_unknown: bool)
         InvalidArgumentError: the body is not JSON.
     """
     try:
-        document = orjson.loads(body)
+        document = loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidArgumentError(f"the body is not JSON: {error}") from None
     return read_fields(document, table, ignore_unknown=ignore_unknown)

@@ -18,7 +18,7 @@ import orjson
 from remora.calls import TensorInfo
 from remora.errors import InternalError, InvalidArgumentError
 from remora.messages import DTYPES, Array, Buffer, Data, InferForm, InputSpec, Response, Tensor
-from remora.protocols.json.reader import MAX_DEPTH
+from remora.protocols.json.reader import MAX_DEPTH, loads
 from remora.protocols.json.tensors import flatten
 from remora.protocols.rest.request import RequestLimits, check_values
 
@@ -101,7 +101,7 @@ def encode_predict(responses: Sequence[Response], counts: Sequence[int], rows: R
 
 def _instances(body: Buffer) -> list[Any] | Mapping[str, Any]:
     try:
-        message = orjson.loads(body)
+        message = loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidArgumentError(f"Unrecognized request format: {error}") from error
     if not isinstance(message, dict):

@@ -17,6 +17,7 @@ import orjson
 from remora.calls import TensorInfo
 from remora.errors import InvalidArgumentError
 from remora.messages import Array, Buffer, Response
+from remora.protocols.json.reader import loads
 from remora.protocols.rest.predict import Part, Rows, array_of, check_parts, cut, request_of, rows_of
 from remora.protocols.rest.request import RequestLimits, check_values
 
@@ -98,7 +99,7 @@ def decode_typed(body: Buffer, interface: Interface, limit: int = 64 << 20) -> Q
         raise InvalidArgumentError(f"the request is {len(body)} bytes long, {limit} are accepted")
     check_values(memoryview(body), RequestLimits(limit))
     try:
-        message = orjson.loads(body)
+        message = loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidArgumentError(f"the body is not JSON: {error}") from error
     if isinstance(message, list) and message and all(isinstance(each, dict) for each in message):

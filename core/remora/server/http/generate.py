@@ -9,11 +9,12 @@ Invariant: each exchange ends once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from remora.calls import Metrics
 from remora.engine import Engine, FrontEnd
-from remora.errors import MalformedError, RemoraError
-from remora.messages import Buffer, Mailbox, Outcome, Response, Streamed, Ticket
+from remora.errors import MalformedError, RemoraError, RetiredError
+from remora.messages import Buffer, Data, InferForm, Mailbox, Outcome, Response, Streamed, Ticket
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.protocols.http1 import Head
@@ -36,6 +37,10 @@ from remora.protocols.rest.routes import Route
 from remora.scheduling.batching import ExpiredError
 from remora.server.held_mailbox import HeldMailbox
 from remora.server.http.exchange import Exchange, arrival_of, name_version
+from remora.server.http.large_bodies import LargeBodies
+
+Decoded = tuple[InferForm, list[Data]]
+"""Result of `decode_generate`."""
 
 
 class GenerateRoutes:
@@ -46,9 +51,18 @@ class GenerateRoutes:
         mailbox: receives the responses.
         limits: limits of a request body.
         malformed: HTTP status of a malformed body; 0 for Triton's.
+        large: threads that decode large bodies; None to decode all in the loop.
     """
 
-    def __init__(self, engine: Engine, mailbox: Mailbox | None, limits: RequestLimits, malformed: int = 0) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        mailbox: Mailbox | None,
+        limits: RequestLimits,
+        malformed: int = 0,
+        large: LargeBodies | None = None,
+    ) -> None:
+        self._large = large
         self._engine = engine
         self._mailbox = mailbox
         self._limits = limits
@@ -77,9 +91,11 @@ class GenerateRoutes:
         except LoadingError:
             raise
         except RemoraError as error:
-            own = self._malformed if isinstance(error, MalformedError) else 0
-            exchange.respond(encode_json_error(error, own))
+            exchange.respond(self._refusal(error))
         return None
+
+    def _refusal(self, error: RemoraError) -> HttpAnswer:
+        return encode_json_error(error, self._malformed if isinstance(error, MalformedError) else 0)
 
     def _submit(
         self,
@@ -93,7 +109,27 @@ class GenerateRoutes:
     ) -> Ticket:
         """Decode a request for ``model`` and submit it. Raises Refusal and RemoraError."""
         check_encoding(encoding)
-        form, data = decode_generate(body, model.signature.inputs, self._limits)
+        decode = partial(decode_generate, body, model.signature.inputs, self._limits)
+        start = partial(self._start, model, head, where, timeout_ns)
+        if self._large is None or not self._large.takes(body):
+            return start(decode(), exchange)
+
+        def submit(decoded: Decoded, exchange: Exchange) -> Ticket | None:
+            try:
+                return start(decoded, exchange)
+            except RetiredError:  # replaced while the body was decoded
+                return self.handle(where, encoding, head, body, exchange, timeout_ns)
+            except RemoraError as error:
+                exchange.respond(self._refusal(error))
+                return None
+
+        return self._large.decode(exchange, lambda: (decode(), 0), submit, self._refusal)
+
+    def _start(
+        self, model: ServedModel, head: Head, where: Route, timeout_ns: int, decoded: Decoded, exchange: Exchange
+    ) -> Ticket:
+        """Submit a request. Raises RemoraError."""
+        form, data = decoded
         headers = self._load_report(head)
         if where.action == "generate":
             single = _Single(exchange, model, headers)

@@ -1,7 +1,8 @@
 """Decoding and encoding of large bodies in threads, while the event loop serves others.
 
 orjson and NumPy keep the interpreter for the length of one call, so that a thread bounds what another client waits by
-the longest call instead of by the whole work; zlib lets other threads run.
+the longest call instead of by the whole work; `remora.protocols.json.pieces` makes these calls short. zlib lets other
+threads run.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _PACKED_BYTES = 1_024
 """Size from which a compressed body is inflated in a thread; it may become 1,032 times as large."""
 _THREADS = 2
 T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
 
 
 InferParts = tuple[InferForm, list[Data], ReplyFormat]
@@ -89,21 +91,25 @@ class LargeBodies:
         self._held = held or HeldBytes()
         self._pool: ThreadPoolExecutor | None = None  # made by the first large body
 
+    def takes(self, body: Buffer) -> bool:
+        """Return True if a body of JSON is decoded in a thread."""
+        return len(body) > LARGE_BYTES
+
     def decode(
         self,
         exchange: Exchange,
-        work: Callable[[], tuple[InferParts, int]],
-        then: Callable[[InferParts, Exchange], Cancellable | None],
-        refuse: Callable[[Refusal | RemoraError], HttpAnswer],
+        work: Callable[[], tuple[T, int]],
+        then: Callable[[T, Exchange], Cancellable | None],
+        refuse: Callable[[E], HttpAnswer],
     ) -> Ticket:
         """Decode a body by ``work`` in a thread, then submit the result by ``then`` in the loop.
 
-        What ``work`` has inflated is counted until the exchange is answered. ``refuse`` returns the answer to an error
-        of ``work``; ``then`` must not raise.
+        ``work`` returns the result and how much it has inflated, which is counted until the exchange is answered.
+        ``refuse`` returns the answer to an error of ``work``; ``then`` must not raise.
         """
         decoding = _Decoding()
 
-        def submit(done: asyncio.Future[tuple[InferParts, int]]) -> None:
+        def submit(done: asyncio.Future[tuple[T, int]]) -> None:
             try:
                 parts, inflated_bytes = done.result()
                 counted: Exchange = exchange
@@ -118,7 +124,7 @@ class LargeBodies:
                 if decoding.cancelled and ticket is not None:
                     ticket.cancel()
             except (Refusal, RemoraError) as error:
-                exchange.respond(refuse(error))
+                exchange.respond(refuse(cast(E, error)))
             except Exception:
                 _log.exception("a request body cannot be decoded")
                 exchange.respond(failure(500, INTERNAL, plain=True))

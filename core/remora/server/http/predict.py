@@ -78,7 +78,7 @@ class Predictor:
         rest: the service of the port.
         engine: runs the requests.
         mailbox: receives the responses.
-        limit: largest body, in bytes.
+        limit: largest body, in bytes. Large ones are decoded in the threads of ``rest``.
         decode: the bodies' protocol.
         names: returns the models' names, for the error of an unknown model; None for Triton's text alone.
     """
@@ -95,6 +95,7 @@ class Predictor:
         self._submit_to = engine.submit_to
         self._front_end = FrontEnd(self._submit, arrival_of, _DECOUPLED, name_version)
         self._when_loaded = rest.when_loaded
+        self._large = rest.large
         self._mailbox = mailbox
         self._limit = limit
         self._decode = decode
@@ -110,7 +111,7 @@ class Predictor:
     def _handle(self, name: str, version: int, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
         """Submit the body. Raises LoadingError if the request may wait for its model."""
         try:
-            return self._submit_to(self._front_end, name, version, head, exchange, body)
+            return self._submit_to(self._front_end, name, version, head, exchange, body, version)
         except LoadingError:
             raise
         except NotFoundError as error:
@@ -120,9 +121,21 @@ class Predictor:
             exchange.respond(encode_json_error(error))
         return None
 
-    def _submit(self, model: ServedModel, _head: Head, exchange: Exchange, body: Buffer) -> Ticket | None:
+    def _submit(self, model: ServedModel, head: Head, exchange: Exchange, body: Buffer, version: int) -> Ticket | None:
         """Decode the body for ``model`` and submit all of its parts. Raises RemoraError."""
-        decoded = self._decode(model, body, self._limit)
+        if self._large is None or not self._large.takes(body):
+            return self._start(model, exchange, self._decode(model, body, self._limit))
+
+        def submit(decoded: Decoded, exchange: Exchange) -> Cancellable | None:
+            try:
+                return self._start(model, exchange, decoded)
+            except RetiredError:  # replaced while the body was decoded
+                return self.handle(model.name, head, body, exchange, version)
+
+        work = partial(self._decode, model, body, self._limit)
+        return self._large.decode(exchange, lambda: (work(), 0), submit, encode_json_error)
+
+    def _start(self, model: ServedModel, exchange: Exchange, decoded: Decoded) -> Ticket | None:
         return _FanIn(exchange, decoded).start(model, decoded.parts, self._mailbox)
 
 

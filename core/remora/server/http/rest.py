@@ -29,7 +29,7 @@ from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions
 from remora.server.http import deadlines
 from remora.server.http.exchange import Answerer, Cancellable, Exchange, arrival_of, name_version
 from remora.server.http.generate import GenerateRoutes
-from remora.server.http.large_bodies import LARGE_BYTES, Body, InferParts, LargeBodies, LargeRequest, prints_large
+from remora.server.http.large_bodies import Body, InferParts, LargeBodies, LargeRequest, prints_large
 from remora.server.http.probes import PATHS as PROBES
 from remora.server.http.probes import probe
 from remora.server.http.waiting import LoadWaiters
@@ -185,7 +185,7 @@ class RestService:
         deny: Callable[[Head, str], HttpAnswer | None] | None = None,
         large: LargeBodies | None = None,
     ) -> None:
-        self._large = large
+        self.large = large
         self._engine = engine
         self._deny = deny
         self._openai_always = openai
@@ -198,7 +198,7 @@ class RestService:
         self._front_end = FrontEnd(self._submit, arrival_of, _DECOUPLED, name_version)
         self._codec = codec
         self._encode = codec.encode
-        self._generate = GenerateRoutes(engine, mailbox, codec.limits, malformed)
+        self._generate = GenerateRoutes(engine, mailbox, codec.limits, malformed, large)
         self._mailbox = mailbox
         self._later = later
         self._limit = max_input_bytes
@@ -234,7 +234,7 @@ class RestService:
         other._codec = self._codec.twin(binary_headers)
         other._encode = other._codec.encode
         other._malformed = malformed or self._malformed
-        other._generate = GenerateRoutes(engine, self._mailbox, self._codec.limits, other._malformed)
+        other._generate = GenerateRoutes(engine, self._mailbox, self._codec.limits, other._malformed, self.large)
         other._openai = None
         other._typed = None
         other._known_as = known_as
@@ -456,11 +456,11 @@ class RestService:
         """
         try:
             if not isinstance(body, tuple):
-                if self._large is not None and (len(body) > LARGE_BYTES or plan.encoding):
+                if self.large is not None and (self.large.takes(body) or plan.encoding):
                     read = LargeRequest(self._codec, body, plan.encoding, plan.header_length, head.headers, model.name)
                     if read.is_large:
                         submit = partial(self._infer_bound, plan, head, timeout_ns=timeout_ns)
-                        return self._large.decode(exchange, read.parts, submit, self._refusal)
+                        return self.large.decode(exchange, read.parts, submit, self._refusal)
                 body = self._decode(plan, head, body, model.name)
             form, data, reply_format = body
             context = (exchange, model, reply_format, plan.accept)
@@ -499,7 +499,7 @@ class RestService:
         if not isinstance(outcome, Response):
             return  # unreachable: decoupled models are refused before submission
         name, form = self._known_as or model.name, ticket.request.form
-        large = self._large if accept or not reply_format.all_binary else None
+        large = self.large if accept or not reply_format.all_binary else None
         if large is not None and prints_large(outcome, reply_format, compressed=bool(accept)):
             large.encode(
                 exchange,
