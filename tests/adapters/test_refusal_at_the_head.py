@@ -1,4 +1,4 @@
-"""Requests without a valid key are refused when their heads are complete, before their bodies are read."""
+"""Requests without a valid key or role are refused when their heads are complete, before their bodies are read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip ins
 h2_connection = pytest.importorskip("h2.connection", reason="h2 is not installed: pip install '.[dev]'")
 h2_events = pytest.importorskip("h2.events", reason="h2 is not installed: pip install '.[dev]'")
 
-WORD = f"ci:infer=sha256:{sha256(b'right').hexdigest()}"
+WORDS = tuple(
+    f"{role}:{role}=sha256:{sha256(key).hexdigest()}" for role, key in (("infer", b"right"), ("read", b"reader"))
+)
+READER = "X-API-Key: reader"
 LONG = 50_000_000
 INFER, CALL = "/v2/models/scale/infer", "/inference.GRPCInferenceService/ModelInfer"
 SMALL = v2_request([[1.0, 2.0, 3.0, 4.0]])
@@ -29,7 +32,7 @@ KEYS = [pytest.param((), id="no key"), pytest.param((("x-api-key", "wrong"),), i
 def ports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
     repository = tmp_path_factory.mktemp("models")
     write_scale(repository / "scale")
-    more = {"api_key": (WORD,), "frontends": request.param, "grpc_on_http_port": True, "access_log": "all"}
+    more = {"api_key": WORDS, "frontends": request.param, "grpc_on_http_port": True, "access_log": "all"}
     with running_container(repository, **more) as ports:
         yield ports
 
@@ -67,6 +70,34 @@ def test_http1_refuses_at_the_head_and_closes(
     assert head.startswith((b"HTTP/1.1 401 ", b"HTTP/1.1 429 "))
     assert b"\r\nConnection: close" in head
     assert b"API key" in body
+
+
+@pytest.mark.parametrize(
+    "path", [INFER, "/v2/models/scale/generate", "/v2/repository/models/scale/load", "/v1/completions"]
+)
+@pytest.mark.parametrize(("lines", "begun"), FRAMINGS)
+def test_http1_refuses_a_role_at_the_head_and_closes(
+    ports: Ports, lines: tuple[str, ...], begun: bytes, path: str
+) -> None:
+    with connected(ports.http) as client:
+        client.sendall(head_of(*lines, READER, path=path) + begun)
+        head, _, body = received(client).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 403 ")
+    assert b"\r\nConnection: close" in head
+    assert b"role read" in body
+
+
+def test_http2_refuses_a_role_at_the_head_and_resets(ports: Ports) -> None:
+    answer = ask_over_http2(ports.http, [(":path", INFER), ("content-length", str(LONG)), ("x-api-key", "reader")])
+    assert answer.headers[0][":status"] == "403"
+    assert answer.reset == 0
+
+
+def test_a_body_that_a_role_permits_is_read(ports: Ports) -> None:
+    with connected(ports.http) as client:
+        client.sendall(head_of("Content-Length: 2", READER, "Connection: close", path="/v2/repository/index") + b"{")
+        client.sendall(b"}")
+        assert received(client).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_client_that_sends_all_before_it_reads_gets_the_refusal(ports: Ports) -> None:

@@ -2,8 +2,8 @@
 
 `KeyCheck` holds the keys and counts failures; `TokenCheck` verifies the tokens. `KeyCheck.over` stands in front of a
 port's HTTP service and `KeyCheck.over_calls` in front of a gRPC transport: a request without a valid key passes only if
-it is a probe. What the key permits is checked where the meaning of the request is known: in `RestService.locked` for
-HTTP, and by the path of a gRPC call.
+it is a probe. What the key permits is checked by the path where that has one meaning on all hosts, so that the body is
+not read, and else where the meaning of the request is known: in `RestService.locked`.
 
 The decision is remembered with the request's head and made again when the keys have changed.
 """
@@ -36,7 +36,8 @@ from remora.protocols.http1 import Head
 from remora.protocols.http2.frames import Fields
 from remora.protocols.http2.stream import Opener, Receiver, Stream
 from remora.protocols.rates import PeerBudget, TokenBucket
-from remora.protocols.rest.answer import Headers, HttpAnswer, failure
+from remora.protocols.rest.answer import Headers, HttpAnswer, Refusal, failure
+from remora.protocols.rest.routes import route
 from remora.protocols.tokens import IssuerError, TokenError, is_token
 from remora.server.http.exchange import Answerer, Cancellable, Exchange, ForwardingExchange, Service, binder_of
 from remora.server.http.http2 import OpenRequest
@@ -54,7 +55,7 @@ _FAILURES_A_SECOND, _FAILURES_AT_ONCE = 1 / 6, 10.0
 """Wrong keys that a peer may send: ten at once, then ten a minute."""
 _LOG_S = 60.0
 _OPENAI_PREFIXES = ("/v1/", "/openai/v1/")
-"""Paths below which refusals may need OpenAI's form."""
+"""Paths below which refusals may need OpenAI's form, and all posts are inferences."""
 _V2_PROBES = ("/v2/health/live", "/v2/health/ready")
 
 UNAUTHENTICATED, PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAVAILABLE = 16, 7, 8, 14
@@ -147,6 +148,22 @@ class Denial(NamedTuple):
         elif self.retry_after_s:
             headers = ((b"Retry-After", b"%d" % (self.retry_after_s + 1)),)
         return failure(_HTTP_STATUS[self.status], self.text, plain=False, headers=headers)
+
+
+def permission_of_path(head: Head) -> str:
+    """Return the permission that a request needs by its path.
+
+    It is known for paths of V2, OpenAI and KServe V1. `OPEN` stands for other paths, about which the service of the
+    host decides.
+    """
+    path = head.path
+    if path.startswith("/v2/"):
+        try:
+            action = route(head.method, path).action
+        except Refusal as refusal:
+            action = refusal.action
+        return permission_of_action(action, head.method) if action else OPEN
+    return INFER if head.method == "POST" and path.startswith(_OPENAI_PREFIXES) else OPEN
 
 
 def denial_of(caller: Caller | None, permission: str) -> Denial | None:
@@ -300,8 +317,9 @@ class KeyCheck:
         return self.keys.find(credential)
 
     def reads_body(self, head: Head) -> bool:
-        """Return True if the request has a valid key; other requests are refused, or probes."""
-        return self.caller(head.headers) is not None
+        """Return False for a probe, and for a request that its key does not permit."""
+        caller = self.caller(head.headers)
+        return caller is not None and denial_of(caller, permission_of_path(head)) is None
 
     def name_of(self, headers: Headers) -> str:
         """Return the name of the valid key among the headers, "" without one."""
@@ -426,6 +444,8 @@ class _Guarded:
         caller = self._keys.caller(head.headers)
         if caller is None and not self._is_probe(head):
             return partial(self._refuse, head)
+        if caller is not None and (denial := denial_of(caller, permission_of_path(head))) is not None:
+            return partial(_respond, _rendered(denial, head.path))
         if head.notes is not None or caller is None:  # notes may hold what was decided about another key
             head = head.to(head.path)
         head.caller = caller
@@ -440,6 +460,10 @@ class _Guarded:
 
     def _refuse(self, head: Head, _body: Buffer, exchange: Exchange) -> None:
         exchange.respond(_rendered(self._keys.deny(head.headers, exchange.peer), head.path))
+
+
+def _respond(answer: HttpAnswer, _body: Buffer, exchange: Exchange) -> None:
+    exchange.respond(answer)
 
 
 def _rendered(denial: Denial, path: str) -> HttpAnswer:
