@@ -17,7 +17,10 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 
 def test_captured_requests_are_repeated_and_another_version_differs(
-    tmp_path: Path, child_environment: dict[str, str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    child_environment: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write_version(tmp_path / "models", 2)
     write_version(tmp_path / "other", 3)
@@ -32,6 +35,11 @@ def test_captured_requests_are_repeated_and_another_version_differs(
         assert first["inputs"] == [{"name": "IN", "datatype": "INT32", "shape": [1, 1], "data": [1]}]
         assert first["answers"] == [[{"name": "OUT", "datatype": "INT32", "shape": [1, 1], "data": [2]}]]
         assert main(["replay", str(captured), "--against", f"http://127.0.0.1:{port}"]) == 0
+        assert "3 answers are the same" in capsys.readouterr().out
+        profiles = tmp_path / "profiles.toml"
+        profiles.write_text(f'[staging]\nurl = "http://127.0.0.1:{port}"\n')
+        monkeypatch.setenv("REMORA_PROFILES", str(profiles))
+        assert main(["replay", str(captured), "--profile", "staging", "--most", "3"]) == 0
         assert "3 answers are the same" in capsys.readouterr().out
     port = free_port()
     with process(tmp_path / "other", port, child_environment) as server:

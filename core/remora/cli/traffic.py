@@ -84,7 +84,9 @@ def add_replay(commands: Any, count: Count, number: Callable[[str], float]) -> a
         "order, and compare the answers with the captured ones. The exit code is 1 if an answer differs.",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="file of captured requests")
-    parser.add_argument("--against", dest="url", required=True, metavar="URL", help="URL of the server")
+    server = parser.add_mutually_exclusive_group(required=True)
+    server.add_argument("--against", dest="url", default="", metavar="URL", help="URL of the server")
+    server.add_argument("--profile", default="", metavar="NAME", help="server of the file of profiles, with its key")
     parser.add_argument("--model", default="", metavar="NAME", help="send the requests of this model alone")
     parser.add_argument(
         "--relative", type=number, default=0.0, metavar="R", help="tolerance of floats, relative (default: exact)"

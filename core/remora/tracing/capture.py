@@ -6,7 +6,10 @@ not fit its queue or the file is dropped and counted.
 
 from __future__ import annotations
 
+import os
 import random
+import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,14 +25,20 @@ from remora.traffic.captured import CapturedTensor, Exchange, line_of
 _ROOM_BYTES = 64 << 20
 _END_S = 3.0
 _OVERHEAD_BYTES = 512
+PART_BYTES = 16 << 20
+"""Size of a part of the lines in an object store."""
+PART_NS = 60_000_000_000
+"""Age beyond which a part is uploaded with the next request."""
 Reply = Callable[[Ticket, Outcome], None]
+Upload = Callable[[str, Path], None]
+"""Writes a local file to an object store under a name."""
 
 
 class CaptureSettings(NamedTuple):
     """What is captured.
 
     Attributes:
-        path: the file, to which lines are appended.
+        path: the file, to which lines are appended; not used for an object store.
         share: share of the requests, at most 1.
         most_bytes: size of the file at which capturing ends.
         redacted: tensors whose values are left out, by model; an empty set for all of them, "*" for every model.
@@ -87,17 +96,80 @@ class _File:
         self._file.close()
 
 
+class _Parts:
+    """Destination in an object store, with an object for each part of the lines.
+
+    A part is kept in a temporary file until it is large or old. If it cannot be uploaded, it is kept for the next try,
+    and further lines are dropped once it is full.
+    """
+
+    def __init__(self, settings: CaptureSettings, upload: Upload, clock: Clock, full: Callable[[], None]) -> None:
+        self._most = settings.most_bytes
+        self._upload = upload
+        self._clock = clock
+        self._full = full
+        self._series = os.urandom(4).hex()
+        self._count = 0
+        self._uploaded = 0
+        self._begin_ns = 0
+        self._lock = threading.Lock()
+        self._folder = tempfile.TemporaryDirectory(prefix="remora-capture-")
+        self._part = Path(self._folder.name, "part.jsonl")
+        self._file = self._part.open("wb")
+
+    def write(self, lines: Sequence[_Line]) -> None:
+        """Add lines, and upload the part that is large or old. Raises RemoraError."""
+        with self._lock:
+            for each in lines:
+                line = line_of(each.exchange)
+                size = self._file.tell()
+                if self._uploaded + size + len(line) > self._most:
+                    self._full()
+                    break
+                now_ns = self._clock.monotonic_ns()
+                if size and (size + len(line) > PART_BYTES or now_ns - self._begin_ns > PART_NS):
+                    self._end_part()
+                if not self._file.tell():
+                    self._begin_ns = now_ns
+                self._file.write(line)
+
+    def close(self) -> None:
+        """Upload the last part. Raises RemoraError."""
+        with self._lock:
+            try:
+                if self._file.tell():
+                    self._end_part()
+            finally:
+                self._file.close()
+                self._folder.cleanup()
+
+    def _end_part(self) -> None:
+        self._file.flush()
+        time = _utc(self._clock.wall_ms()).partition("+")[0].replace(":", "")
+        self._upload(f"{time}-{self._series}-{self._count:06d}.jsonl", self._part)
+        self._count += 1
+        self._uploaded += self._file.tell()
+        self._file.seek(0)
+        self._file.truncate()
+
+
 class Capture:
     """Captured requests of one engine. Thread-safe.
+
+    Args:
+        settings: what is captured, and where.
+        clock: the engine's.
+        upload: writes a file to the object store; None for a local file.
 
     Raises ConfigError if the file cannot be written.
     """
 
-    def __init__(self, settings: CaptureSettings, clock: Clock) -> None:
+    def __init__(self, settings: CaptureSettings, clock: Clock, upload: Upload | None = None) -> None:
         self._settings = settings
         self._clock = clock
         self._full = False
-        self._writer = TraceWriter[_Line](_File(settings, self._end), room=_ROOM_BYTES, what="captured requests")
+        sink = _File(settings, self._end) if upload is None else _Parts(settings, upload, clock, self._end)
+        self._writer = TraceWriter[_Line](sink, room=_ROOM_BYTES, what="captured requests")
 
     def wrap_model(self, model: Any) -> Any:
         """Return the model for the next request, wrapped if that request is captured."""
@@ -117,7 +189,7 @@ class Capture:
     def _end(self) -> None:
         if not self._full:
             self._full = True
-            self._writer.log.warning("the file of captured requests has reached --capture-max-bytes: none are added")
+            self._writer.log.warning("the captured requests have reached --capture-max-bytes: none are added")
 
     # -- for wrapped models -----------------------------------------------------------------------------------------
 

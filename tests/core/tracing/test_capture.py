@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 from live_server import write_version
+from object_store import object_store
 from remora.engine import Engine
 from remora.errors import ConfigError
+from remora.tracing import capture
 from remora.tracing.capture import capture_settings
 
 
@@ -65,3 +68,61 @@ def test_an_impossible_share_is_refused(share: str) -> None:
 def test_a_file_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
         captured(tmp_path, capture=str(tmp_path / "none" / "file"))
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
+    """The objects of a bucket that the process can write."""
+    pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[s3]'")
+    with object_store() as store:
+        store.buckets["bucket"] = {}
+        for name, value in {
+            "AWS_ENDPOINT_URL": store.url,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_ACCESS_KEY_ID": "id",
+            "AWS_SECRET_ACCESS_KEY": "key",
+            "AWS_REGION": "eu-west-1",
+        }.items():
+            monkeypatch.setenv(name, value)
+        yield store.buckets["bucket"]
+
+
+def captured_in(bucket: dict[str, bytes], tmp_path: Path, *values: int) -> list[list[int]]:
+    """The inputs in each object of the bucket, in order, after an engine has answered these values."""
+    write_version(tmp_path / "models", 2)
+    options = {"backend_config": ("python,isolation=thread",), "capture": "s3://bucket/kept/today/"}
+    with Engine(model_repository=(tmp_path / "models",), **options) as engine:
+        assert engine.capture is not None
+        for value in values:
+            engine.infer("m", {"IN": np.full((1, 1), value, np.int32)})
+            assert engine.capture.flush(30.0)
+    assert all(name.startswith("kept/today/") and name.endswith(".jsonl") for name in bucket)
+    rows = [[json.loads(line) for line in bucket[name].splitlines()] for name in sorted(bucket)]
+    return [[row["inputs"][0]["data"][0] for row in part] for part in rows]
+
+
+def test_a_bucket_gets_what_was_captured_when_the_server_ends(bucket: dict[str, bytes], tmp_path: Path) -> None:
+    assert captured_in(bucket, tmp_path, 1, 2, 3) == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize("limit", ["PART_BYTES", "PART_NS"])
+def test_a_part_that_is_full_or_old_is_an_object(
+    bucket: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(capture, limit, 1)
+    assert captured_in(bucket, tmp_path, 1, 2, 3) == [[1], [2], [3]]
+
+
+def test_a_bucket_that_cannot_be_written_keeps_no_request_from_its_answer(
+    tmp_path: Path, bucket: dict[str, bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    write_version(tmp_path / "models", 2)
+    options = {"backend_config": ("python,isolation=thread",), "capture": "s3://none/kept"}
+    with Engine(model_repository=(tmp_path / "models",), **options) as engine:
+        assert engine.infer("m", {"IN": np.full((1, 1), 3, np.int32)})["OUT"].tolist() == [[6]]
+    assert "the last captured requests cannot be written" in caplog.text
+
+
+def test_a_web_server_is_no_place_for_captured_requests(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a file or a bucket"):
+        captured(tmp_path, capture="https://example.com/kept")
