@@ -49,6 +49,7 @@ STARTS_THREADS = (
     "core/remora/models/on_demand.py",
     "core/remora/models/polling.py",
     "core/remora/tracing/writer.py",
+    "core/remora/management/export.py",
     # The only place where a language model's steps run.
     "core/remora/generation/step_loop.py",
     "core/remora/backends/openvino_genai/engine.py",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -150,6 +150,37 @@ class Metrics(NamedTuple):
     """
 
 
+class MetricFamilies(NamedTuple):
+    """Query for all metrics as data.
+
+    Result: list of MetricFamily, in the order of the page.
+    """
+
+
+class MetricRow(NamedTuple):
+    """One number of a metric family.
+
+    ``suffix`` is "", or ``_bucket``, ``_sum`` or ``_count`` in histograms and summaries. A bucket's label ``le`` is its
+    upper bound, and its value counts all observations up to there.
+    """
+
+    suffix: str
+    labels: tuple[tuple[str, str], ...]
+    value: float
+
+
+class MetricFamily(NamedTuple):
+    """A metric family with its rows.
+
+    ``kind`` is Prometheus' type: counter, gauge, histogram or summary.
+    """
+
+    name: str
+    kind: str
+    description: str
+    rows: Sequence[MetricRow]
+
+
 Call = (
     ServerLive
     | ServerReady
@@ -168,6 +199,7 @@ Call = (
     | LogSetting
     | TraceSetting
     | Metrics
+    | MetricFamilies
 )
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from remora import calls
 from remora.calls import ModelInfo, ModelStats, SequenceReport, ServerInfo
-from remora.errors import RemoraError, RetiredError, UnsupportedError
+from remora.errors import ConfigError, RemoraError, RetiredError, UnsupportedError
 from remora.in_process import AnswerStream
 from remora.management import CallAnswers
 from remora.messages import Array, Data, InferForm, Outcome, Parameter, Response, Ticket
@@ -36,12 +36,15 @@ from remora.system.clock import Clock, SystemClock
 if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
     from remora.management.explain import Explanation
+    from remora.management.export import MetricsExport
     from remora.models.routing import RoutedModel
     from remora.repository.functions import ObjectModels
     from remora.tracing.capture import Capture
     from remora.tracing.tracer import Arrival, Traces
 
 
+_LAST_EXPORT_S = 3.0
+"""Longest time for the last export of metrics."""
 _ATTEMPTS = 4
 """Versions of a model that one request tries, each replaced by the next while the request was being decoded."""
 
@@ -148,6 +151,7 @@ class Engine:
         self.traces = self._answers.traces
         self._ends_traces = traces is None
         self.capture = self._open_capture()
+        self._export = self._open_export()
         self.start_failures: Mapping[str, RemoraError] = {}
         """Errors of the models that could not be loaded at startup, by model name. They are logged as well."""
 
@@ -167,6 +171,8 @@ class Engine:
         Raises RemoraError for the first model that cannot be loaded, unless ``exit_on_error`` is off.
         """
         failures = self.start_failures = self._lifecycle.start()
+        if self._export is not None:
+            self._export.start()
         if self._keeps_ledger:
             self.ledger.ready()  # later loads do not count as startup
         if failures and self.options.exit_on_error:
@@ -181,6 +187,8 @@ class Engine:
 
         Returns False if ``timeout_s`` expired first; its default is the option ``exit_timeout_secs``.
         """
+        if self._export is not None:  # before the models and their metrics go
+            self._export.close(_LAST_EXPORT_S)
         done = self._lifecycle.stop(self.options.exit_timeout_secs if timeout_s is None else timeout_s)
         if self._cache is not None:
             self._cache.close()
@@ -199,7 +207,7 @@ class Engine:
         self.stop()
 
     def _open_capture(self) -> Capture | None:
-        """Return the capture that the options ask for. Raises ConfigError."""
+        """Return the capture that the options ask for. Raises RemoraError."""
         options = self.options
         if not options.capture:
             return None
@@ -208,7 +216,31 @@ class Engine:
         settings = capture_settings(
             options.capture, options.capture_share, options.capture_max_bytes, options.capture_redact
         )
-        return Capture(settings, self._clock)
+        if "://" not in options.capture:
+            return Capture(settings, self._clock)
+        from remora.repository.clouds import open_storage
+
+        if open_storage(options.capture)[1].cloud == "http":  # raises for any other URL
+            raise ConfigError(f"--capture={options.capture}: expected a file or a bucket (s3://, gs://, az://)")
+        root = options.capture.rstrip("/")
+        return Capture(settings, self._clock, lambda name, file: open_storage(f"{root}/{name}")[0].upload(file))
+
+    def _open_export(self) -> MetricsExport | None:
+        """Return the export of metrics that the options ask for. Raises RemoraError."""
+        if not self.options.metrics_export:
+            return None
+        from remora.management.export import open_export  # imported here because it is usually off
+
+        return open_export(self.options, lambda: self.perform(calls.MetricFamilies()), self._clock)
+
+    def flush(self, timeout_s: float) -> None:
+        """Deliver traces and metrics within the timeout.
+
+        Hosts need it that freeze the process between requests.
+        """
+        self.traces.flush(timeout_s)
+        if self._export is not None:
+            self._export.flush(timeout_s)
 
     def begin_drain(self) -> None:
         """Report "not ready" from now on and keep serving, so that traffic moves away before `stop`."""
@@ -469,6 +501,8 @@ class Engine:
     def perform(self, call: calls.ModelRelease) -> dict[str, Any]: ...
     @overload
     def perform(self, call: calls.Metrics) -> str: ...
+    @overload
+    def perform(self, call: calls.MetricFamilies) -> list[calls.MetricFamily]: ...
     @overload
     def perform(self, call: calls.Call) -> object: ...
 

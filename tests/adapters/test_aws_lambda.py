@@ -512,3 +512,19 @@ def test_spans_hang_below_the_invocations_segment_and_are_sent_before_it_ends(
     assert [span.name for span in spans] == ["InferRequest", "scale", "compute"] * 2
     assert {span.trace_id.hex() for span in spans} == {"0af7651916cd43dd8448eb211c80319c"}
     assert [span.parent_span_id.hex() for span in spans[::3]] == ["b7ad6b7169203331"] * 2
+
+
+def test_each_event_ends_with_a_line_of_metrics_for_cloudwatch(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Settings.of({"REMORA_MODEL_REPOSITORY": str(repository), "REMORA_METRICS_EXPORT": "emf=shop"})
+    function = Function(Engine(options=settings.engine).start(), settings, Flushes())
+    try:
+        for _ in range(2):
+            function(v2(ROWS, model_name="scale"), Context())
+            lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+            (line,) = (line for line in lines if line["model"] == "scale")
+            assert (line["version"], line["nv_inference_request_success"]) == ("1", 1)
+            assert line["_aws"]["CloudWatchMetrics"][0]["Namespace"] == "shop"
+    finally:
+        function.close()

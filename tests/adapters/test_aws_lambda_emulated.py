@@ -33,7 +33,8 @@ REQUEST = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data":
 class Invoked:
     """Invokes the emulated function."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, log: Path) -> None:
+        self.log = log
         self.url = f"http://127.0.0.1:{port}/{INVOCATIONS}"
 
     def __call__(self, event: object) -> Any:
@@ -61,11 +62,12 @@ def invoke(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Invoked]:
     versions = {each.name: each.version for each in distributions(path=[str(next(PEERS.glob("lib/python*/site-*")))])}
     print("awslambdaric", versions["awslambdaric"], "mangum", versions["mangum"])
     environment = {**os.environ, "LAMBDA_TASK_ROOT": str(models.parent), "AWS_LAMBDA_FUNCTION_TIMEOUT": "30"}
+    environment["REMORA_METRICS_EXPORT"] = "emf"
     environment["PYTHONPATH"] = f"{ROOT / 'core'}:{ROOT / 'adapters'}"
     with (models.parent / "log.txt").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:
-            found = Invoked(port)
+            found = Invoked(port, models.parent / "log.txt")
             while process.poll() is None:  # the emulator starts the function with the first event
                 try:
                     found({**REQUEST, "model_name": "scale"})
@@ -121,3 +123,14 @@ def test_what_is_too_long_for_lambda_is_refused_by_us_and_not_by_the_platform(in
     assert answer["errorType"] == "UnavailableError"
     assert "Lambda takes 6291556" in answer["errorMessage"]
     assert len(invoke(words("a" * 6_200_000))["outputs"][0]["data"][0]) == 6_200_000
+
+
+def test_the_log_has_a_line_of_metrics_for_each_event(invoke: Invoked) -> None:
+    def counted() -> int:
+        lines = [json.loads(line) for line in invoke.log.read_text().splitlines() if line.startswith('{"_aws"')]
+        return sum(line.get("nv_inference_request_success", 0) for line in lines if line["model"] == "scale")
+
+    before = counted()
+    for _ in range(2):
+        invoke({**REQUEST, "model_name": "scale"})
+    assert counted() == before + 2

@@ -18,9 +18,12 @@ import yaml
 from infra import manifests
 from infra.manifests import Manifest
 from infra.terraform import INFRA, ROOT
-from remora.management.metrics import MetricsExporter
-from remora.statistics import LATENCY_BOUNDS_NS, Histogram, MetricsSettings, ServerLoad
+from remora.cache import LocalCache
+from remora.management.metrics import MetricsExporter, page_text
+from remora.startup import StartupReport
+from remora.statistics import LATENCY_BOUNDS_NS, HeldLoad, Histogram, MetricsSettings, ServerLoad
 from remora.system.clock import SystemClock
+from remora.system.gpus import GpuReading
 from remora_adapters.manifests.facts import Facts, Model
 from remora_adapters.manifests.kserve import render
 
@@ -197,8 +200,10 @@ def test_a_pod_outlives_the_pause_between_requests_and_the_rollout_waits_for_a_n
 @pytest.fixture(scope="module")
 def exported() -> set[str]:
     """The names on the metrics page, with the series of histograms."""
-    load = ServerLoad({200: 1}, Histogram((0,) * (len(LATENCY_BOUNDS_NS) + 1), 0))
-    page = MetricsExporter(MetricsSettings(), SystemClock()).render([], load=load)
+    load = ServerLoad({200: 1}, Histogram((0,) * (len(LATENCY_BOUNDS_NS) + 1), 0), HeldLoad(0, 0, 1, {}))
+    cache, gpu = LocalCache(1 << 20, SystemClock.monotonic_ns), GpuReading("GPU-1", 0.5, 1000, 250, 65.0, 300.0, 130.0)
+    exporter = MetricsExporter(MetricsSettings(), SystemClock(), cache, lambda: [gpu])
+    page = page_text(exporter.families([], StartupReport(True, 1, (), (), ()), load=load))
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE))
     series = {
         f"{name}{end}" for name, kind in kinds.items() if kind == "histogram" for end in ("_bucket", "_sum", "_count")

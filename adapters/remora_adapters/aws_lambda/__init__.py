@@ -72,7 +72,8 @@ class Settings(NamedTuple):
         engine: engine options. The models are at ``REMORA_MODEL_REPOSITORY``, a folder or a URL; else in ``models``
             beside the function's code or in a layer (``/opt/models``). Python models run in threads, because workers
             would be frozen between events. Batchers do not wait, because there is one request at a time.
-            ``REMORA_TRACE_CONFIG`` has entries of ``--trace-config`` separated by spaces.
+            ``REMORA_TRACE_CONFIG`` has entries of ``--trace-config`` separated by spaces, and
+            ``REMORA_METRICS_EXPORT`` those of ``--metrics-export``.
         server: limits of HTTP requests.
         base_path: ``REMORA_BASE_PATH``, the path prefix of a custom domain. A stage's name comes from the event and
             needs no setting.
@@ -99,6 +100,8 @@ class Settings(NamedTuple):
             backend_config=("python,isolation=thread",),
             exit_timeout_secs=1,
             trace_config=tuple(environ.get("REMORA_TRACE_CONFIG", "").split()),
+            metrics_export=tuple(environ.get("REMORA_METRICS_EXPORT", "").split()),
+            metrics_export_secs=0.0,  # the environment is frozen between events; each one ends with an export
         )
         base_path = environ.get("REMORA_BASE_PATH", "").strip("/")
         return cls(engine, ServerOptions(), f"/{base_path}" if base_path else "")
@@ -133,7 +136,7 @@ class Function:
                 return self._answer_http(event, context)
             return self._answer_direct(event, context)
         finally:
-            self._engine.traces.flush(_FLUSH_MS / 1e3)
+            self._engine.flush(_FLUSH_MS / 1e3)
             self._flush()
 
     def stream(self, event: Event, context: LambdaContext, send: Send) -> None:
@@ -141,7 +144,7 @@ class Function:
         try:
             self._adapter().stream(event, context, send)
         finally:
-            self._engine.traces.flush(_FLUSH_MS / 1e3)
+            self._engine.flush(_FLUSH_MS / 1e3)
             self._flush()
 
     def prepare(self) -> None:

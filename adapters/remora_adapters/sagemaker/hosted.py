@@ -75,7 +75,12 @@ class HostedModels:
     ) -> None:
         self._root = root
         self._options = replace(
-            main.options, paths=(), model_repository=(), load_model=(), model_control_mode="explicit"
+            main.options,
+            paths=(),
+            model_repository=(),
+            load_model=(),
+            model_control_mode="explicit",
+            metrics_export=(),  # the server's engine exports the metrics of all
         )
         self._traces = main.traces
         self._scratch = scratch

@@ -222,6 +222,14 @@ def _serve(options: argparse.Namespace) -> int:
         print(f"remora serve: {error}", file=sys.stderr)
         return 1  # tritonserver's exit code, which scripts test
     set_up_logging(host.server)
+    if host.server.log_export != "off":
+        from remora.server.option_checks import export_log
+
+        try:
+            export_log(host.server.log_export)
+        except ValueError as error:
+            print(f"remora serve: {error}", file=sys.stderr)
+            return 2
     _warn_of_ignored(options)
     if options.host_platform in (None, "container"):  # the gateways of the others authenticate clients
         _warn_of_exposure(host.server)

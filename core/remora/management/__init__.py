@@ -128,11 +128,15 @@ class CallAnswers:
             case calls.ModelRelease(model, action, parameters):
                 return self._lifecycle.releases.perform(model, action, parameters)
             case calls.Metrics():
-                return self._metrics()
+                from remora.management.metrics import page_text
+
+                return page_text(self._families())
+            case calls.MetricFamilies():
+                return self._families()
             case _:
                 return self._settings.perform(call)
 
-    def _metrics(self) -> str:
+    def _families(self) -> list[calls.MetricFamily]:
         if self._exporter is None:
             from remora.management.metrics import MetricsExporter
 
@@ -141,7 +145,7 @@ class CallAnswers:
             self._exporter = MetricsExporter(settings, self._clock, self._cache, gpus, self._energy_j)
         models = [*self._table.ready_models(), *self.beside()]
         shares = self._lifecycle.releases.shares() if self._lifecycle.has_releases else ()
-        return self._exporter.render(models, self._startup(), self.connections(), self.denials, self.load(), shares)
+        return self._exporter.families(models, self._startup(), self.connections(), self.denials, self.load(), shares)
 
     def _startup(self) -> StartupReport:
         answered = [model.statistics.first_answer_ns for model in self._table.ready_models()]

@@ -1,4 +1,4 @@
-"""Prometheus metrics page [P01-P04, P09], built on demand.
+"""Metrics as families and as Prometheus' page [P01-P04, P09], built on demand.
 
 Uses Triton's ``nv_*`` names, so that dashboards made for Triton work, and adds our histograms and dispatch reasons.
 """
@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 from remora.cache import CacheStats, ResponseCache
-from remora.calls import Duration, ModelStats, ReleaseShare
+from remora.calls import Duration, MetricFamily, MetricRow, ModelStats, ReleaseShare
 from remora.custom_metrics import snapshot as custom_families
 from remora.management.generation import generation_families
 from remora.models.served_model import ServedModel
@@ -36,12 +35,6 @@ _SUMMARY_WINDOW_NS = 60 * 10**9
 Labels = tuple[tuple[str, str], ...]
 
 
-class _Row(NamedTuple):
-    suffix: str
-    labels: Labels
-    value: float
-
-
 _RELEASE_FAMILIES: tuple[tuple[str, str, str, Callable[[ReleaseShare], float]], ...] = (
     ("remora_release_weight", "gauge", "Part of the requests that a version gets, from 0 to 1", lambda row: row.weight),
     ("remora_release_answers", "gauge", "Answers since the step of the release began", lambda row: row.answers),
@@ -58,7 +51,7 @@ _NO_ENERGY: Mapping[str, float] = {}
 
 
 class MetricsExporter:
-    """Renderer of the metrics page. Its only state is the last CPU reading."""
+    """Reader of the metrics. Its only state is the last CPU reading."""
 
     def __init__(
         self,
@@ -76,7 +69,7 @@ class MetricsExporter:
         self._clock = clock
         self._cpu = CpuUsage()
 
-    def render(
+    def families(
         self,
         models: Sequence[ServedModel],
         startup: StartupReport | None = None,
@@ -84,79 +77,89 @@ class MetricsExporter:
         denials: Mapping[str, int] = _NO_COUNTS,
         load: ServerLoad | None = None,
         shares: Sequence[ReleaseShare] = (),
-    ) -> str:
-        """Return the page for these models, start and counts as text/plain in UTF-8."""
-        lines: list[str] = []
+    ) -> list[MetricFamily]:
+        """Return the metrics of these models, start and counts in the order of the page."""
+        found: list[MetricFamily] = []
         for name, kind, help_text, read in _FAMILIES:
             if name.endswith("_duration_us") and not self._settings.counter_latencies:
                 continue
-            _family(lines, name, kind, help_text, [row for model in models for row in read(model)])
-        self._caches(lines, [model for model in models if model.caches])
+            _family(found, name, kind, help_text, [row for model in models for row in read(model)])
+        self._ages(found, models)
+        self._caches(found, [model for model in models if model.caches])
         if self._settings.histogram_latencies:
-            _family(lines, FIRST_RESPONSES, "histogram", _FIRST_HELP, [row for each in models for row in _first(each)])
+            _family(found, FIRST_RESPONSES, "histogram", _FIRST_HELP, [row for each in models for row in _first(each)])
         if self._settings.summary_latencies:
-            self._summaries(lines, models)
-        self._machine(lines)
-        self._devices(lines)
-        rows = [_Row("", (("protocol", protocol),), count) for protocol, count in connections.items()]
+            self._summaries(found, models)
+        self._machine(found)
+        self._devices(found)
+        rows = [MetricRow("", (("protocol", protocol),), count) for protocol, count in connections.items()]
         if rows:
-            _family(lines, "remora_open_connections", "gauge", "Connections that clients have open", rows)
-        rows = [_Row("", (("reason", reason),), count) for reason, count in denials.items()]
+            _family(found, "remora_open_connections", "gauge", "Connections that clients have open", rows)
+        rows = [MetricRow("", (("reason", reason),), count) for reason, count in denials.items()]
         if rows:
-            _family(lines, "remora_denied_requests_total", "counter", "Requests without a valid API key", rows)
+            _family(found, "remora_denied_requests_total", "counter", "Requests without a valid API key", rows)
         if load is not None:
-            _load(lines, load)
+            _load(found, load)
         for name, kind, help_text, value in _RELEASE_FAMILIES if shares else ():
-            _family(lines, name, kind, help_text, [_Row("", _share_labels(share), value(share)) for share in shares])
+            rows = [MetricRow("", _share_labels(share), value(share)) for share in shares]
+            _family(found, name, kind, help_text, rows)
         if startup is not None and startup.ready:
-            _startup(lines, startup)
+            _startup(found, startup)
         for family in (*generation_families(models), *custom_families()):
-            rows = [_Row(sample.suffix, tuple(sample.labels.items()), sample.value) for sample in family.samples]
-            _family(lines, family.name, family.kind.lower(), family.description, rows)
-        return "\n".join(lines) + "\n"
+            rows = [MetricRow(sample.suffix, tuple(sample.labels.items()), sample.value) for sample in family.samples]
+            _family(found, family.name, family.kind.lower(), family.description, rows)
+        return found
 
-    def _caches(self, lines: list[str], models: Sequence[ServedModel]) -> None:
+    def _ages(self, found: list[MetricFamily], models: Sequence[ServedModel]) -> None:
+        """Add how long the requests that are still queued have waited."""
+        now_ns = self._clock.monotonic_ns()
+        oldest = [(model, model.scheduler.oldest_ns or now_ns) for model in models]
+        rows = [MetricRow("", _labels(model), max(now_ns - since_ns, 0) / 1e9) for model, since_ns in oldest]
+        help_text = "Age of the queued request that has waited longest; 0 without one"
+        _family(found, "remora_queue_oldest_age_seconds", "gauge", help_text, rows)
+
+    def _caches(self, found: list[MetricFamily], models: Sequence[ServedModel]) -> None:
         """Add the metrics of the cache and of the models that use it [P07]."""
         for name, kind, help_text, read in _CACHE_FAMILIES if models else ():
             if name.endswith("_duration_per_model") and not self._settings.counter_latencies:
                 continue
-            _family(lines, name, kind, help_text, [row for model in models for row in read(model)])
+            _family(found, name, kind, help_text, [row for model in models for row in read(model)])
         if self._cache is not None:
             stats = self._cache.stats()
             for name, help_text, value in _CACHE_GAUGES:
-                _family(lines, name, "gauge", help_text, [_Row("", (), value(stats))])
+                _family(found, name, "gauge", help_text, [MetricRow("", (), value(stats))])
 
-    def _summaries(self, lines: list[str], models: Sequence[ServedModel]) -> None:
+    def _summaries(self, found: list[MetricFamily], models: Sequence[ServedModel]) -> None:
         since_ns = self._clock.monotonic_ns() - _SUMMARY_WINDOW_NS
         samples = [(model, model.statistics.samples(since_ns)) for model in models]
         hits = {model: _cache_samples(model, since_ns, hit=True) for model in models if model.caches}
         for field, help_text in _SUMMARIES:
-            rows: list[_Row] = []
+            rows: list[MetricRow] = []
             for model, kept in samples:
                 total = getattr(_stats(model), "success" if field == "request" else field)
                 values = [getattr(sample, f"{field}_ns") for sample in kept]
                 if field in _CACHED_TOO:
                     values += [getattr(sample, f"{field}_ns") for sample in hits.get(model, ())]
                 rows += self._summary(model, total, values)
-            _family(lines, f"nv_inference_{field}_summary_us", "summary", help_text, rows)
+            _family(found, f"nv_inference_{field}_summary_us", "summary", help_text, rows)
         for hit, name in ((True, "cache_hit"), (False, "cache_miss")) if hits else ():
             rows = []
             for model in hits:
                 kept_ns = [sample.cache_ns for sample in _cache_samples(model, since_ns, hit=hit)]
                 rows += self._summary(model, getattr(_stats(model), name), kept_ns)
             help_text = f"Summary of {name.replace('_', ' ')} counts/durations per model, in microseconds."
-            _family(lines, f"nv_{name}_summary_per_model", "summary", help_text, rows)
+            _family(found, f"nv_{name}_summary_per_model", "summary", help_text, rows)
 
-    def _summary(self, model: ServedModel, total: Duration, samples_ns: Sequence[int]) -> Iterable[_Row]:
+    def _summary(self, model: ServedModel, total: Duration, samples_ns: Sequence[int]) -> Iterable[MetricRow]:
         labels = _labels(model)
-        yield _Row("_count", labels, total.count)
-        yield _Row("_sum", labels, total.ns // 1000)
+        yield MetricRow("_count", labels, total.count)
+        yield MetricRow("_sum", labels, total.ns // 1000)
         values = sorted(ns // 1000 for ns in samples_ns)
         for quantile in self._settings.quantiles:
             value = values[min(int(quantile * len(values)), len(values) - 1)] if values else math.nan
-            yield _Row("", (*labels, ("quantile", f"{quantile:g}")), value)
+            yield MetricRow("", (*labels, ("quantile", f"{quantile:g}")), value)
 
-    def _machine(self, lines: list[str]) -> None:
+    def _machine(self, found: list[MetricFamily]) -> None:
         total, used = memory_bytes()
         limit = memory_limit_bytes()
         for name, help_text, value in (
@@ -169,49 +172,55 @@ class MetricsExporter:
             ("remora_memory_limit_bytes", "Memory limit of the container, or else of the machine", limit or total),
             ("remora_memory_used_bytes", "Memory in use in the container, without cache", memory_in_use_bytes()),
         ):
-            _family(lines, name, "gauge", help_text, [_Row("", (), value)])
+            _family(found, name, "gauge", help_text, [MetricRow("", (), value)])
 
-    def _devices(self, lines: list[str]) -> None:
+    def _devices(self, found: list[MetricFamily]) -> None:
         """Add the GPU metrics [P08]. A value that a device does not report has no row."""
         readings = self._gpus()
         for name, kind, help_text, read in _GPU_FAMILIES if readings else ():
             values = [(reading, read(reading)) for reading in readings]
-            rows = [_Row("", (("gpu_uuid", reading.uuid),), value) for reading, value in values if value is not None]
-            _family(lines, name, kind, help_text, rows)
+            rows = [
+                MetricRow("", (("gpu_uuid", reading.uuid),), value) for reading, value in values if value is not None
+            ]
+            _family(found, name, kind, help_text, rows)
         energy = [(each.uuid, each.energy_j - self._energy_j.get(each.uuid, 0.0)) for each in readings if each.energy_j]
         if energy:
-            rows = [_Row("", (("gpu_uuid", uuid),), joules) for uuid, joules in energy]
-            _family(lines, "nv_energy_consumption", "counter", "GPU energy in joules since the server started", rows)
+            rows = [MetricRow("", (("gpu_uuid", uuid),), joules) for uuid, joules in energy]
+            _family(found, "nv_energy_consumption", "counter", "GPU energy in joules since the server started", rows)
 
 
-def _load(lines: list[str], load: ServerLoad) -> None:
+def _load(found: list[MetricFamily], load: ServerLoad) -> None:
     """Add the answers by HTTP status, the lateness of the event loop and the held bytes."""
-    rows = [_Row("", (("code", str(status)),), count) for status, count in sorted(load.answers.items())]
+    rows = [MetricRow("", (("code", str(status)),), count) for status, count in sorted(load.answers.items())]
     if rows:
-        _family(lines, "remora_http_responses_total", "counter", "Answers over HTTP by status", rows)
+        _family(found, "remora_http_responses_total", "counter", "Answers over HTTP by status", rows)
+    rows = [MetricRow("", (("reason", reason),), count) for reason, count in sorted(load.closed.items())]
+    if rows:
+        help_text = "Connections and streams closed by timeouts or for want of descriptors"
+        _family(found, "remora_closed_connections_total", "counter", help_text, rows)
     if load.lateness is not None:
         help_text = "How late the event loop ran a timer, sampled twice a second"
         rows = list(_histogram_rows((), load.lateness))
-        _family(lines, "remora_event_loop_lateness_seconds", "histogram", help_text, rows)
+        _family(found, "remora_event_loop_lateness_seconds", "histogram", help_text, rows)
     if load.held is not None:
         held = load.held
         kinds = {"requests": held.requests, "answers": held.answers}
-        rows = [_Row("", (("kind", kind),), size) for kind, size in kinds.items()]
-        _family(lines, "remora_held_bytes", "gauge", "Bytes of requests and unread answers in connections", rows)
+        rows = [MetricRow("", (("kind", kind),), size) for kind, size in kinds.items()]
+        _family(found, "remora_held_bytes", "gauge", "Bytes of requests and unread answers in connections", rows)
         if held.limit:
-            row = _Row("", (), held.limit)
-            _family(lines, "remora_held_bytes_limit", "gauge", "Limit of remora_held_bytes of all kinds", [row])
-        rows = [_Row("", (("limit", limit),), held.refused.get(limit, 0)) for limit in ("connection", "server")]
-        _family(lines, "remora_held_bytes_refusals_total", "counter", "Requests refused at a limit of bytes", rows)
+            row = MetricRow("", (), held.limit)
+            _family(found, "remora_held_bytes_limit", "gauge", "Limit of remora_held_bytes of all kinds", [row])
+        rows = [MetricRow("", (("limit", limit),), held.refused.get(limit, 0)) for limit in ("connection", "server")]
+        _family(found, "remora_held_bytes_refusals_total", "counter", "Requests refused at a limit of bytes", rows)
 
 
-def _startup(lines: list[str], report: StartupReport) -> None:
+def _startup(found: list[MetricFamily], report: StartupReport) -> None:
     """Add the phases of the start, which sum to the total so that a graph of them stacks."""
-    rows = [_Row("", (("phase", each.name),), (each.end_ns - each.begin_ns) / 1e9) for each in report.phases]
-    _family(lines, "remora_startup_phase_seconds", "gauge", "Phases of this server's start", rows)
+    rows = [MetricRow("", (("phase", each.name),), (each.end_ns - each.begin_ns) / 1e9) for each in report.phases]
+    _family(found, "remora_startup_phase_seconds", "gauge", "Phases of this server's start", rows)
     if report.first_answer_ns:
-        row = _Row("", (), report.first_answer_ns / 1e9)
-        _family(lines, "remora_startup_first_answer_seconds", "gauge", "From exec to the first answered request", [row])
+        row = MetricRow("", (), report.first_answer_ns / 1e9)
+        _family(found, "remora_startup_first_answer_seconds", "gauge", "From exec to the first answered request", [row])
 
 
 def _labels(model: ServedModel) -> Labels:
@@ -219,11 +228,11 @@ def _labels(model: ServedModel) -> Labels:
     return tuple(sorted((*tags, *model.metric_labels, ("model", model.name), ("version", model.version_text))))
 
 
-def _one(read: Callable[[ServedModel], float]) -> Callable[[ServedModel], Iterable[_Row]]:
-    return lambda model: [_Row("", _labels(model), read(model))]
+def _one(read: Callable[[ServedModel], float]) -> Callable[[ServedModel], Iterable[MetricRow]]:
+    return lambda model: [MetricRow("", _labels(model), read(model))]
 
 
-def _total_us(name: str) -> Callable[[ServedModel], Iterable[_Row]]:
+def _total_us(name: str) -> Callable[[ServedModel], Iterable[MetricRow]]:
     return _one(lambda model: getattr(_stats(model), name).ns // 1000)
 
 
@@ -236,48 +245,58 @@ def _cache_samples(model: ServedModel, since_ns: int, *, hit: bool) -> list[Cach
     return [sample for sample in model.statistics.cache_samples(since_ns) if sample.hit is hit]
 
 
-def _failures(model: ServedModel) -> Iterable[_Row]:
+def _failures(model: ServedModel) -> Iterable[MetricRow]:
     labels = _labels(model)
     failures = model.statistics.failures
-    return [_Row("", tuple(sorted((*labels, ("reason", reason)))), failures[reason]) for reason in FAILURE_REASONS]
+    return [MetricRow("", tuple(sorted((*labels, ("reason", reason)))), failures[reason]) for reason in FAILURE_REASONS]
 
 
-def _dispatches(model: ServedModel) -> Iterable[_Row]:
+def _dispatches(model: ServedModel) -> Iterable[MetricRow]:
     labels = _labels(model)
-    return [_Row("", (*labels, ("reason", why)), count) for why, count in sorted(model.statistics.dispatches.items())]
+    return [
+        MetricRow("", (*labels, ("reason", why)), count) for why, count in sorted(model.statistics.dispatches.items())
+    ]
 
 
-def _histogram(index: int) -> Callable[[ServedModel], Iterable[_Row]]:
+def _histogram(index: int) -> Callable[[ServedModel], Iterable[MetricRow]]:
     return lambda model: _histogram_rows(_labels(model), model.statistics.histograms()[index])
 
 
-def _histogram_rows(labels: Labels, histogram: Histogram) -> Iterable[_Row]:
+def _histogram_rows(labels: Labels, histogram: Histogram) -> Iterable[MetricRow]:
     seen = 0
     for bound_ns, count in zip(LATENCY_BOUNDS_NS, histogram.counts, strict=False):
         seen += count
-        yield _Row("_bucket", (*labels, ("le", f"{bound_ns / 1e9:g}")), seen)
+        yield MetricRow("_bucket", (*labels, ("le", f"{bound_ns / 1e9:g}")), seen)
     total = sum(histogram.counts)
-    yield _Row("_bucket", (*labels, ("le", "+Inf")), total)
-    yield _Row("_sum", labels, histogram.sum_ns / 1e9)
-    yield _Row("_count", labels, total)
+    yield MetricRow("_bucket", (*labels, ("le", "+Inf")), total)
+    yield MetricRow("_sum", labels, histogram.sum_ns / 1e9)
+    yield MetricRow("_count", labels, total)
 
 
-def _first(model: ServedModel) -> Iterable[_Row]:
+def _first(model: ServedModel) -> Iterable[MetricRow]:
     read = model.statistics.first_responses()
     if read is None:
         return
     labels = _labels(model)
     for bound_ms, seen in zip((*read.bounds_ms, math.inf), accumulate(read.counts), strict=True):
-        yield _Row("_bucket", (*labels, ("le", _number(bound_ms))), seen)
-    yield _Row("_sum", labels, read.sum_ms)
-    yield _Row("_count", labels, sum(read.counts))
+        yield MetricRow("_bucket", (*labels, ("le", _number(bound_ms))), seen)
+    yield MetricRow("_sum", labels, read.sum_ms)
+    yield MetricRow("_count", labels, sum(read.counts))
 
 
-def _family(lines: list[str], name: str, kind: str, help_text: str, rows: Sequence[_Row]) -> None:
-    if help_text:
-        lines.append(f"# HELP {name} {_escape_help(help_text)}")
-    lines.append(f"# TYPE {name} {kind}")
-    lines.extend(f"{name}{row.suffix}{_label_text(row.labels)} {_number(row.value)}" for row in rows)
+def _family(found: list[MetricFamily], name: str, kind: str, help_text: str, rows: Sequence[MetricRow]) -> None:
+    found.append(MetricFamily(name, kind, help_text, rows))
+
+
+def page_text(families: Iterable[MetricFamily]) -> str:
+    """Return metrics in Prometheus' text format."""
+    lines: list[str] = []
+    for name, kind, help_text, rows in families:
+        if help_text:
+            lines.append(f"# HELP {name} {_escape_help(help_text)}")
+        lines.append(f"# TYPE {name} {kind}")
+        lines.extend(f"{name}{row.suffix}{_label_text(row.labels)} {_number(row.value)}" for row in rows)
+    return "\n".join(lines) + "\n"
 
 
 def _label_text(labels: Labels) -> str:
@@ -317,7 +336,7 @@ _SUMMARIES = (
 )
 """Triton's help texts; the last three are those of its counters."""
 
-_FAMILIES: tuple[tuple[str, str, str, Callable[[ServedModel], Iterable[_Row]]], ...] = (
+_FAMILIES: tuple[tuple[str, str, str, Callable[[ServedModel], Iterable[MetricRow]]], ...] = (
     (
         "nv_inference_request_success",
         "counter",
@@ -395,7 +414,7 @@ _FAMILIES: tuple[tuple[str, str, str, Callable[[ServedModel], Iterable[_Row]]], 
     ("remora_queue_duration_seconds", "histogram", "Successful requests, time in the queue", _histogram(1)),
 )
 
-_CACHE_FAMILIES: tuple[tuple[str, str, str, Callable[[ServedModel], Iterable[_Row]]], ...] = (
+_CACHE_FAMILIES: tuple[tuple[str, str, str, Callable[[ServedModel], Iterable[MetricRow]]], ...] = (
     (
         "nv_cache_num_hits_per_model",
         "counter",

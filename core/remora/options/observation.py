@@ -7,7 +7,7 @@ from remora.options.fields import fragment, option
 
 @fragment
 class MetricsOptions:
-    """Which latencies the metrics report."""
+    """What the metrics report, and where they are sent."""
 
     __slots__ = ()
 
@@ -16,6 +16,16 @@ class MetricsOptions:
         "summary_quantiles=0.5:0.05,0.9:0.01. Repeatable.",
         metavar="KEY=VALUE",
         many=True,
+    )
+    metrics_export: tuple[str, ...] = option(
+        "Send the metrics at an interval. otlp[=URL]: to an OpenTelemetry collector, such as "
+        "otlp=http://collector:4318. emf[=NAMESPACE]: as lines of CloudWatch's embedded metric format in the log. "
+        "Repeatable.",
+        metavar="otlp[=URL]|emf[=NAMESPACE]",
+        many=True,
+    )
+    metrics_export_secs: float = option(
+        "Interval of --metrics-export, in seconds; 0: only at shutdown.", default=60.0, metavar="S"
     )
 
 
@@ -47,13 +57,14 @@ class CaptureOptions:
     __slots__ = ()
 
     capture: str = option(
-        "File to which inference requests are appended with their answers, a line of JSON each, for 'remora replay'.",
+        "File to which inference requests are appended with their answers, a line of JSON each, for 'remora replay'; "
+        "or the URL of a folder in a bucket (s3://, gs://, az://), which gets files of 16 MB, or of a minute.",
         default="",
-        metavar="FILE",
+        metavar="FILE|URL",
     )
     capture_share: str = option("Share of the requests to capture.", default="1", metavar="SHARE")
     capture_max_bytes: int = option(
-        "Size of the file at which capturing ends, in bytes.", default=1 << 30, metavar="BYTES"
+        "Size of all captured requests at which capturing ends, in bytes.", default=1 << 30, metavar="BYTES"
     )
     capture_redact: tuple[str, ...] = option(
         "Model whose tensors are captured without their values, or some of them; * for all models. Repeatable.",
@@ -76,6 +87,12 @@ class LogOptions:
         "Form of the log. default: lines with local time. ISO8601: lines with UTC. json: one JSON object a line.",
         default="default",
         choices=("default", "ISO8601", "json"),
+    )
+    log_export: str = option(
+        "Send the log's records, those of the access log included, to an OpenTelemetry collector as well: otlp, or "
+        "otlp=URL.",
+        default="off",
+        metavar="off|otlp[=URL]",
     )
     access_log: str = option(
         "Requests to log when they are answered: all, errors (HTTP 400 and above, gRPC statuses other than OK), or the "

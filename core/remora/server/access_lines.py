@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from datetime import datetime
 
 from remora.protocols.http1 import Head
 from remora.protocols.http2.frames import Fields
-from remora.system.log_lines import trace_members
+from remora.system.log_lines import Line, trace_members
 from remora.tracing.context import Carrier, context_of
 
 LOGGER = "remora.access"
@@ -35,7 +36,7 @@ class RequestLine:
         key: name of the API key, "" without one.
     """
 
-    __slots__ = ("_members", "_request", "_starts", "_words", "client_of", "grpc", "id", "title")
+    __slots__ = ("_members", "_request", "_starts", "_texts", "_words", "client_of", "grpc", "id", "title")
 
     def __init__(self, method: str, path: str, protocol: str, header: Carrier, key: str = "") -> None:
         path = _legible(path, _MOST_TEXT)
@@ -53,10 +54,18 @@ class RequestLine:
         self._request = {name: value for name, value in request.items() if value}
         self._members = {**({"key": key} if key else {}), **trace_members(trace_id, span_id)}
         self._starts: dict[int, tuple[str, str]] = {}
+        self._texts: dict[int, tuple[str, str, str]] = {}
 
-    def text(self, status: int) -> tuple[str, str]:
-        """Return the letter of the severity of answers with this status, and the last words of their lines."""
-        return _severity(self, status)[0], self._words
+    def text(self, status: int) -> tuple[str, str, str]:
+        """Return the fixed parts of lines with this status.
+
+        They stand before the peer, behind it, and at the end.
+        """
+        known = self._texts.get(status)
+        if known is None:
+            start = f" {_severity(self, status)[0]} {LOGGER}: "
+            known = self._texts[status] = (start, f" {self.title} {status} bytes=", f"{self._words}\n")
+        return known
 
     def json(self, status: int) -> tuple[str, str]:
         """Return the JSON of answers with this status: the first members, ``httpRequest`` open, and the last ones."""
@@ -105,35 +114,37 @@ class TextLines:
 
     def __init__(self, *, iso8601: bool = False) -> None:
         self._iso8601 = iso8601
-        self._stamp = _Stamp(self._print_time)
+        self._stamp = _Stamp(self._print_second, (lambda ms: "Z") if iso8601 else (lambda ms: f",{ms:03d}"))
 
-    def _print_time(self, second: int, ms: int) -> str:
+    def _print_second(self, second: int) -> str:
         if self._iso8601:
-            return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(second))
-        return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(second))},{ms:03d}"
+            return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
 
     def line(self, entry: Entry, wall_ms: int) -> str:
         """Return the line of a request that was answered at ``wall_ms`` (milliseconds since 1970)."""
         line, status, _, took_ns, size, peer, request_id, run = entry
-        severity, words = line.text(status)
-        if run is not None:
-            model, version, rows, batch, queue_ns, spent_ns, v2_id = run
-            words = (
-                f" model={model}/{version} queue={queue_ns // 1000}us compute={sum(spent_ns) // 1000}us rows={rows} "
-                f"batch={batch}{words}"
-            )
-            request_id = request_id or (v2_id and _legible(v2_id, _MOST_ID))
-        if request_id:
-            words = f" id={request_id}{words}"
-        start = f"{self._stamp.at(wall_ms)} {severity} {LOGGER}: {peer or '-'}"
-        return f"{start} {line.title} {status} bytes={size} took={took_ns // 1000}us{words}\n"
+        start, title, words = line.text(status)
+        named = f" id={request_id}" if request_id else ""
+        if run is None:
+            return f"{self._stamp.at(wall_ms)}{start}{peer or '-'}{title}{size} took={took_ns // 1000}us{named}{words}"
+        model, version, rows, batch, queue_ns, (input_ns, infer_ns, output_ns), v2_id = run
+        if v2_id and not request_id:
+            named = f" id={_legible(v2_id, _MOST_ID)}"
+        return (
+            f"{self._stamp.at(wall_ms)}{start}{peer or '-'}{title}{size} took={took_ns // 1000}us{named} "
+            f"model={model}/{version} queue={queue_ns // 1000}us "
+            f"compute={(input_ns + infer_ns + output_ns) // 1000}us rows={rows} batch={batch}{words}"
+        )
 
 
 class JsonLines:
     """Lines for log services, with the members of `remora.system.log_lines` and ``httpRequest`` of Cloud Logging."""
 
     def __init__(self) -> None:
-        self._stamp = _Stamp(lambda second, ms: f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(second))}.{ms:03d}Z")
+        self._stamp = _Stamp(
+            lambda second: time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)), lambda ms: f".{ms:03d}Z"
+        )
 
     def line(self, entry: Entry, wall_ms: int) -> str:
         """Return the line of a request that was answered at ``wall_ms`` (milliseconds since 1970)."""
@@ -156,18 +167,32 @@ class JsonLines:
         )
 
 
-class _Stamp:
-    """Printed form of a time, printed once for each millisecond."""
+def line_of_text(text: str) -> Line:
+    """Return a line of `JsonLines` as data."""
+    members = json.loads(text)
+    time_text, severity, logger, message = (
+        members.pop(name) for name in ("timestamp", "severity", "logger", "message")
+    )
+    del members["level"]  # another form of the severity
+    return Line(datetime.fromisoformat(time_text).timestamp(), severity, logger, message, members)
 
-    def __init__(self, print_time: Callable[[int, int], str]) -> None:
-        self._print_time = print_time
-        self._wall_ms = -1
-        self._text = ""
+
+class _Stamp:
+    """Printed form of a time: the part up to the seconds is printed once for each second."""
+
+    def __init__(self, print_second: Callable[[int], str], print_ms: Callable[[int], str]) -> None:
+        self._print_second = print_second
+        self._print_ms = print_ms
+        self._wall_ms = self._second = -1
+        self._begin = self._text = ""
 
     def at(self, wall_ms: int) -> str:
         """Return the printed form of a time in milliseconds since 1970."""
         if wall_ms != self._wall_ms:
-            self._text, self._wall_ms = self._print_time(*divmod(wall_ms, 1000)), wall_ms
+            second, ms = divmod(wall_ms, 1000)
+            if second != self._second:
+                self._begin, self._second = self._print_second(second), second
+            self._text, self._wall_ms = self._begin + self._print_ms(ms), wall_ms
         return self._text
 
 

@@ -34,6 +34,7 @@ from remora.server.access_lines import (
     is_failure,
     line_of_call,
     line_of_head,
+    line_of_text,
 )
 from remora.server.http.exchange import (
     Answerer,
@@ -105,8 +106,11 @@ class AccessWriter:
             "default": TextLines(),
             "ISO8601": TextLines(iso8601=True),
         }
+        self._export = logs.OURS.export
+        self._exported = JsonLines()
         self._lines: list[str] = []
-        self._queue: SimpleQueue[list[str] | None] = SimpleQueue()
+        self._copies: list[str] = []
+        self._queue: SimpleQueue[tuple[list[str], list[str]] | None] = SimpleQueue()
         self._passed = 0  # lines passed to the thread; only the loop changes it
         self._written = 0  # only the thread changes it
         self._thread: threading.Thread | None = None
@@ -118,6 +122,8 @@ class AccessWriter:
         """Queue the line of an entry."""
         lines = self._lines
         lines.append(self._print(entry, (entry[2] + self._offset_ns) // 1_000_000))
+        if self._export is not None:
+            self._copies.append(self._exported.line(entry, (entry[2] + self._offset_ns) // 1_000_000))
         if len(lines) == 1:
             self._loop.call_later(_DELAY_S, self.pass_on)
         elif len(lines) >= _BATCH:
@@ -138,6 +144,7 @@ class AccessWriter:
     def pass_on(self) -> None:
         """Pass the lines to the thread, or drop them if too many wait for it."""
         lines, self._lines = self._lines, []
+        copies, self._copies = self._copies, []
         self._begin_batch()
         if not lines:
             return
@@ -148,7 +155,7 @@ class AccessWriter:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="remora access log", daemon=True)
             self._thread.start()
-        self._queue.put(lines)
+        self._queue.put((lines, copies))
 
     @property
     def waiting(self) -> int:
@@ -156,11 +163,15 @@ class AccessWriter:
         return self._passed - self._written
 
     def _serve(self) -> None:
-        while (lines := self._queue.get()) is not None:
+        while (batch := self._queue.get()) is not None:
+            lines, copies = batch
             try:
                 self._write("".join(lines))
             except (OSError, ValueError):  # standard error is closed or full; the requests must go on
                 self.dropped += len(lines)
+            if self._export is not None:
+                for copy in copies:
+                    self._export(line_of_text(copy))
             self._written += len(lines)
             self._report()
         self._quiet_until_ns = 0

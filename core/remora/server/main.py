@@ -41,6 +41,7 @@ from remora.server.option_checks import (
     open_proxies,
 )
 from remora.server.shutdown import (
+    LAST_RECORDS_S,
     MARGIN_S,
     Drainable,
     EngineDrain,
@@ -310,6 +311,7 @@ async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: 
         force_exit()
     force_exit_after(server.end - loop.time())
     _log.info("All models are stopped, unloading models")
+    logs.OURS.end_export(LAST_RECORDS_S)
     return 0
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from remora.errors import RemoraError
 from remora.options import ServerOptions
 from remora.protocols.cross_site import SharedOrigins, is_loopback
 from remora.server.host import ExtraPort
@@ -18,6 +19,32 @@ if TYPE_CHECKING:
 
 class StartError(Exception):
     """Error that prevents the server from starting; its text is for the operator."""
+
+
+def export_log(destination: str) -> None:
+    """Send the log records of this process to the destination of ``--log-export`` from now on.
+
+    Raises ValueError.
+    """
+    kind, _, url = destination.partition("=")
+    if kind == "off":
+        return
+    if kind != "otlp":
+        raise ValueError(f"--log-export={kind}: expected off, otlp or otlp=URL")
+    from remora.system import logs
+    from remora.system.environment import variables
+
+    try:
+        from remora.tracing.otlp_logs import LogExport
+    except ImportError as error:
+        from remora.system.install_advice import install_command
+
+        raise ValueError(f"--log-export=otlp needs: {install_command('otel')} ({error})") from error
+    try:
+        export = LogExport(url, variables())
+    except RemoraError as error:
+        raise ValueError(str(error)) from error
+    logs.OURS.export_to(export.put, export.close)
 
 
 _MOST_LEEWAY_S = 600

@@ -19,6 +19,8 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
+from remora.system import logs
+
 if TYPE_CHECKING:
     from remora.engine import Engine
 
@@ -26,6 +28,8 @@ _log = logging.getLogger("remora.server")
 
 MARGIN_S = 1.0
 """How long after the exit timeout a process that is still running is ended by force."""
+LAST_RECORDS_S = 1.0
+"""Longest time for the last log records to reach a collector."""
 _POLL_S = 0.01
 _HELD_S = 2.0
 """Additional time until a process is ended whose interpreter lock is held by native code."""
@@ -119,7 +123,8 @@ async def until_sequences_end(engine: Engine, end: float) -> None:
 
 
 def exit_now(code: int) -> NoReturn:
-    """End the process and its worker processes at once."""
+    """End the process and its worker processes at once, after the last log records."""
+    logs.OURS.end_export(LAST_RECORDS_S)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)

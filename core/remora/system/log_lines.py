@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 LINE: Final = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 _MODEL_LOGGER: Final = "remora.model."
@@ -28,10 +28,23 @@ def utc(seconds: float) -> str:
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{milliseconds:03d}Z"
 
 
-def json_line(seconds: float, severity: str, logger: str, message: str, members: Mapping[str, Any]) -> str:
-    """Return a record as one JSON object on one line.
+class Line(NamedTuple):
+    """A log record as data.
 
-    ``severity`` is a name of the module ``logging``. Members that JSON has no form for become their text.
+    ``seconds`` is its time since 1970, ``severity`` a name of the module ``logging``.
+    """
+
+    seconds: float
+    severity: str
+    logger: str
+    message: str
+    members: Mapping[str, Any]
+
+
+def json_line(seconds: float, severity: str, logger: str, message: str, members: Mapping[str, Any]) -> str:
+    """Return a record as one JSON object on one line; see `Line`.
+
+    Members that JSON has no form for become their text.
     """
     import json  # imported here, because most servers write lines of text
 
@@ -58,19 +71,23 @@ def trace_members(trace_id: str, span_id: str) -> dict[str, str]:
 
 
 class JsonLines(logging.Formatter):
-    """Formatter of records as JSON objects.
+    """Formatter of records as JSON objects."""
 
-    The attribute ``fields`` of a record, a dictionary, adds members.
-    """
+    def line(self, record: logging.LogRecord) -> Line:
+        """Return a record as data.
 
-    def format(self, record: logging.LogRecord) -> str:
+        The attribute ``fields`` of a record, a dictionary, adds members.
+        """
         members: dict[str, Any] = {}
         if record.name.startswith(_MODEL_LOGGER):
             members["model"] = record.name.removeprefix(_MODEL_LOGGER)
         members |= getattr(record, "fields", None) or {}
         if record.exc_info and record.exc_info[0] is not None:
             members["stack_trace"] = self.formatException(record.exc_info)
-        return json_line(record.created, record.levelname, record.name, record.getMessage(), members)
+        return Line(record.created, record.levelname, record.name, record.getMessage(), members)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return json_line(*self.line(record))
 
 
 class TextLines(logging.Formatter):

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from threading import Lock
 from typing import Any, Final, NamedTuple, TextIO
 
 from remora.errors import UnavailableError, UnsupportedError
 from remora.system.environment import variables
-from remora.system.log_lines import JsonLines, TextLines
+from remora.system.log_lines import JsonLines, Line, TextLines
 
 JSON: Final = "json"
 FORMATS: Final = ("default", "ISO8601", JSON)
@@ -75,6 +75,21 @@ class LogSettings(NamedTuple):
         return logging.CRITICAL + 1
 
 
+class _Export(logging.Handler):
+    """Handler that passes records on as data."""
+
+    def __init__(self, put: Callable[[Line], None]) -> None:
+        super().__init__()
+        self._put = put
+        self._lines = JsonLines()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._put(self._lines.line(record))
+        except Exception:  # the convention of handlers: a record that cannot be formatted must not end its caller
+            self.handleError(record)
+
+
 class Log:
     """The log settings and the loggers they apply to. Thread-safe."""
 
@@ -85,6 +100,26 @@ class Log:
         self._handler: logging.Handler | None = None
         self._coloured = False
         self._lock = Lock()
+        self.export: Callable[[Line], None] | None = None
+        """Takes each line in addition, also those that other code formats."""
+        self._end_export: Callable[[float], None] | None = None
+
+    def export_to(self, put: Callable[[Line], None], close: Callable[[float], None]) -> None:
+        """Pass each record that is written to ``put``, too. Call it after `set_up`.
+
+        ``put`` must not block. ``close`` sends what waits within a timeout in seconds.
+        """
+        with self._lock:
+            handler = _Export(put)
+            handler.addFilter(lambda record: self._settings.shows(record.levelno))
+            (self._root or self._logger).addHandler(handler)
+            self.export, self._end_export = put, close
+
+    def end_export(self, timeout_s: float) -> None:
+        """Send the last records within the timeout. Idempotent."""
+        end, self._end_export = self._end_export, None
+        if end is not None:
+            end(timeout_s)
 
     def set_up(self, settings: LogSettings, root: logging.Logger | None = None, stream: TextIO | None = None) -> None:
         """Write one line per record to standard error, unless the root logger already has a handler."""

@@ -13,18 +13,17 @@ from typing import Any
 
 from opentelemetry import trace as api
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace.span import TraceState
 
 from remora._version import __version__
+from remora.tracing.collector import server_resource
 from remora.tracing.context import SpanContext
 from remora.tracing.records import Span, spans_of
 from remora.tracing.writer import Finished
 
-_SERVICE = "triton-inference-server"
 _SCOPE = InstrumentationScope("triton-server", __version__)
 
 
@@ -40,9 +39,7 @@ class SpanSink:
     """
 
     def __init__(self, url: str, resource: Mapping[str, str], batch: int, offset_ns: Callable[[], int]) -> None:
-        own = Resource.create()  # from the environment; an unset service name becomes "unknown_service..."
-        named = str(own.attributes.get("service.name", "")).startswith("unknown_service")
-        self._resource = own.merge(Resource({**({"service.name": _SERVICE} if named else {}), **resource}))
+        self._resource = server_resource(resource)
         self._exporter = OTLPSpanExporter(endpoint=url or None)
         self._batch = batch
         self._offset_ns = offset_ns

@@ -22,7 +22,7 @@ from remora.cache.redis import RedisCache, RedisSettings
 from remora.calls import ModelStatistics
 from remora.engine import Engine
 from remora.errors import ConfigError
-from remora.management.metrics import MetricsExporter
+from remora.management.metrics import MetricsExporter, page_text
 from remora.messages import Response, Tensor
 from remora.models import loader as loading
 from remora.options import EngineOptions
@@ -307,7 +307,7 @@ def test_two_engines_share_answers_until_the_model_changes(
         with Engine(tmp_path / "models", options=options) as engine:
             assert engine.infer("m", {"IN": [[value]]})["OUT"].tolist() == [[2 * value]]
             (stats,) = engine.perform(ModelStatistics("m"))
-            page = MetricsExporter(MetricsSettings(), FakeClock(), engine._cache).render(engine.models())
+            page = page_text(MetricsExporter(MetricsSettings(), FakeClock(), engine._cache).families(engine.models()))
             assert f'nv_cache_num_hits_per_model{{model="m",version="1"}} {stats.cache_hit.count}' in page
             return stats.cache_hit.count, stats.cache_miss.count
 

@@ -16,7 +16,7 @@ from fakes import DOUBLER, FakeBackend, FakeClock, write_model
 from remora.backends.python.metrics import MetricFamily
 from remora.calls import Metrics
 from remora.engine import Engine
-from remora.management.metrics import MetricsExporter
+from remora.management.metrics import MetricsExporter, page_text
 from remora.models import loader as loading
 from remora.options import EngineOptions
 from remora.statistics import LATENCY_BOUNDS_NS, Histogram, MetricsSettings, ServerLoad
@@ -80,6 +80,7 @@ def test_every_family_is_explained_before_its_samples(engine: Engine) -> None:
         ("nv_inference_queue_duration_us{%s}", 0),
         ("nv_inference_compute_infer_duration_us{%s}", 0),
         ("nv_inference_pending_request_count{%s}", 0),
+        ("remora_queue_oldest_age_seconds{%s}", 0),
         ("nv_model_load_duration_secs{%s}", 0),
         ("remora_requests_running{%s}", 0),
         ('remora_batch_dispatch_total{%s,reason="no_batching"}', 2),
@@ -244,7 +245,9 @@ def test_gpus_are_reported_under_tritons_names_and_absent_without_gpus() -> None
     def readings() -> list[GpuReading]:
         return [GpuReading("GPU-1", 0.5, 1000, 250, 65.0, 300.0, 130.0), GpuReading("MIG-2", None, 500, 100)]
 
-    page = MetricsExporter(MetricsSettings(), FakeClock(), gpus=readings, energy_j={"GPU-1": 100.0}).render([])
+    page = page_text(
+        MetricsExporter(MetricsSettings(), FakeClock(), gpus=readings, energy_j={"GPU-1": 100.0}).families([])
+    )
     rows = {line for line in page.splitlines() if line.startswith(("nv_gpu", "nv_energy"))}
     assert rows == {
         'nv_gpu_utilization{gpu_uuid="GPU-1"} 0.5',
@@ -256,12 +259,12 @@ def test_gpus_are_reported_under_tritons_names_and_absent_without_gpus() -> None
         'nv_gpu_power_limit{gpu_uuid="GPU-1"} 300',
         'nv_energy_consumption{gpu_uuid="GPU-1"} 30',
     }
-    assert "gpu" not in MetricsExporter(MetricsSettings(), FakeClock()).render([])
+    assert "gpu" not in page_text(MetricsExporter(MetricsSettings(), FakeClock()).families([]))
 
 
 def test_the_load_of_a_server_is_on_the_page() -> None:
     load = ServerLoad({200: 7, 404: 1}, Histogram((1,) + (0,) * len(LATENCY_BOUNDS_NS), 50_000))
-    page = MetricsExporter(MetricsSettings(), FakeClock()).render([], load=load)
+    page = page_text(MetricsExporter(MetricsSettings(), FakeClock()).families([], load=load))
     for line in (
         'remora_http_responses_total{code="200"} 7',
         'remora_http_responses_total{code="404"} 1',
@@ -270,3 +273,10 @@ def test_the_load_of_a_server_is_on_the_page() -> None:
         "remora_event_loop_lateness_seconds_sum 5e-05",
     ):
         assert line in page.splitlines(), line
+
+
+def test_the_age_of_the_oldest_queued_request_is_on_the_page(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = engine.resolve("m").scheduler
+    monkeypatch.setattr(type(scheduler), "oldest_ns", property(lambda self: 400_000_000 if self is scheduler else 0))
+    page = page_of(engine)
+    assert page['remora_queue_oldest_age_seconds{model="m",version="1"}'] == 0.6

@@ -36,7 +36,14 @@ from remora.server.http.http2 import ALPN, Http2Listener, OpenRequest
 from remora.server.http.http2_requests import Requests
 from remora.server.http.port_services import at
 from remora.server.listening import Port
-from remora.server.option_checks import compile_pattern, front_count, grpc_restrictions, logs_requests, open_key_check
+from remora.server.option_checks import (
+    compile_pattern,
+    export_log,
+    front_count,
+    grpc_restrictions,
+    logs_requests,
+    open_key_check,
+)
 from remora.system import logs
 from remora.system.cpus import usable_cpus
 from remora.system.tuning import Tuning, apply, freeze
@@ -47,7 +54,6 @@ if TYPE_CHECKING:
     from remora.server.tls import PortTls
 
 _log = logging.getLogger("remora.server")
-
 CONTROL_BYTES = 1 << 17
 """Longest message of the control socket."""
 READY = b"R"
@@ -131,6 +137,7 @@ class Front:
     def _set_up(self, order: dict[str, Any]) -> None:
         options = self._options = codec.read_options(order["options"])
         logs.OURS.set_up(logs.LogSettings(**order["log"]))
+        export_log(options.log_export)
         self._keys = open_key_check(options, self._loop.time)
         if self._keys is not None:
             self._keys.follow()
@@ -276,6 +283,7 @@ class Front:
         self._channel.close()
         self._loop.remove_reader(self._control.fileno())
         self._control.close()
+        logs.OURS.end_export(_LAST_WORDS_S)
 
     @property
     def exit_code(self) -> int:
