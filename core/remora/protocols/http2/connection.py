@@ -52,7 +52,7 @@ from remora.protocols.http2.frames import (
     window_update,
     without_padding,
 )
-from remora.protocols.http2.stream import Malformed, Opener, Owner, Receiver, Stream
+from remora.protocols.http2.stream import ANSWERED, Malformed, Opener, Owner, Receiver, Stream
 from remora.protocols.http2.unpacking import Unpacker
 from remora.protocols.http2.validation import check_dependency, check_frame, request_fault, trailers_fault
 
@@ -525,6 +525,7 @@ class Http2:
         """
         stream = self._streams.pop(number)
         stream.is_open = False
+        stream.receiver = ANSWERED
         if stream.paused is not None:
             self.sender.forget(number)
         if self._abuse:

@@ -59,7 +59,7 @@ class _Answered:
         return False
 
 
-_ANSWERED = _Answered()
+ANSWERED = _Answered()
 
 
 class Owner(Protocol):
@@ -122,7 +122,7 @@ class Stream(Flow):
         self.taken = 0
         """Bytes consumed and not yet returned to its window."""
         self.is_open = True
-        self.receiver: Receiver = _ANSWERED
+        self.receiver: Receiver = ANSWERED
         self._connection = connection
 
     @property
