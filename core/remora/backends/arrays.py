@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, repeat
 from typing import Any, cast
 
 import numpy as np
@@ -25,6 +26,9 @@ Run = Callable[[dict[str, Array], tuple[str, ...]], list[Tensor]]
 
 Must not change its inputs.
 """
+
+_new_tensor: Callable[[tuple[str, str, Array]], Tensor] = partial(tuple.__new__, Tensor)
+"""Makes a tensor of its fields, without the Python frame of the class."""
 
 JOIN_LIMIT_BYTES = 64 * 1024
 """Size up to which joining bytes is three times as fast as numpy's concatenation.
@@ -102,7 +106,7 @@ def _cut(tensor: Tensor, rows: list[int]) -> list[Tensor]:
         return [Tensor(name, datatype, data.rows(end - n, end).as_array()) for n, end in zip(rows, ends, strict=True)]
     if rows.count(1) == len(rows):
         # Iteration over a leading axis makes views about twice as fast as slicing.
-        return [Tensor(name, datatype, row) for row in data[:, None]]
+        return [*map(_new_tensor, zip(repeat(name), repeat(datatype), data[:, None], strict=False))]
     return [Tensor(name, datatype, data[end - count : end]) for count, end in zip(rows, accumulate(rows), strict=True)]
 
 
