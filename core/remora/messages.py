@@ -252,6 +252,13 @@ class Watcher(Protocol):
         Call this in the loop's thread.
         """
 
+    def collect(self, work: Callable[[], None]) -> bool:
+        """Run ``work``, which submits requests, at the end of this turn.
+
+        What it defers runs directly after it. Returns False outside the loop's thread, and if no other request can
+        arrive in this turn.
+        """
+
     def is_current(self) -> bool:
         """Return True if the caller is in the loop's thread."""
 

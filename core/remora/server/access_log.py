@@ -254,14 +254,15 @@ class AccessLog:
         if share != 1.0 and (share < 0.0 or not (is_failure(line, status) or random() < share)):
             return
         run: Run | None = None
-        if type(pending) is Ticket and pending.start_ns:
-            request, context = pending.request, pending.context
+        ticket = getattr(pending, "ticket", pending)  # one that waited for the end of its turn has it as an attribute
+        if type(ticket) is Ticket and ticket.start_ns:
+            request, context = ticket.request, ticket.context
             try:  # the contexts of both front ends of V2 have the model there
                 model, version = context[1].name, context[1].version_text  # type: ignore[index]
             except (TypeError, LookupError, AttributeError):
                 model = version = ""
-            queue_ns = pending.start_ns - pending.arrival_ns
-            run = (model, version, request.rows, pending.batch_rows, queue_ns, pending.spent_ns, request.form.id)
+            queue_ns = ticket.start_ns - ticket.arrival_ns
+            run = (model, version, request.rows, ticket.batch_rows, queue_ns, ticket.spent_ns, request.form.id)
         end_ns = self.now_ns()
         if line.client_of is not None:
             peer = line.client_of(peer)

@@ -32,6 +32,7 @@ class LoopMailbox:
         self._loop = loop
         self._thread = threading.get_ident()
         self._inside = False
+        self._due: list[Callable[[], None]] | None = None  # deferred by the work of `collect` that runs now
 
     @property
     def watcher(self) -> LoopMailbox:
@@ -59,6 +60,23 @@ class LoopMailbox:
         """See ``Watcher.call_next``."""
         self._loop.call_soon(work)
 
+    def collect(self, work: Callable[[], None]) -> bool:
+        """See ``Watcher.collect``."""
+        if threading.get_ident() != self._thread or (not self._inside and self.alone()):
+            return False
+        self._loop.call_soon(self._submit, work)
+        return True
+
+    def _submit(self, work: Callable[[], None]) -> None:
+        due: list[Callable[[], None]] = []
+        self._due = due
+        try:
+            work()
+        finally:
+            self._due = None
+            for deferred in due:
+                deferred()
+
     def is_current(self) -> bool:
         """See ``Watcher.is_current``."""
         return threading.get_ident() == self._thread
@@ -80,6 +98,9 @@ class LoopMailbox:
         """
         if threading.get_ident() != self._thread:
             return False
+        if self._due is not None:
+            self._due.append(work)
+            return True
         if self._inside or not self.alone():
             self._loop.call_soon(work)
             return True

@@ -36,10 +36,19 @@ class Kept(AccessWriter):
         self.entries.append(entry)
 
 
-class Service:
-    """Service that answers by a function, and returns a ticket."""
+class Queued:
+    """Request that got its ticket at the end of its turn."""
 
-    def __init__(self, answer: Callable[[Exchange], None], ticket: Ticket | None = None) -> None:
+    def __init__(self, ticket: Ticket) -> None:
+        self.ticket = ticket
+
+    def cancel(self) -> None: ...
+
+
+class Service:
+    """Service that answers by a function, and returns a ticket or a request that has one."""
+
+    def __init__(self, answer: Callable[[Exchange], None], ticket: Ticket | Queued | None = None) -> None:
         self.answer = answer
         self.ticket = ticket
 
@@ -67,8 +76,9 @@ def ask(service: Service, *, share: float = 1.0, ids: bool = False) -> tuple[lis
     return writer.entries, exchange
 
 
-def test_an_answer_that_comes_before_the_ticket_is_logged_with_its_execution() -> None:
-    (entry,), _ = ask(Service(lambda exchange: exchange.respond(ANSWER), ran()))
+@pytest.mark.parametrize("ticket", [ran(), Queued(ran())])
+def test_an_answer_that_comes_before_the_ticket_is_logged_with_its_execution(ticket: Ticket | Queued) -> None:
+    (entry,), _ = ask(Service(lambda exchange: exchange.respond(ANSWER), ticket))
     assert entry[1] == 200
     assert entry[4:7] == (5, "", "r1")
     assert entry[7] == ("m", "3", 1, 8, 20, (1, 2, 3), "")
@@ -76,17 +86,16 @@ def test_an_answer_that_comes_before_the_ticket_is_logged_with_its_execution() -
 
 def test_a_later_answer_is_logged_with_the_execution_and_keeps_no_ticket() -> None:
     kept: list[Exchange] = []
-    service = Service(kept.append, ran())
-    assert service.ticket is not None
-    model = Model()
-    service.ticket.context, gone = (None, model), weakref.ref(model)
+    ticket, model = ran(), Model()
+    service = Service(kept.append, ticket)
+    ticket.context, gone = (None, model), weakref.ref(model)
     entries, exchange = ask(service)
     assert not entries
     kept[0].respond(ANSWER)
     assert exchange.answers == [ANSWER]
     assert entries[0][7] is not None
     service.ticket = None
-    del model
+    del ticket, model
     assert gone() is None  # the exchange lives on, and its ticket does not
 
 

@@ -91,6 +91,67 @@ def test_another_thread_may_not_defer() -> None:
     asyncio.run(main())
 
 
+def test_what_collected_work_defers_runs_directly_after_it() -> None:
+    async def main() -> list[str]:
+        order: list[str] = []
+        loop = asyncio.get_running_loop()
+        mailbox = LoopMailbox(loop)
+
+        def submit() -> None:
+            order.append("submitted")
+            assert mailbox.defer(run)
+            loop.call_soon(order.append, "next turn")
+            order.append("all submitted")
+
+        def run() -> None:
+            order.append("run")
+            assert mailbox.defer(lambda: order.append("run again"))
+
+        assert mailbox.collect(submit)
+        order.append("this turn")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return order
+
+    assert asyncio.run(main()) == ["this turn", "submitted", "all submitted", "run", "next turn", "run again"]
+
+
+def test_collected_work_that_fails_still_has_its_deferred_work_run() -> None:
+    async def main() -> list[str]:
+        order: list[str] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: order.append(str(context["exception"])))
+        mailbox = LoopMailbox(loop)
+
+        def fail() -> None:
+            mailbox.defer(lambda: order.append("run"))
+            raise OSError("failed")
+
+        mailbox.collect(fail)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return order
+
+    assert asyncio.run(main()) == ["run", "failed"]
+
+
+def test_nothing_is_collected_where_no_other_request_can_arrive() -> None:
+    async def main() -> None:
+        mailbox = LoopMailbox(asyncio.get_running_loop())
+        mailbox.alone = lambda: True
+        assert not mailbox.collect(lambda: pytest.fail("it ran"))
+
+    asyncio.run(main())
+
+
+def test_another_thread_may_not_collect() -> None:
+    async def main() -> None:
+        mailbox = LoopMailbox(asyncio.get_running_loop())
+        assert await asyncio.to_thread(mailbox.collect, lambda: pytest.fail("it ran")) is False
+
+    asyncio.run(main())
+
+
 def test_answers_after_the_end_of_the_loop_are_dropped_without_a_word() -> None:
     loop = asyncio.new_event_loop()
     mailbox = LoopMailbox(loop)

@@ -46,7 +46,8 @@ _COPY_BELOW = 16 * 1024
 # -- Inference requests ---------------------------------------------------------------------------------------------
 
 
-_NOWHERE: Mapping[str, Target] = {}
+NOWHERE: Mapping[str, Target] = {}
+"""No outputs in shared memory."""
 
 
 class InferCall(NamedTuple):
@@ -61,7 +62,7 @@ class InferCall(NamedTuple):
     form: InferForm
     data: list[Data]
     empty_final: bool = False
-    places: Mapping[str, Target] = _NOWHERE
+    places: Mapping[str, Target] = NOWHERE
     """Outputs that are written to shared memory, and where."""
 
 
@@ -111,7 +112,7 @@ class InferMessage:
             data = self._gather(regions)
         if head.refused_outputs is not None:
             raise again(head.refused_outputs)
-        places = self._targets(regions) if head.places else _NOWHERE
+        places = self._targets(regions) if head.places else NOWHERE
         form = head.form
         if forwarded:
             form = replace(form, id=self.id, parameters={**form.parameters, **forwarded})
@@ -254,13 +255,31 @@ def _head(model: str, rest: bytes) -> InferHeader:
     return read_head(request)
 
 
-class _KnownMessage(NamedTuple):
-    """Message in the memo: its decoded call without data, the places of its raw tensors and the bytes between them."""
+class KnownMessage:
+    """Message in the memo.
 
-    call: InferCall
-    length: int
-    tensors: tuple[slice, ...]
-    between: tuple[tuple[slice, bytes], ...]
+    Attributes:
+        call: the decoded call without data.
+        form: of the call.
+        length: of the message.
+        slices: places of its raw tensors.
+        between: bytes between them.
+    """
+
+    __slots__ = ("between", "call", "form", "length", "slices")
+
+    def __init__(
+        self, call: InferCall, length: int, slices: tuple[slice, ...], between: tuple[tuple[slice, bytes], ...]
+    ) -> None:
+        self.call = call
+        self.form = call.form
+        self.length = length
+        self.slices = slices
+        self.between = between
+
+    def data(self, message: bytes) -> list[Data]:
+        """Return the data of a message that is this one but for its tensors."""
+        return [*map(memoryview(message).__getitem__, self.slices)]
 
 
 class InferMemo:
@@ -272,20 +291,17 @@ class InferMemo:
 
     def __init__(self) -> None:
         self._heads: dict[int, tuple[int, ...]] = {}  # by the length of a message: lengths up to the first tensor
-        self._known: dict[bytes, _KnownMessage] = {}
+        self._known: dict[bytes, KnownMessage] = {}
 
-    def recall(self, message: bytes) -> tuple[InferCall, list[Data]] | None:
-        """Return the decoded call, whose ``data`` is to be ignored, and the data.
-
-        None if it is not in the memo.
-        """
+    def recall(self, message: bytes) -> KnownMessage | None:
+        """Return the message in the memo that differs only in its tensors, else None."""
         for head in self._heads.get(len(message), ()):
             known = self._known.get(message[:head])
             if known is not None and known.length == len(message):
                 for place, expected in known.between:
                     if message[place] != expected:
                         return None
-                return known.call, [*map(memoryview(message).__getitem__, known.tensors)]
+                return known
         return None
 
     def learn(self, message: bytes, request: InferMessage, call: InferCall) -> None:
@@ -313,14 +329,14 @@ class InferMemo:
             heads = ()
         if head not in heads:
             self._heads[length] = (*heads, head)
-        self._known[message[:head]] = _KnownMessage(call._replace(data=[]), length, tensors, between)
+        self._known[message[:head]] = KnownMessage(call._replace(data=[]), length, tensors, between)
 
 
 # -- Inference responses --------------------------------------------------------------------------------------------
 
 
 def encode_infer(
-    name: str, version: str, form: InferForm, response: Response, places: Mapping[str, Target] = _NOWHERE
+    name: str, version: str, form: InferForm, response: Response, places: Mapping[str, Target] = NOWHERE
 ) -> bytes:
     """Return a ModelInferResponse with all outputs in ``raw_output_contents`` [R06].
 
@@ -336,7 +352,7 @@ def encode_streamed(
     form: InferForm,
     response: Response,
     final: bool,
-    places: Mapping[str, Target] = _NOWHERE,
+    places: Mapping[str, Target] = NOWHERE,
 ) -> bytes:
     """Return the response as a ModelStreamInferResponse.
 
@@ -399,7 +415,7 @@ class InferPrinter:
 
     def _learn(self, key: tuple[object, ...], name: str, version: str, form: InferForm, response: Response) -> bytes:
         """Print a response and keep the bytes before each of its tensors as a template for those of the same shapes."""
-        pieces = _infer_pieces(name, version, form, response, response.parameters, _NOWHERE)
+        pieces = _infer_pieces(name, version, form, response, response.parameters, NOWHERE)
         message = framed(b"".join(pieces))
         # The size of a BYTES tensor is in the template but not in the key.
         if response.outputs and all(output.datatype != "BYTES" for output in response.outputs):

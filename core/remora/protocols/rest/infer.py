@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from remora.errors import InvalidArgumentError
 from remora.messages import Data, InferForm
@@ -32,16 +31,23 @@ _MAX_KNOWN_BYTES = 16 * 1024
 _MAX_KNOWN_TOTAL = 2 * 1024 * 1024
 
 
-class _Known(NamedTuple):
+class KnownHeader:
     """Binary header in the memo.
 
     ``slices`` are its tensors, ``body_length`` the length that its body must have.
     """
 
-    form: InferForm
-    reply: ReplyFormat
-    slices: tuple[slice, ...]
-    body_length: int
+    __slots__ = ("body_length", "form", "reply", "slices")
+
+    def __init__(self, form: InferForm, reply: ReplyFormat, slices: tuple[slice, ...], body_length: int) -> None:
+        self.form = form
+        self.reply = reply
+        self.slices = slices
+        self.body_length = body_length
+
+    def parts(self, body: bytes | bytearray | memoryview) -> tuple[InferForm, list[Data], ReplyFormat]:
+        """Return the result of `InferCodec.decode` for a body with this header."""
+        return self.form, [*map(memoryview(body).__getitem__, self.slices)], self.reply
 
 
 class InferCodec:
@@ -70,7 +76,7 @@ class InferCodec:
         self._binary_headers = binary_headers
         self.regions = regions
         """Shared memory that tensors may name."""
-        self._known: dict[bytes, _Known] = {}
+        self._known: dict[bytes, KnownHeader] = {}
         self._known_bytes = 0
         self.encode = ReplyPrinter(binary_headers).answer
         """Returns the answer of a version of a model to a request; see `ReplyPrinter.answer`."""
@@ -81,15 +87,14 @@ class InferCodec:
         """Return a codec with the same settings, separate memos and perhaps other headers."""
         return InferCodec(self.limits, self._forward, self.regions, binary_headers or self._binary_headers)
 
-    def recall(self, body: bytes, header_length: int) -> tuple[InferForm, list[Data], ReplyFormat] | None:
-        """Return the result of `decode` for a body whose binary header is in the memo, else None.
+    def recall(self, body: bytes, header_length: int) -> KnownHeader | None:
+        """Return the binary header of a body if it is in the memo, else None.
 
-        The fast path for clients that repeat a request. No headers are forwarded on it.
+        The same bytes give the same object. This is the fast path for clients that repeat a request; no headers are
+        forwarded on it.
         """
-        memo = self._known.get(body[:header_length])
-        if memo is None or not header_length <= memo.body_length == len(body):
-            return None
-        return memo.form, [*map(memoryview(body).__getitem__, memo.slices)], memo.reply
+        known = self._known.get(body[:header_length])
+        return known if known is not None and header_length <= known.body_length == len(body) else None
 
     def decode(
         self,
@@ -125,16 +130,16 @@ class InferCodec:
         if length > _MAX_KNOWN_BYTES:
             return read_request(view, length, model, self.limits, self.regions)[:3]
         header = bytes(body[:length])
-        memo = self._known.get(header)
-        if memo is not None and memo.body_length == len(body):
-            return memo.form, [view[place] for place in memo.slices], memo.reply
+        known = self._known.get(header)
+        if known is not None and known.body_length == len(body):
+            return known.parts(view)
         form, data, reply, slices = read_request(view, length, model, self.limits, self.regions)
         # A header with an id or a sequence rarely repeats and would only evict those that do.
         if slices is not None and not reply.places and not form.id and not form.sequence_id:
-            self._remember(header, _Known(form, reply, slices, len(body)))
+            self._remember(header, KnownHeader(form, reply, slices, len(body)))
         return form, data, reply
 
-    def _remember(self, header: bytes, entry: _Known) -> None:
+    def _remember(self, header: bytes, entry: KnownHeader) -> None:
         if self._known.pop(header, None) is not None:  # the same header with a body of another length
             self._known_bytes -= len(header)
         while len(self._known) >= _MAX_KNOWN or self._known_bytes + len(header) > _MAX_KNOWN_TOTAL:

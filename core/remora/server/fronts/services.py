@@ -142,9 +142,11 @@ class InferService:
             plain = inflate(body, plan.encoding, self._limit) if plan.encoding else body
             if plan.json_length and type(plain) is bytes and not codec.forwards:
                 recalled = codec.recall(plain, plan.json_length)
-            form, data, reply = recalled or codec.decode(
-                plain, plan.header_length, codec.forwarded(head.headers), plan.model
-            )
+            if recalled is not None:
+                form, data, reply = recalled.parts(plain)
+            else:
+                forwarded = codec.forwarded(head.headers)
+                form, data, reply = codec.decode(plain, plan.header_length, forwarded, plan.model)
             call = _HttpInference(self, exchange, head, body, form, reply, plan.accept)
             since_ns = int(exchange.receiving_since * 1e9)
             call.number = self.client.submit(call, plan.model, plan.version, form, data, 0, since_ns, plan.trace)
@@ -294,7 +296,7 @@ class CallService:
         known = self._memo.recall(message) if self._pattern is None else None
         try:
             if known is not None:
-                call.start(message, *known)
+                call.start(message, known.call, known.data(message))
                 return
             request = read_infer(message)
             decoded = request.decode(forwarded(self._pattern, call.opening.metadata) if self._pattern else None)
@@ -341,7 +343,7 @@ class _InferCall(UnaryCall):
         number = client.submit(
             self, decoded.model, decoded.version, decoded.form, data, timeout_ns, 0, self._trace, GRPC
         )
-        self.ticket = _Cancellation(client, number)  # type: ignore[assignment]
+        self.ticket = _Cancellation(client, number)
 
     def answered(self, model: str, version: str, response: Response) -> None:
         form = self._decoded.form  # type: ignore[union-attr]  # set by `start`
@@ -368,7 +370,7 @@ class _InferCall(UnaryCall):
         relayed: RelayedCall = service.client.relay_call(
             service.port, fields, id(link.connection), _EndingLink(self, link)
         )
-        self.ticket = relayed  # type: ignore[assignment]
+        self.ticket = relayed
         relayed.received(framed(message), True)
 
     def ends(self) -> bool:

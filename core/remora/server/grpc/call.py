@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from remora.errors import RemoraError
-from remora.messages import Mailbox, Ticket
+from remora.messages import Mailbox
 from remora.protocols.grpc.framing import (
     CANCELLED,
     GOOD,
@@ -34,6 +34,7 @@ from remora.protocols.grpc.framing import (
 from remora.protocols.http2.stream import Stream
 from remora.server.grpc.rpcs import DEADLINE_EXCEEDED, FOREVER_S, status_of_error
 from remora.server.held_mailbox import HeldMailbox
+from remora.server.http.exchange import Cancellable
 from remora.server.http.held_bytes import FREE_BYTES, TEXT
 
 _log = logging.getLogger("remora.grpc")
@@ -227,7 +228,7 @@ class UnaryCall(GrpcCall):
         self._message: bytes | None = None
         self._begun = False
         self._progress = False  # data has arrived since the last call of `stalls`
-        self.ticket: Ticket | None = None
+        self.ticket: Cancellable | None = None
         if opening.timeout_s is not None:
             self._start_timer(opening.timeout_s)
 

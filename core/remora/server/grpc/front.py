@@ -21,13 +21,23 @@ from remora.messages import Data, Mailbox, Outcome, Response, Ticket
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.protocols.grpc.framing import UNIMPLEMENTED, Opening, StatusError, coding_of, read_opening, trailers
-from remora.protocols.grpc.infer import InferCall, InferMemo, InferMessage, InferPrinter, encode_infer, read_infer
+from remora.protocols.grpc.infer import (
+    NOWHERE,
+    InferCall,
+    InferMemo,
+    InferMessage,
+    InferPrinter,
+    KnownMessage,
+    encode_infer,
+    read_infer,
+)
 from remora.protocols.grpc.status import DECOUPLED_TEXT, SHUTDOWN_TEXT, forwarded
 from remora.protocols.http2.frames import Fields
 from remora.protocols.http2.stream import Opener, Stream
 from remora.server.grpc.call import Converted, GrpcCall, Streaming, T, UnaryCall, status_of_failure
 from remora.server.grpc.rpcs import INFER, STREAM, Behaviour, Rpcs, arrival_of, status_of_error
 from remora.server.grpc.stream import InferStream
+from remora.server.turn_groups import SMALL_BYTES, TurnGroups
 from remora.tensors.shared_memory import Target
 
 
@@ -63,6 +73,7 @@ class GrpcFront:
         self._front_end = FrontEnd(self._submit, arrival_of, DECOUPLED_TEXT)
         self._known = FrontEnd(self._submit_known, arrival_of, DECOUPLED_TEXT)
         self._memo = InferMemo()
+        self._groups = TurnGroups.of(engine, mailbox, self._inferred, _contexts)
         self._printer = InferPrinter()
         self._restricted = bool(calls.restricted)
         self._recalls = calls.pattern is None  # metadata that becomes parameters is not in the message
@@ -87,7 +98,8 @@ class GrpcFront:
             opening = read_opening(fields)
             path = opening.path
             if path == INFER:
-                return partial(UnaryCall, self, opening, self.infer, coding_of(self._compression, opening.accepts))
+                coding = coding_of(self._compression, opening.accepts)
+                return partial(InferenceCall, self, opening, self.infer, coding)  # type: ignore[arg-type]  # its own
             unary = self.calls.unary.get(path)
             if unary is not None:
                 pool = self._working if unary.lasts else self._asking
@@ -183,7 +195,23 @@ class GrpcFront:
         except RuntimeError:
             call.fail(*status_of_error(UnavailableError(SHUTDOWN_TEXT)))
 
-    def infer(self, call: UnaryCall, message: bytes) -> None:
+    def infer(self, call: InferenceCall, message: bytes) -> None:
+        """Start an inference in the loop: at the end of the turn if it repeats another one."""
+        known = self._memo.recall(message) if self._recalls else None
+        groups = self._groups
+        if (
+            known is not None
+            and groups is not None
+            and len(message) <= SMALL_BYTES
+            and not (call.deadline or self._restricted or self.calls.draining)
+            and (groups.begun or groups.begin())
+        ):
+            call.body, call.known, call.cancelled = message, known, False
+            groups.add(known.call.model, known.call.version, known, call)
+        else:
+            self.start(call, message, known)
+
+    def start(self, call: UnaryCall, message: bytes, known: KnownMessage | None) -> None:
         """Start an inference in the loop; if its model is being loaded, it waits in a thread."""
         calls = self.calls
         try:
@@ -191,9 +219,8 @@ class GrpcFront:
                 calls.check_secret("ModelInfer", call)
             if calls.draining:
                 raise UnavailableError(SHUTDOWN_TEXT)
-            known = self._memo.recall(message) if self._recalls else None
             if known is not None:
-                decoded, data = known
+                decoded, data = known.call, known.data(message)
                 call.ticket = self._submit_to(self._known, decoded.model, decoded.version, call, decoded, data)
             else:
                 request = read_infer(message)
@@ -237,6 +264,36 @@ class GrpcFront:
                     call.respond(self._printer.framed(served.name, served.version_text, form, outcome))
         except Exception as error:
             call.fail(*status_of_failure(error))
+        ticket.context = None  # ends the reference cycle through the call's ticket, so that no collector has to
+
+
+class InferenceCall(UnaryCall):
+    """Call of ModelInfer; see `remora.server.turn_groups.Inference`."""
+
+    __slots__ = ("body", "cancelled", "known")
+
+    _front: GrpcFront
+    body: bytes
+    cancelled: bool
+    known: KnownMessage
+
+    def start(self) -> None:
+        """Submit it alone."""
+        if not self.cancelled:
+            self._front.start(self, self.body, self.known)
+
+    def refuse(self, error: RemoraError) -> None:
+        """Answer it with the error of a full queue."""
+        self.ticket = None
+        self.fail(*status_of_error(error))
+
+    def _end(self) -> bool:
+        self.cancelled = True
+        return super()._end()
+
+
+def _contexts(model: ServedModel, calls: list[InferenceCall]) -> list[object]:
+    return [(call, model, NOWHERE) for call in calls]
 
 
 def _refuse(status: int, text: str, link: Stream) -> None:

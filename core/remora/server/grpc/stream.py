@@ -254,8 +254,7 @@ class InferStream:
         """Submit one request."""
         known = self._memo.recall(message) if self._memo is not None and not self._draining else None
         if known is not None:
-            decoded, data = known
-            self._submit_to(self._known, entry, decoded, data, message)
+            self._submit_to(self._known, entry, known.call, known.data(message), message)
             return
         try:
             request = read_infer(message)

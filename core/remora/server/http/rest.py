@@ -6,6 +6,7 @@ for the answer. The codecs contain everything specific to the wire format.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Container
 from copy import copy
 from functools import partial
@@ -19,25 +20,29 @@ from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.protocols.cross_site import refuse_page
 from remora.protocols.http1 import Head, HeadNote
-from remora.protocols.rest.answer import HttpAnswer, Refusal, encode_error, failure
-from remora.protocols.rest.content_encoding import choose_encoding, compress, inflate
-from remora.protocols.rest.infer import InferCodec
+from remora.protocols.rest.answer import INTERNAL, HttpAnswer, Refusal, encode_error, failure
+from remora.protocols.rest.content_encoding import compress, inflate
+from remora.protocols.rest.infer import InferCodec, KnownHeader
 from remora.protocols.rest.management import decode_call, encode_result
 from remora.protocols.rest.response import BinaryHeaders, ReplyFormat, v2_binary_headers
-from remora.protocols.rest.routes import METRICS_PATH, PAGES, Route, route
+from remora.protocols.rest.routes import METRICS_PATH, PAGES, Route
 from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions
 from remora.server.http import deadlines
 from remora.server.http.exchange import Answerer, Cancellable, Exchange, arrival_of, name_version
 from remora.server.http.generate import GenerateRoutes
+from remora.server.http.head_plan import HeadPlan
 from remora.server.http.large_bodies import Body, InferParts, LargeBodies, LargeRequest, prints_large
 from remora.server.http.probes import PATHS as PROBES
 from remora.server.http.probes import probe
 from remora.server.http.waiting import LoadWaiters
 from remora.server.loop import PerTurn
+from remora.server.turn_groups import SMALL_BYTES, TurnGroups
 
 if TYPE_CHECKING:
     from remora.server.http.openai import OpenAiRoutes
     from remora.server.http.predict import TypedRoutes
+
+_log = logging.getLogger("remora.http")
 
 _DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 _PLAIN = ((b"Content-Type", b"text/plain"),)
@@ -62,63 +67,6 @@ class Later(Protocol):
         """
 
 
-Refuse = Callable[[str, Head], HttpAnswer | None]
-"""Returns the refusal of a request for an action such as "infer", or None if the request is allowed."""
-
-
-class _Plan:
-    """Parsed request head, computed once and kept in the head's memo entry."""
-
-    __slots__ = (
-        "accept",
-        "encoding",
-        "generates",
-        "header_length",
-        "infers",
-        "json_length",
-        "locked",
-        "model",
-        "refusal",
-        "route",
-        "timeout_ns",
-        "version",
-    )
-
-    def __init__(self, head: Head, refuse: Refuse) -> None:
-        self.route: Route | None = None
-        self.refusal: HttpAnswer | None = None
-        self.locked = False  # refused because of a missing secret or a cross-site page: skip all other checks
-        action = ""
-        self.infers = False  # an inference without a deadline, the usual case
-        self.generates: Route | None = None
-        self.timeout_ns = 0
-        try:
-            where = route(head.method, head.path)
-            action = where.action
-            infers = where.action == "infer"
-            generates = where.action in ("generate", "generate_stream")
-            if infers or generates:
-                self.timeout_ns = deadlines.timeout_ns(head.get(deadlines.HEADER), plain=infers)
-            self.route = where
-            self.infers = infers and not self.timeout_ns
-            self.generates = where if generates else None
-        except Refusal as refusal:
-            self.refusal = refusal.answer
-            action = action or refusal.action
-        if (refused := refuse(action or _page_action(head.path), head)) is not None:
-            self.route = self.generates = None
-            self.infers, self.timeout_ns, self.locked = False, 0, True
-            self.refusal = refused
-        self.model = self.route.model if self.route else ""
-        self.version = self.route.version if self.route else -1
-        length = self.header_length = head.get(b"inference-header-content-length")
-        self.json_length = int(length) if length and length.isdigit() and len(length) < 16 else 0
-        encoding = head.get(b"content-encoding") or b""
-        self.encoding = b"" if encoding == b"identity" else encoding
-        accept = head.get(b"accept-encoding")
-        self.accept = choose_encoding(accept) if accept else ""
-
-
 class _Forward(NamedTuple):
     """Answerer of a head rewritten for a V2 route, kept with the original head."""
 
@@ -133,15 +81,6 @@ _OPENAI_PATHS = ("/v1/", "/openai/v1/", "/tokenize", "/detokenize", "/rerank", "
 
 _TYPED_PATHS = "/models/"
 """Beginning of the paths of plain JSON."""
-
-
-def _page_action(path: str) -> str:
-    """Return the action of a path outside V2, or "" for an unknown path, which needs no secret."""
-    if path == METRICS_PATH:
-        return "metrics"
-    if path in PROBES:
-        return "live"
-    return "pages" if path in PAGES else ""
 
 
 def want_of(key: str) -> HttpAnswer:
@@ -187,6 +126,7 @@ class RestService:
     ) -> None:
         self.large = large
         self._engine = engine
+        self._groups = TurnGroups.of(engine, mailbox, self._inferred, _contexts)
         self._deny = deny
         self._openai_always = openai
         self._ignore_unknown = ignore_unknown
@@ -229,6 +169,7 @@ class RestService:
         """
         other = copy(self)
         other._engine = engine
+        other._groups = TurnGroups.of(engine, self._mailbox, other._inferred, _contexts)
         other._submit_to = engine.submit_to
         other._front_end = FrontEnd(other._submit, arrival_of, _DECOUPLED, name_version)
         other._codec = self._codec.twin(binary_headers)
@@ -260,7 +201,9 @@ class RestService:
         return self._bind(head)
 
     def _bind(self, head: Head) -> Answerer:
-        plan = _Plan(head, self.locked)
+        plan = HeadPlan(head, self.locked)
+        if self._codec.forwards:
+            plan.json_length = 0  # because a header that becomes a parameter is not in the memo's key
         return partial(self._infer_bound if plan.infers else self._handle_bound, plan, head)
 
     @property
@@ -313,16 +256,33 @@ class RestService:
             known = self._forwards.put(head, _Forward(model, self.bind(v2)))
         return known.answer(body, exchange)
 
-    def _handle_bound(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+    def _handle_bound(self, plan: HeadPlan, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         try:
             return self._handle(plan, head, body, exchange, plan.timeout_ns)
         except LoadingError as loading:
             return self._wait(loading, plan, head, body, exchange)
 
     def _infer_bound(
-        self, plan: _Plan, head: Head, body: Body, exchange: Exchange, timeout_ns: int = 0
+        self, plan: HeadPlan, head: Head, body: Body, exchange: Exchange, timeout_ns: int = 0
     ) -> Cancellable | None:
-        """Answer an inference, usually without a deadline; ``body`` may be decoded."""
+        """Answer an inference, usually without a deadline.
+
+        ``body`` may be decoded; the request is then submitted alone.
+        """
+        groups = self._groups
+        if (
+            groups is not None
+            and plan.json_length
+            and type(body) is bytes
+            and len(body) <= SMALL_BYTES
+            and not (timeout_ns or plan.encoding)
+            and (known := self._codec.recall(body, plan.json_length)) is not None
+        ):
+            if groups.begun or groups.begin():
+                inference = _Repeated(self, plan, head, body, exchange, known)
+                groups.add(plan.model, plan.version, known, inference)
+                return inference
+            body = known.parts(body)
         try:
             return self._submit_to(self._front_end, plan.model, plan.version, head, exchange, plan, body, timeout_ns)
         except LoadingError as loading:
@@ -347,7 +307,7 @@ class RestService:
             return self._waiting.take(loading, exchange, 0, again)
 
     def _wait(
-        self, loading: LoadingError, plan: _Plan, head: Head, body: Buffer, exchange: Exchange
+        self, loading: LoadingError, plan: HeadPlan, head: Head, body: Buffer, exchange: Exchange
     ) -> Cancellable | None:
         """Handle a request again when its model is loaded; its deadline does not move."""
         timeout_ns = plan.timeout_ns
@@ -357,7 +317,7 @@ class RestService:
 
         return self._waiting.take(loading, exchange, timeout_ns, go_on)
 
-    def _handle(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int) -> Ticket | None:
+    def _handle(self, plan: HeadPlan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int) -> Ticket | None:
         """Handle a request. Raises LoadingError if it may wait for its model."""
         if plan.infers:
             return self._infer(plan, head, body, exchange)
@@ -427,7 +387,7 @@ class RestService:
 
     # -- inference --------------------------------------------------------------------------------------------------
 
-    def _in_time(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int) -> Ticket | None:
+    def _in_time(self, plan: HeadPlan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int) -> Ticket | None:
         """Submit an inference that has a deadline."""
         timed = deadlines.TimedExchange(exchange, plain=plan.generates is None)
         if plan.generates is None:
@@ -438,7 +398,9 @@ class RestService:
             timed.watch(ticket, timeout_ns)
         return ticket
 
-    def _infer(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int = 0) -> Ticket | None:
+    def _infer(
+        self, plan: HeadPlan, head: Head, body: Buffer, exchange: Exchange, timeout_ns: int = 0
+    ) -> Ticket | None:
         try:
             return self._submit_to(self._front_end, plan.model, plan.version, head, exchange, plan, body, timeout_ns)
         except LoadingError:
@@ -448,7 +410,7 @@ class RestService:
             return None
 
     def _submit(
-        self, model: ServedModel, head: Head, exchange: Exchange, plan: _Plan, body: Body, timeout_ns: int
+        self, model: ServedModel, head: Head, exchange: Exchange, plan: HeadPlan, body: Body, timeout_ns: int
     ) -> Ticket | None:
         """Decode an inference for ``model``, unless it is decoded, and submit it.
 
@@ -473,13 +435,13 @@ class RestService:
             exchange.respond(self._refusal(error))
         return None
 
-    def _decode(self, plan: _Plan, head: Head, body: Buffer, model: str) -> InferParts:
+    def _decode(self, plan: HeadPlan, head: Head, body: Buffer, model: str) -> InferParts:
         codec = self._codec
         plain = inflate(body, plan.encoding, self._limit) if plan.encoding else body
-        if plan.json_length and type(plain) is bytes and not codec.forwards:
-            recalled = codec.recall(plain, plan.json_length)
-            if recalled is not None:
-                return recalled
+        if plan.json_length and type(plain) is bytes:
+            known = codec.recall(plain, plan.json_length)
+            if known is not None:
+                return known.parts(plain)
         return codec.decode(plain, plan.header_length, codec.forwarded(head.headers), model)
 
     def _refusal(self, error: Refusal | RemoraError, *, plain: bool = False) -> HttpAnswer:
@@ -559,6 +521,49 @@ class RestService:
         All requests of a turn of the loop get the same text.
         """
         return HttpAnswer(200, METRICS_HEADERS, [self._metrics_text.get()])
+
+
+class _Repeated:
+    """Inference whose header the codec knows; see `remora.server.turn_groups.Inference`."""
+
+    __slots__ = ("_head", "_service", "body", "cancelled", "exchange", "known", "plan", "ticket")
+
+    def __init__(
+        self, service: RestService, plan: HeadPlan, head: Head, body: bytes, exchange: Exchange, known: KnownHeader
+    ) -> None:
+        self._service = service
+        self._head = head
+        self.plan = plan
+        self.body = body
+        self.exchange = exchange
+        self.known = known
+        self.ticket: Cancellable | None = None
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        if self.ticket is not None:
+            self.ticket.cancel()
+
+    def start(self) -> None:
+        """Submit it alone."""
+        exchange = self.exchange
+        try:
+            decoded = self.known.parts(self.body)
+            self.ticket = self._service._infer_bound(self.plan, self._head, decoded, exchange)
+        except Exception:
+            _log.exception("inference of model '%s'", self.plan.model)
+            exchange.respond(failure(500, INTERNAL, plain=True))
+        if self.cancelled:
+            self.cancel()
+
+    def refuse(self, error: RemoraError) -> None:
+        """Answer it with the error of a full queue."""
+        self.exchange.respond(encode_error(error, plain=False))
+
+
+def _contexts(model: ServedModel, inferences: list[_Repeated]) -> list[object]:
+    return [(each.exchange, model, each.known.reply, each.plan.accept) for each in inferences]
 
 
 class MetricsService:

@@ -44,7 +44,7 @@ def decoded(memo: InferMemo, message: bytes) -> InferCall:
 
 def recalled(memo: InferMemo, message: bytes) -> InferCall | None:
     known = memo.recall(message)
-    return None if known is None else known[0]._replace(data=known[1])
+    return None if known is None else known.call._replace(data=known.data(message))
 
 
 def shown(call: InferCall) -> tuple[object, ...]:
@@ -57,8 +57,8 @@ def test_a_message_that_comes_again_with_other_tensors_is_recalled() -> None:
     again = request(b"efgh", b"", b"y" * 300)
     known = memo.recall(again)
     assert known is not None
-    call, data = known
-    assert call.form is first.form
+    data = known.data(again)
+    assert known.form is known.call.form is first.form
     assert [bytes(each) for each in data] == [b"efgh", b"", b"y" * 300]  # type: ignore[arg-type]
     assert all(isinstance(each, memoryview) and each.obj is again for each in data)
 

@@ -100,7 +100,7 @@ def test_a_remembered_header_is_recalled_by_its_own_length_alone() -> None:
     form, _, _ = codec.decode(header, length)
     found = codec.recall(header, len(header))
     assert found is not None
-    assert found[0] is form
+    assert found.form is form
     assert codec.recall(header, len(header) + 1) is None, "which decode refuses"
     assert codec.recall(header + b"x", len(header)) is None
 
@@ -295,7 +295,7 @@ def test_a_remembered_header_means_what_it_means_when_it_is_read_anew(sent: list
         recalled = codec.recall(body, length)
         assert outcome(codec, body, b"%d" % length) == expected
         if recalled is not None:
-            form, data, reply = recalled
+            form, data, reply = recalled.parts(body)
             assert repr((form, [plain(each) for each in data], reply)) == expected
 
 
