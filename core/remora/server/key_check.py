@@ -55,7 +55,9 @@ _FAILURES_A_SECOND, _FAILURES_AT_ONCE = 1 / 6, 10.0
 """Wrong keys that a peer may send: ten at once, then ten a minute."""
 _LOG_S = 60.0
 _OPENAI_PREFIXES = ("/v1/", "/openai/v1/")
-"""Paths below which refusals may need OpenAI's form, and all posts are inferences."""
+"""Paths below which refusals may need OpenAI's form."""
+_V1_MODELS = "/v1/models/"
+"""Path below which all posts of KServe V1 are inferences."""
 _V2_PROBES = ("/v2/health/live", "/v2/health/ready")
 
 UNAUTHENTICATED, PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAVAILABLE = 16, 7, 8, 14
@@ -163,7 +165,14 @@ def permission_of_path(head: Head) -> str:
         except Refusal as refusal:
             action = refusal.action
         return permission_of_action(action, head.method) if action else OPEN
-    return INFER if head.method == "POST" and path.startswith(_OPENAI_PREFIXES) else OPEN
+    if head.method != "POST" or not path.startswith(_OPENAI_PREFIXES):
+        return OPEN
+    from remora.protocols.openai.routes import find_route  # imported here, because few requests need it
+
+    where = find_route(path)
+    if where is not None and where.method == "POST":
+        return permission_of_action(where.v2_action, "POST")
+    return INFER if path.startswith(_V1_MODELS) else OPEN
 
 
 def denial_of(caller: Caller | None, permission: str) -> Denial | None:
