@@ -136,6 +136,11 @@ class Reply:
             choice.end is not None and choice.end.reason == "deadline" for choice in self._choices
         )
 
+    @property
+    def cut_off(self) -> bool:
+        """True if the deadline ended a choice."""
+        return any(choice.end is not None and choice.end.reason == "deadline" for choice in self._choices)
+
     def _text_of_prompt(self, place: int) -> str:
         prompt = self._query.prompts[place]
         if isinstance(prompt, str):

@@ -61,7 +61,12 @@ class ResponseReply:
     @property
     def timed_out(self) -> bool:
         """True if the answer ended by the deadline, before its first token."""
-        return not self.usage.generated and self._end is not None and self._end.reason == "deadline"
+        return self.cut_off and not self.usage.generated
+
+    @property
+    def cut_off(self) -> bool:
+        """True if the deadline ended the answer."""
+        return self._end is not None and self._end.reason == "deadline"
 
     # -- Items ---------------------------------------------------------------------------------------------------------
 

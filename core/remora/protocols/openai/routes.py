@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 import orjson
 
-from remora.errors import RemoraError
+from remora.errors import RemoraError, UnavailableError
 from remora.generation.tasks import ParameterError
 from remora.protocols.rest.answer import INTERNAL, JSON, PLAIN, Headers, HttpAnswer
 
@@ -95,8 +95,8 @@ def error_object(error: Exception) -> bytes:
 def error_answer(error: Exception) -> HttpAnswer:
     """Return the HTTP answer for an error; errors without a known cause are 500."""
     headers = error.headers if isinstance(error, ApiError) else ()
-    if isinstance(error, RemoraError) and error.retry_after_s:
-        headers = (*headers, (b"Retry-After", b"%d" % error.retry_after_s))
+    if isinstance(error, UnavailableError):  # such as a model that is being unloaded: another replica may answer
+        headers = (*headers, (b"Retry-After", b"%d" % (error.retry_after_s or 1)))
     return HttpAnswer(_status_of(error), (JSON, *headers), [error_object(error)])
 
 

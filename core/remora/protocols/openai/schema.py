@@ -52,9 +52,12 @@ _ANY_FIELD: Mapping[str, Json] = {
 _ERRORS = {
     "400": "A parameter is wrong",
     "404": "The model does not exist",
+    "413": "The body is too large",
     "415": "The body is not JSON",
     "429": "Too many requests wait",
-    "503": "The model is being loaded",
+    "500": "The model failed",
+    "503": "The model is being loaded or unloaded",
+    "504": "The deadline passed before the first token",
 }
 
 

@@ -26,6 +26,7 @@ from remora._version import __version__
 from remora.engine import Engine
 from remora.errors import ConfigError, NotFoundError, RemoraError, UnavailableError
 from remora.generation import Generation
+from remora.generation.expectation import refuse_if_late
 from remora.generation.tasks import ParameterError, Piece, Task
 from remora.messages import Buffer, Mailbox
 from remora.models.served_model import ServedModel
@@ -342,6 +343,8 @@ class _Call:
     def _begin_tasks(
         self, query: Query, model: ServedModel, generation: Generation, adapter: str, timeout_ns: int
     ) -> Cancellable:
+        if timeout_ns and self._routes.engine.options.refuse_late:
+            refuse_if_late(generation.engine.stats(), timeout_ns)
         if not model.acquire():
             raise UnavailableError(f"the model '{model.name}' is being unloaded")
         traces = self._routes.engine.traces

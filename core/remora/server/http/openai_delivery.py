@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from remora.tracing.traced import TracedTask
 
 _EVENTS: Headers = ((b"Content-Type", b"text/event-stream; charset=utf-8"), (b"Cache-Control", b"no-cache"))
-
+_CUT_OFF = (b"X-Request-Timed-Out", b"true")
+"""Header of a whole answer that its deadline cut off, because OpenAI's ``finish_reason`` has no word for it."""
 
 AnyReply = Reply | ResponseReply
 
@@ -136,7 +137,9 @@ class Delivery:
             if reply.timed_out:
                 self._exchange.respond(error_answer(ApiError(504, "the deadline passed before the first token")))
             else:
-                headers = (JSON, *ignored_header(self._query.ignored))
+                headers: Headers = (JSON, *ignored_header(self._query.ignored))
+                if reply.cut_off:
+                    headers = (*headers, _CUT_OFF)
                 self._exchange.respond(HttpAnswer(200, headers, [reply.body()]))
 
     def _refuse(self, error: RemoraError) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from remora.generation.tasks import ParameterError
-from remora.protocols.openai.fields import CHAT, COMPLETION, STREAM_OPTIONS, describe, read_fields
+from remora.protocols.openai.fields import CHAT, COMPLETION, RESPONSE, STREAM_OPTIONS, describe, read_fields
 
 
 def test_fields_that_are_null_count_as_absent() -> None:
@@ -71,3 +73,12 @@ def test_a_field_without_a_meaning_here_states_why() -> None:
 def test_a_long_value_is_not_repeated_in_the_error() -> None:
     assert describe("x" * 100) == "a text"
     assert describe(None) == "null"
+
+
+def test_the_page_has_every_field() -> None:
+    page = (Path(__file__).resolve().parents[4] / "docs" / "language-models.md").read_text()
+    tables = "".join(line for line in page.splitlines() if line.startswith("|"))
+    named = set(re.findall(r"`(\w+)`", tables))
+    # those that every client sends
+    fields = {*CHAT, *COMPLETION, *RESPONSE} - {"model", "prompt"}
+    assert sorted(fields - named) == []

@@ -9,7 +9,7 @@ import pytest
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError, QueueFullError, UnavailableError
 from remora.generation.tasks import ParameterError
 from remora.protocols.openai.routes import ApiError, Route, error_answer, find_route, refused
-from remora.protocols.rest.answer import HttpAnswer, failure
+from remora.protocols.rest.answer import JSON, HttpAnswer, failure
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,11 @@ def test_an_error_has_openais_object(error: Exception, status: int, kind: str, p
 
 def test_a_full_queue_names_the_time_of_the_next_attempt() -> None:
     assert (b"Retry-After", b"7") in error_answer(QueueFullError("full", retry_after_s=7)).headers
+
+
+def test_a_server_that_cannot_answer_now_names_a_time_too() -> None:
+    assert (b"Retry-After", b"1") in error_answer(UnavailableError("the model is being unloaded")).headers
+    assert error_answer(InternalError("broken")).headers == (JSON,)
 
 
 def test_the_text_of_an_unexpected_error_stays_in_the_log() -> None:

@@ -22,6 +22,7 @@ from remora.generation.tokenizing import TokenizerFile
 from remora.messages import Buffer
 from remora.models.readiness import Readiness
 from remora.models.table import LoadingError
+from remora.options import EngineOptions
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.protocols.http1 import Head
 from remora.protocols.openai.routes import find_route
@@ -42,16 +43,19 @@ class FakeModel:
     is_routed = False
     config = ModelConfig()
 
-    def __init__(self, script: str | None = TEXT, **settings: Any) -> None:
+    def __init__(self, script: str | None = TEXT, adapters: tuple[str, ...] = (), **settings: Any) -> None:
         self.clock_ns = 0
+        self.step_ns = 0
         self.broken = False
         tokens = ByteTokens()
         stepper = ScriptedStepper(length=2000, script=script, before_step=self._before_step)
+        stepper.facts = replace(stepper.facts, adapters=adapters)
         self.loop = StepLoop(stepper, tokens, LoopSettings("m", **settings), lambda: self.clock_ns, threaded=False)
         self.generation: Generation | None = Generation(self.loop, tokens, served_names=("alias",))
         self.users = 0
 
     def _before_step(self, _extensions: Sequence[Extension]) -> None:
+        self.clock_ns += self.step_ns
         if self.broken:
             raise RuntimeError("the device is gone")
 
@@ -81,6 +85,7 @@ class FakeEngine:
 
     def __init__(self, model: FakeModel) -> None:
         self.model = model
+        self.options = EngineOptions()
         self.loading: Future[None] | None = None
         self.started = True
         self.traces = Traces(TraceSettings(), FakeClock(), {})
@@ -271,8 +276,100 @@ async def test_at_its_deadline_an_answer_is_what_there_is() -> None:
     assert status == 200
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["choices"][0]["text"] == TEXT[:3]
+    assert (b"X-Request-Timed-Out", b"true") in exchange.answers[0].headers
     _, late = server.ask(headers=headers)
     assert (await server.answer(late))[0] == 504
+
+
+@running
+async def test_two_hundred_requests_at_their_deadline_leave_their_rows_to_one_that_is_answered_at_once() -> None:
+    server = Server()
+    timed = [
+        server.ask(headers=((b"x-request-timeout-ms", b"50"),), max_tokens=900, ignore_eos=True) for _ in range(200)
+    ]
+    await server.turn(2)
+    server.model.clock_ns = 1 << 62
+    _, exchange = server.ask(max_tokens=1)
+    await server.turn()
+    assert exchange.answers[0].status == 200
+    statuses = [each.answers[0].status for _, each in timed]
+    assert statuses.count(200) > 0  # of those that had rows
+    assert statuses.count(504) == 200 - statuses.count(200)
+    assert (server.model.users, server.model.loop.stats().running) == (0, 0)
+
+
+@running
+async def test_with_refuse_late_a_request_whose_first_token_would_come_too_late_is_refused() -> None:
+    server = Server()
+    server.engine.options = replace(server.engine.options, refuse_late=True)
+    headers = ((b"x-request-timeout-ms", b"50"),)
+    server.model.step_ns = 20_000_000
+    _, first = server.ask(max_tokens=4, headers=headers)  # nothing has been measured yet
+    assert (await server.answer(first))[0] == 200
+    for _ in range(40):
+        server.ask(max_tokens=900, ignore_eos=True)
+    await server.turn()
+    _, late = server.ask(headers=headers)
+    (answer,) = late.answers
+    assert answer.status == 429
+    assert int(dict(answer.headers)[b"Retry-After"]) >= 1
+    assert b"after the deadline of 50 ms" in answer.body[0]
+    _, patient = server.ask()
+    assert patient.answers == []
+
+
+@running
+async def test_unloading_amid_a_stream_ends_it_with_an_error_event_and_refuses_further_requests() -> None:
+    server = Server()
+    _, exchange = server.ask(stream=True, max_tokens=900, ignore_eos=True)
+    await server.turn(2)
+    server.model.loop.close()
+    await asyncio.sleep(0)
+    last = exchange.pieces[-1]
+    assert json.loads(last.split(b"data: ")[-1])["error"]["type"] == "server_error"
+    assert b"[DONE]" not in b"".join(exchange.pieces)
+    assert exchange.finished == 1
+    _, refused = server.ask()
+    (answer,) = refused.answers
+    assert answer.status == 503
+    assert b"Retry-After" in dict(answer.headers)
+    assert server.model.users == 0
+
+
+@running
+async def test_an_adapter_is_listed_and_chosen_by_the_field_model() -> None:
+    model = FakeModel(adapters=("french", "legal"))
+    server = Server(model)
+    chosen: list[str] = []
+    begin = model.loop.begin
+
+    def watched(task: Task, sink: Sink) -> None:
+        chosen.append(task.adapter)
+        begin(task, sink)
+
+    model.loop.begin = watched  # type: ignore[method-assign]
+    _, listed = server.ask(path="/v1/models", method="GET")
+    rows = {row["id"]: row["root"] for row in json.loads(listed.answers[0].body[0])["data"]}
+    assert rows == dict.fromkeys(("m", "alias", "m:french", "m:legal"), "m")
+    for name in ("m", "m:french", "alias:legal"):
+        _, exchange = server.ask(model=name, max_tokens=1)
+        assert (await server.answer(exchange))[1]["model"] == name
+    assert chosen == ["", "french", "legal"]
+    _, one = server.ask(path="/v1/models/m:french", method="GET")
+    assert json.loads(one.answers[0].body[0])["id"] == "m:french"
+    status, error = server.refusal(model="m:spanish")
+    assert (status, error["code"]) == (404, "model_not_found")
+    assert "'m:french'" in error["message"]
+
+
+@running
+async def test_an_answer_names_what_it_repeats_for() -> None:
+    server = Server()
+    _, exchange = server.ask(max_tokens=1)
+    assert (await server.answer(exchange))[1]["system_fingerprint"] == "scripted"
+    _, streamed = server.ask(max_tokens=1, stream=True)
+    await server.turn(2)
+    assert b'"system_fingerprint":"scripted"' in streamed.pieces[0]
 
 
 @running
