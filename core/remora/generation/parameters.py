@@ -27,6 +27,7 @@ _KNOWN = (
     *_FLOATS,
     *("n", "top_k", "seed", "stop", "stop_token_ids", "ignore_eos", "max_tokens", "min_tokens", "logprobs"),
     *("prompt_logprobs", "logit_bias", "skip_special_tokens", "structured_outputs", "user", "priority"),
+    "lora_name",
 )
 _ONLY_DEFAULT: Mapping[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
@@ -82,6 +83,7 @@ def parse_parameters(parameters: Mapping[str, Any], prompt: tuple[int, ...], *, 
         skip_special=_boolean(parameters, "skip_special_tokens", default=True),
         user=str(parameters.get("user") or ""),
         priority=_integer(parameters, "priority", 0) or 0,
+        adapter=str(parameters.get("lora_name") or ""),
     )
 
 

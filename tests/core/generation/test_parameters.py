@@ -27,12 +27,12 @@ def test_every_parameter_reaches_the_task() -> None:
         **{"presence_penalty": 0.2, "frequency_penalty": 0.3, "logit_bias": {"7": -5}, "n": 2, "stop": "x"},
         **{"stop_token_ids": [4], "ignore_eos": True, "max_tokens": 9, "min_tokens": 2, "logprobs": 1},
         **{"prompt_logprobs": 0, "skip_special_tokens": False, "user": "u", "priority": 3},
-        **{"structured_outputs": {"regex": "a+"}},
+        **{"structured_outputs": {"regex": "a+"}, "lora_name": "french"},
     )
     assert task.sampling == Sampling(0.5, 40, 0.9, 0.1, 1.1, 0.2, 0.3, ((7, -5.0),), (1 << 64) - 2)
     assert (task.choices, task.stop, task.stop_tokens, task.ignore_end) == (2, ("x",), frozenset({4}), True)
     assert (task.max_tokens, task.min_tokens, task.logprobs, task.prompt_logprobs) == (9, 2, 1, 0)
-    assert (task.skip_special, task.user, task.priority) == (False, "u", 3)
+    assert (task.skip_special, task.user, task.priority, task.adapter) == (False, "u", 3, "french")
     assert task.grammar == Grammar("regex", "a+")
 
 
