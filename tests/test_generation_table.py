@@ -1,0 +1,28 @@
+"""The tables of language models in docs/reliability.md: every test that they name exists, and every row names one."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "reliability.md").read_text()
+SECTION = PAGE.partition("## Language models: promises, faults and their tests")[2].partition("\n## ")[0]
+
+
+def tests_in(file: str) -> set[str]:
+    nodes = ast.walk(ast.parse((ROOT / file).read_text()))
+    return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def test_every_test_of_the_tables_exists() -> None:
+    cited = re.findall(r"`(tests/[\w./-]+)::(\w+)`", SECTION)
+    assert len(cited) > 60
+    assert [f"{file}::{name}" for file, name in cited if not (ROOT / file).exists() or name not in tests_in(file)] == []
+
+
+def test_every_row_names_its_test() -> None:
+    rows = re.findall(r"^\| (?!-)([^|]+) \| (.+) \|$", SECTION, re.MULTILINE)
+    assert len(rows) > 35
+    assert [promise for promise, tests in rows if tests != "Test" and "::test_" not in tests] == []
