@@ -23,6 +23,7 @@ ORDER = (
     "admission",
     "neighbour",
     "generation",
+    "streams",
     "fronts",
     "access_log",
     "storage",

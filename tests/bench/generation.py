@@ -1,5 +1,8 @@
 """Language models: tokens per second, TTFT and ITL of the bare step loop, in process and over HTTP.
 
+Also: decode steps of 16 rows against one, the first token of a prompt that was seen before, and the time until a
+cancelled row is free.
+
 python -m tests.bench generation [FOLDER]: with a repository's folder of models (`make llm`), else with `tiny`. Rounds
 alternate between the ways, and the ratio of each round counts, because others use the machine, too.
 """
@@ -12,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from os import getloadavg
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -20,12 +24,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from generation_models import tiny
 from hosting import running
 from remora.engine import Engine
-from remora.generation import Generation
+from remora.generation import Extension, Generation
+from remora.generation.step_loop import StepLoop
 from remora.generation.tasks import Sampling, Task
 from remora.server.host import Host
 from remora.testing.generation import Collector
 
 ROUNDS, STREAMS, TOKENS = 5, 16, 64
+PROMPT_TOKENS, DECODE_STEPS, PREFIX_TOKENS = 64, 24, 1000
 PROMPT = "The quick brown fox jumps over the lazy dog and runs into the forest, where"
 
 
@@ -85,6 +91,61 @@ def over_http(port: int, name: str, streams: int) -> Times:
     return Times(streams * TOKENS / spent, median(first), median(between))
 
 
+def decode_ratio(stepper: Any) -> float:
+    """Tokens per second of decode steps of 16 rows over those of one row; medians of alternating pairs."""
+    for row in range(STREAMS):
+        stepper.step([Extension(row, 0, range(20 + row, 20 + row + PROMPT_TOKENS))])
+
+    def seconds(rows: int) -> float:
+        begin = time.perf_counter()
+        for position in range(PROMPT_TOKENS, PROMPT_TOKENS + DECODE_STEPS):
+            stepper.step([Extension(row, position, [30 + row]) for row in range(rows)])
+        return time.perf_counter() - begin
+
+    seconds(STREAMS)
+    return median(seconds(1) / seconds(STREAMS) * STREAMS for _ in range(2 * ROUNDS + 1))
+
+
+def prefix_ratio(generation: Generation) -> tuple[float, float]:
+    """Time to the first token of a long prompt in milliseconds, and its part when most of the prompt was seen."""
+    length = min(PREFIX_TOKENS, generation.engine.facts.context - 40)
+
+    def first_ms(seed: int, tail: int) -> float:
+        prompt = tuple(20 + (place * (seed + 3)) % 400 for place in range(length)) + (20 + tail,) * 8
+        task, sink = Task(prompt, 2, Sampling(temperature=0), ignore_end=True), Collector()
+        generation.engine.begin(task, sink)
+        sink.wait(task, 600)
+        usage = sink.ends(task)[0].usage
+        return (usage.queue_ns + usage.prefill_ns) / 1e6
+
+    pairs = [(first_ms(seed, 1), first_ms(seed, 2)) for seed in range(ROUNDS)]
+    return median(first for first, _ in pairs), median(second / first for first, second in pairs)
+
+
+def cancel_ms(generation: Generation) -> tuple[float, float]:
+    """Time from a cancellation to the end of its task beside 15 others, and of a step, in milliseconds."""
+    prompt = generation.tokens.encode(PROMPT)
+    spent, steps = [], []
+    for _ in range(3 * ROUNDS):
+        sink = Collector()
+        tasks = [Task(prompt, 400, Sampling(temperature=0), ignore_end=True) for _ in range(STREAMS)]
+        for task in tasks:
+            generation.engine.begin(task, sink)
+        while not all(sink.tokens(task) for task in tasks):
+            time.sleep(0.001)
+        before = generation.engine.stats()
+        begin = time.perf_counter()
+        generation.engine.cancel(tasks[3])
+        sink.wait(tasks[3], 600)
+        spent.append((time.perf_counter() - begin) * 1e3)
+        for task in tasks:
+            generation.engine.cancel(task)
+            sink.wait(task, 600)
+        after = generation.engine.stats()
+        steps.append((after.step_ns - before.step_ns) / max(after.steps - before.steps, 1) / 1e6)
+    return median(spent), median(steps)
+
+
 def shown(name: str, rounds: list[Times]) -> str:
     low, high = min(each.per_s for each in rounds), max(each.per_s for each in rounds)
     middle = [median(values) for values in zip(*rounds, strict=True)]
@@ -94,7 +155,14 @@ def shown(name: str, rounds: list[Times]) -> str:
 def measure(engine: Engine, port: int, name: str) -> None:
     generation = engine.resolve(name).generation
     assert generation is not None
-    print(f"{name:>28} {'tokens/s':>9} (lowest to highest) {'TTFT ms':>7} {'ITL ms':>9}")
+    print(f"{name:>28} {'tokens/s':>9} (lowest to highest) {'TTFT ms':>7} {'ITL ms':>9}   load {getloadavg()[0]:.1f}")
+    if isinstance(generation.engine, StepLoop):
+        # nothing else uses the stepper, because no task runs
+        print(f"{'16 rows over one':>28} {decode_ratio(generation.engine._stepper):9.2f}")
+    first_ms, part = prefix_ratio(generation)
+    print(f"{'first token of 1000':>28} {first_ms:9.1f} ms, {part:.3f} of it when the prompt was seen")
+    freed_ms, step_ms = cancel_ms(generation)
+    print(f"{'cancelled row is free after':>28} {freed_ms:9.2f} ms; a step takes {step_ms:.2f} ms")
     for streams in (1, STREAMS):
         bare: list[Times] = []
         wire: list[Times] = []
