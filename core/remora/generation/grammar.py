@@ -21,6 +21,8 @@ from remora.generation.tasks import Grammar, ParameterError
 KINDS = frozenset({"json_schema", "json_object", "regex", "choice", "lark"})
 _PARAMETER = "response_format"
 _SIZE_LIMIT = 1 << 20
+_NOT_ALLOWED = "doesn't satisfy the grammar"
+"""In llguidance's error for a wrong token. All others have their cause in the grammar: a limit, or nothing matches."""
 
 
 class GrammarCompiler:
@@ -114,14 +116,19 @@ class GrammarMatcher:
         """Return for each token whether it may come next.
 
         Raises:
-            InternalError: a limit was exceeded while the answer was written.
+            ParameterError: the grammar is too complex, which its compilation does not always find, or nothing matches.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
         return np.unpackbits(bits, bitorder="little")[: self._vocabulary].view(np.bool_)
 
     def accept(self, token: int) -> None:
-        """Advance by a token. Raises InternalError for one that is not allowed."""
+        """Advance by a token.
+
+        Raises:
+            InternalError: the token is not allowed.
+            ParameterError: the grammar is too complex.
+        """
         self._matcher.consume_token(token)
         self._check()
 
@@ -132,5 +139,9 @@ class GrammarMatcher:
 
     def _check(self) -> None:
         reason = self._matcher.get_error()
-        if reason:
-            raise InternalError(f"the grammar failed: {' '.join(reason.split())[:500]}")
+        if not reason:
+            return
+        reason = " ".join(reason.partition("<state>")[0].split())[:500]  # without the state that llguidance appends
+        if _NOT_ALLOWED in reason:
+            raise InternalError(f"the grammar failed: {reason}")
+        raise ParameterError(_PARAMETER, f"the grammar cannot be enforced: {reason}")
