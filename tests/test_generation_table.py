@@ -11,7 +11,7 @@ PAGE = (ROOT / "docs" / "reliability.md").read_text()
 SECTION = PAGE.partition("## Language models: promises, faults and their tests")[2].partition("\n## ")[0]
 
 
-def tests_in(file: str) -> set[str]:
+def names_in(file: str) -> set[str]:
     nodes = ast.walk(ast.parse((ROOT / file).read_text()))
     return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
@@ -19,7 +19,7 @@ def tests_in(file: str) -> set[str]:
 def test_every_test_of_the_tables_exists() -> None:
     cited = re.findall(r"`(tests/[\w./-]+)::(\w+)`", SECTION)
     assert len(cited) > 60
-    assert [f"{file}::{name}" for file, name in cited if not (ROOT / file).exists() or name not in tests_in(file)] == []
+    assert [f"{file}::{name}" for file, name in cited if not (ROOT / file).exists() or name not in names_in(file)] == []
 
 
 def test_every_row_names_its_test() -> None:
