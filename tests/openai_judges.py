@@ -1,4 +1,4 @@
-"""Loglikelihoods as lm-eval takes them from OpenAI's routes, run in an environment of its own.
+"""Loglikelihoods as lm-eval takes them from OpenAI's routes, in a separate environment.
 
     python openai_judges.py URL MODEL TOKENIZER_FOLDER
 

@@ -25,7 +25,6 @@ PAIRS = [
     ("The server answers", " each request once"),
     ("A batch runs when", " it is full, or when its oldest request has waited long enough"),
     ("x", " y"),
-    ("", "The first words have no context"),
     ("Tokens of several bytes: äöü €", " and more: 漢字 🙂"),
     ("The same context", " first"),
     ("The same context", " second continuation"),

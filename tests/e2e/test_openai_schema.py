@@ -1,4 +1,4 @@
-"""The published schema of OpenAI's routes, and bad input made of it by schemathesis in an environment of its own.
+"""Published schema of OpenAI's routes, with bad input that schemathesis makes of it in a separate environment.
 
 `make test-openai` creates the environment; without it the test is skipped.
 """

@@ -1,4 +1,4 @@
-"""Expected time of a first token, and refusal of requests that would get theirs after the deadline.
+"""Expected time of a first token, and refusal of requests that would get it too late.
 
 Pure: the figures of an engine come in as `EngineStats`.
 """
@@ -10,7 +10,7 @@ from remora.generation.tasks import EngineStats
 
 
 def expected_first_token_ns(stats: EngineStats) -> float:
-    """Return the time until a task that begins now gets its first token, 0 if nothing has been measured.
+    """Return the time until a task that begins now gets its first token; 0 if unknown.
 
     Answers have the mean number of tokens of those that ended, and a step its mean duration. The rows that run now
     become free one after another, evenly over the duration of an answer.
