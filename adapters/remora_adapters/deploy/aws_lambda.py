@@ -37,7 +37,7 @@ from remora_adapters.deploy.uploads import Source, source_of, upload_steps
 
 add_place, connect = aws.add_place, aws.connect
 _NAME = re.compile(r"[A-Za-z0-9-_]{1,64}")
-_ALIAS = "live"
+ALIAS = "live"
 _SERVICE = "lambda.amazonaws.com"
 _ACCOUNT = "ACCOUNT"
 _MB_PER_PROCESSOR = 1769
@@ -155,10 +155,10 @@ class LambdaFunction:
         name = {"FunctionName": self.name}
         return [
             Read("function", lambda _: Call("lambda", "get_function", name)),
-            Read("alias", lambda _: Call("lambda", "get_alias", {**name, "Name": _ALIAS})),
+            Read("alias", lambda _: Call("lambda", "get_alias", {**name, "Name": ALIAS})),
             Read("versions", lambda _: Call("lambda", "list_versions_by_function", {**name, "MaxItems": 50})),
-            Read("url", lambda _: Call("lambda", "get_function_url_config", {**name, "Qualifier": _ALIAS})),
-            Read("events", lambda _: Call("lambda", "get_function_event_invoke_config", {**name, "Qualifier": _ALIAS})),
+            Read("url", lambda _: Call("lambda", "get_function_url_config", {**name, "Qualifier": ALIAS})),
+            Read("events", lambda _: Call("lambda", "get_function_event_invoke_config", {**name, "Qualifier": ALIAS})),
             *aws.role_reads(self._role),
             aws.streams_read(self._log_group),
         ]
@@ -236,7 +236,7 @@ class LambdaFunction:
 
     def _move(self, wanted: Wanted, version: Any, state: State) -> list[Step]:
         """Return the step that sends traffic to a version."""
-        alias = {"FunctionName": self.name, "Name": _ALIAS}
+        alias = {"FunctionName": self.name, "Name": ALIAS}
         current = find(state, "alias.FunctionVersion")
         if current is None:
             call = Call("lambda", "create_alias", {**alias, "FunctionVersion": version})
@@ -246,13 +246,13 @@ class LambdaFunction:
         if wanted.traffic == 100 or version == current:
             if version == current and not weights:
                 return []
-            target = {"FunctionVersion": version, "RoutingConfig": {"AdditionalVersionWeights": {}}}
+            target = routing(version, {})
         else:
             share = {str(version): wanted.traffic / 100}
             if weights == share:
                 return []
-            target = {"FunctionVersion": current, "RoutingConfig": {"AdditionalVersionWeights": share}}
-        back = {**alias, "FunctionVersion": current, "RoutingConfig": {"AdditionalVersionWeights": weights}}
+            target = routing(current, share)
+        back = {**alias, **routing(current, weights)}
         undo = (Step("traffic", Call("lambda", "update_alias", back)),)
         return [Step("traffic", Call("lambda", "update_alias", {**alias, **target}), undo=undo)]
 
@@ -260,7 +260,7 @@ class LambdaFunction:
         """Return the step that creates the function URL, or changes how it passes answers on."""
         if not (wanted.url or wanted.stream):
             return []
-        named = {"FunctionName": self.name, "Qualifier": _ALIAS, "AuthType": "AWS_IAM"}
+        named = {"FunctionName": self.name, "Qualifier": ALIAS, "AuthType": "AWS_IAM"}
         mode = "RESPONSE_STREAM" if wanted.stream else "BUFFERED"
         if state["url"] is None:
             return [Step("deploy", Call("lambda", "create_function_url_config", {**named, "InvokeMode": mode}))]
@@ -273,7 +273,7 @@ class LambdaFunction:
 
     def _asynchronous(self, wanted: Wanted, state: State) -> list[Step]:
         """Return the step that sets the destinations of asynchronous invocations, or removes them."""
-        named = {"FunctionName": self.name, "Qualifier": _ALIAS}
+        named = {"FunctionName": self.name, "Qualifier": ALIAS}
         places = {"OnSuccess": wanted.on_success, "OnFailure": wanted.on_failure}
         config = {
             "MaximumRetryAttempts": wanted.retries,
@@ -310,7 +310,7 @@ class LambdaFunction:
         version = self._versions(state).get(self._digest(wanted), "")
         serving = self._serving(state)
         if not version or version not in serving:
-            return [f"the alias {_ALIAS} serves version {', '.join(serving) or 'none'}, not the requested one"]
+            return [f"the alias {ALIAS} serves version {', '.join(serving) or 'none'}, not the requested one"]
         share = serving[version]
         return [] if abs(share - wanted.traffic / 100) < 1e-6 or len(serving) == 1 else [f"its share is {share:.0%}"]
 
@@ -323,7 +323,7 @@ class LambdaFunction:
         older = self._older(state)
         lines = [
             f"{self.name}: {config.get('State', '?')}, {config.get('MemorySize', '?')} MB, {config.get('Timeout')} s",
-            f"alias {_ALIAS}: {shares or 'none'}",
+            f"alias {ALIAS}: {shares or 'none'}",
             f"rollback: {f'version {older}' if older else 'no earlier version'}",
         ]
         return [*lines, f"url: {state['url']['FunctionUrl']}"] if state["url"] else lines
@@ -343,7 +343,7 @@ class LambdaFunction:
 
     def ask(self, state: State, body: bytes) -> Call:
         """Return the invocation of the alias."""
-        return self._invoke(body, _ALIAS)
+        return self._invoke(body, ALIAS)
 
     def _invoke(self, body: bytes, version: Any) -> Call:
         return Call("lambda", "invoke", {"FunctionName": self.name, "Qualifier": version, "Payload": body})
@@ -357,7 +357,7 @@ class LambdaFunction:
 
     def rollback(self, state: State) -> Sequence[Step]:
         """Return the steps to the version before the one that serves, or to the one beside a share."""
-        alias = {"FunctionName": self.name, "Name": _ALIAS, "RoutingConfig": {"AdditionalVersionWeights": {}}}
+        alias = {"FunctionName": self.name, "Name": ALIAS, "RoutingConfig": {"AdditionalVersionWeights": {}}}
         current = find(state, "alias.FunctionVersion")
         canary = find(state, "alias.RoutingConfig.AdditionalVersionWeights")
         target = current if canary else self._older(state)
@@ -468,6 +468,11 @@ class LambdaFunction:
         for arn in filter(None, dict.fromkeys((wanted.on_success, wanted.on_failure))):
             statements.append(aws.allow([_DESTINATIONS[_service_of(arn)]], arn))
         return statements
+
+
+def routing(version: Any, weights: Mapping[str, float]) -> dict[str, Any]:
+    """Return the members of an alias that divide the invocations among versions."""
+    return {"FunctionVersion": version, "RoutingConfig": {"AdditionalVersionWeights": dict(weights)}}
 
 
 def _service_of(arn: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from remora.system.install_advice import install_command
-from remora_adapters.deploy.azureml_documents import Settings, settings_of
+from remora_adapters.deploy.azureml_documents import Settings, check_mirror, settings_of
 from remora_adapters.deploy.golden import Golden, golden_step
 from remora_adapters.deploy.images import Needs, image_check, pinned
 from remora_adapters.deploy.plan import (
@@ -65,10 +65,7 @@ class Wanted:
     def check(self) -> None:
         """Raise ValueError for values that the platform would refuse."""
         check_share(self.traffic)
-        if not 0 <= self.mirror <= 50:
-            raise ValueError(f"--mirror={self.mirror}: expected 0 to 50 percent")
-        if self.mirror and self.traffic != 100:
-            raise ValueError("--mirror and --traffic exclude each other: the answers to copies are dropped")
+        check_mirror(self.mirror, shared=self.traffic != 100)
         if self.settings.count < 1:
             raise ValueError(f"--instances={self.settings.count}: a managed deployment has at least one instance")
         if not 0 <= self.settings.capture_share <= 100:

@@ -94,6 +94,17 @@ class Settings:
         }
 
 
+def check_mirror(percent: int, *, shared: bool) -> None:
+    """Raise ValueError for copies that an endpoint cannot have.
+
+    ``shared`` is True if versions share the traffic.
+    """
+    if not 0 <= percent <= 50:
+        raise ValueError(f"--mirror={percent}: expected 0 to 50 percent")
+    if percent and shared:
+        raise ValueError("--mirror and --traffic exclude each other: the answers to copies are dropped")
+
+
 def settings_of(version: Mapping[str, Any]) -> Settings | None:
     """Return the settings that a model's version retains, None without."""
     text = find(version, "properties.properties", {}).get(_SETTINGS)

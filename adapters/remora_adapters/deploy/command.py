@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from remora.errors import RemoraError
 from remora_adapters.deploy import (
     ACTIONS,
     PLATFORMS,
@@ -23,6 +24,7 @@ from remora_adapters.deploy import (
 from remora_adapters.deploy.golden import Golden
 from remora_adapters.deploy.plan import Call, CallError, Platform, RefusedError, shown
 from remora_adapters.deploy.running import Runner
+from remora_adapters.deploy.shares import flags_of
 
 _LINES = 50
 
@@ -51,6 +53,8 @@ def parse(arguments: Sequence[str]) -> tuple[PlatformModule, str, argparse.Names
     options = _parser(module, prog, rest[0], action).parse_args(rest[1:])
     if not action:
         options.environ = tuple(_pair(each) for each in options.env)
+        if options.release is not None:
+            _apply_release(options)
     return module, action, options
 
 
@@ -153,6 +157,14 @@ def _parser(module: PlatformModule, prog: str, platform: str, action: str) -> ar
     elif not action:
         _add_flags(parser)
         module.add_flags(parser)
+        parser.add_argument(
+            "--release",
+            nargs="?",
+            const="",
+            metavar="RELEASE",
+            help="take --traffic, --shadow or --mirror from a release: a model's name, the file of a server's state, a "
+            "release.yaml, or versions such as stable=2,canary=3:10%% (default: the only release in --model)",
+        )
     return parser
 
 
@@ -165,6 +177,24 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     add("--request", type=Path, metavar="FILE", help="golden request: the body of a V2 request")
     add("--expect", type=Path, metavar="FILE", help="expected response to --request")
     add("--dry-run", action="store_true", help="print the calls only, without credentials")
+
+
+def _apply_release(options: argparse.Namespace) -> None:
+    """Set the platform's flags for shares and copies by a release. Raises ValueError."""
+    from remora.models.release_sources import find_release  # because it imports the engine's models
+
+    try:
+        flags = flags_of(find_release(options.release, [options.model] if options.model else []))
+    except RemoraError as error:
+        raise ValueError(str(error)) from error
+    for name, value in flags.items():
+        names = ("shadow", "mirror") if name == "shadow" else (name,)
+        flag = next((each for each in names if hasattr(options, each)), "")
+        if not flag:
+            raise ValueError(
+                f"--release: this platform has no {name} of a release; `remora release` has one in a server"
+            )
+        setattr(options, flag, value)
 
 
 def _golden(options: argparse.Namespace) -> Golden | None:

@@ -173,15 +173,38 @@ def config_call(plan: Plan, current: Sequence[Mapping[str, Any]] = ()) -> Call:
     """
     new = _variant(plan)
     stable = next((dict(each) for each in current if each.get("VariantName") == VARIANT), None)
-    config: dict[str, Any] = {"ProductionVariants": [new]}
     if stable is not None and plan.traffic < 100:
-        stable["InitialVariantWeight"] = (100 - plan.traffic) / 100
-        new |= {"VariantName": CANARY, "InitialVariantWeight": plan.traffic / 100}
-        config = {"ProductionVariants": [stable, new]}
-    elif stable is not None and plan.shadow:
-        stable["InitialVariantWeight"] = 1.0
-        new |= {"VariantName": SHADOW, "InitialVariantWeight": plan.shadow / 100}
-        config = {"ProductionVariants": [stable], "ShadowProductionVariants": [new]}
+        shares = [_weighted(stable, VARIANT, 100 - plan.traffic), _weighted(new, CANARY, plan.traffic)]
+        return _config(plan, shares)
+    if stable is not None and plan.shadow:
+        return _config(plan, [_weighted(stable, VARIANT, 100)], [_weighted(new, SHADOW, plan.shadow)])
+    return _config(plan, [new])
+
+
+def release_call(stable: Plan, arms: Sequence[tuple[str, Plan, float]], shadow: tuple[Plan, float] | None) -> Call:
+    """Return the call that creates the configuration of a release.
+
+    ``arms`` holds name, plan and percentage of each version beside the stable one, ``shadow`` the plan and percentage
+    of the one that gets copies. Raises ValueError for a shadow beside arms, which the platform refuses.
+    """
+    if shadow is not None and arms:
+        raise ValueError(
+            "SageMaker has shadow variants only beside one production variant: end the canary or the shadow"
+        )
+    rest = 100 - sum(percent for _, _, percent in arms)
+    production = [_weighted(_variant(stable), VARIANT, rest)]
+    production += [_weighted(_variant(plan), name, percent) for name, plan, percent in arms]
+    return _config(stable, production, [] if shadow is None else [_weighted(_variant(shadow[0]), SHADOW, shadow[1])])
+
+
+def _weighted(variant: Mapping[str, Any], name: str, percent: float) -> dict[str, Any]:
+    return {**variant, "VariantName": name, "InitialVariantWeight": percent / 100}
+
+
+def _config(plan: Plan, production: list[dict[str, Any]], shadows: Sequence[dict[str, Any]] = ()) -> Call:
+    config: dict[str, Any] = {"ProductionVariants": production}
+    if shadows:
+        config["ShadowProductionVariants"] = [*shadows]
     if plan.answers:
         config["AsyncInferenceConfig"] = {"OutputConfig": {"S3OutputPath": plan.answers}}
     if plan.capture:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from remora.traffic.releases import Release, percent
 from remora_adapters.deploy.plan import RefusedError
 
 Shares = Mapping[str, int]
@@ -14,6 +15,19 @@ def check_share(percent: int) -> None:
     """Raise ValueError for a share that no platform has."""
     if not 1 <= percent <= 100:
         raise ValueError(f"--traffic={percent}: expected 1 to 100 percent")
+
+
+def flags_of(release: Release) -> dict[str, int]:
+    """Return the share (``traffic``) or the copies (``shadow``) of a new version, in percent.
+
+    Raises ValueError for a release that one deployment cannot express.
+    """
+    if len(release.arms) + (release.shadow is not None) != 1:
+        raise ValueError("--release: one deployment adds one version: expected a canary or a shadow, and not several")
+    weight = release.shadow.weight if release.shadow is not None else release.arms[0].weight
+    if weight % 100:
+        raise ValueError(f"--release: {percent(weight)}: expected a whole percentage")
+    return {"shadow" if release.shadow is not None else "traffic": weight // 100}
 
 
 def check_replicas(least: int, most: int) -> None:

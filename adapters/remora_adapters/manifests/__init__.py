@@ -10,9 +10,13 @@ import argparse
 from collections.abc import Callable
 from dataclasses import fields
 from importlib import import_module
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
+from remora.errors import RemoraError
 from remora_adapters.manifests.facts import MODES, SPOT, TASK, Choices, Facts
+
+if TYPE_CHECKING:
+    from remora.traffic.releases import Release
 
 PLATFORMS = (
     "azureml",
@@ -32,19 +36,19 @@ FETCHING = ("cloud-run", "helm", "knative", "kserve", "kubernetes")
 """Platforms whose pods download the models, so that a local path is useless to them."""
 _PODS = frozenset(("least", "most", "service_account", "secret", "namespace", "spot", "gpu_resource"))
 _JOBS = frozenset(("job", "tasks"))
-_OF_SERVICES = frozenset(("least", "most", "port_name", "canary", "monitoring", "prometheus"))
+_OF_SERVICES = frozenset(("least", "most", "port_name", "canary", "monitoring", "prometheus", "release"))
 """Choices that a job does not have."""
 _USED = {
-    "azureml": frozenset(("least", "instance")),
-    "cloud-run": frozenset(("least", "most", "service_account", "instance", "port_name", "canary")) | _JOBS,
+    "azureml": frozenset(("least", "instance", "release")),
+    "cloud-run": frozenset(("least", "most", "service_account", "instance", "port_name", "canary", "release")) | _JOBS,
     "compose": frozenset(("secret",)),
     "helm": _PODS - {"namespace"} | {"monitoring", "prometheus"},
-    "knative": _PODS | {"port_name", "canary", "monitoring"},
-    "kserve": _PODS | {"mode", "canary", "monitoring"},
+    "knative": _PODS | {"port_name", "canary", "monitoring", "release"},
+    "kserve": _PODS | {"mode", "canary", "monitoring", "release"},
     "kubernetes": _PODS | _JOBS | {"monitoring", "prometheus"},
-    "lambda": frozenset(("service_account",)),
-    "sagemaker": frozenset(("least", "most", "service_account", "instance")),
-    "vertex": frozenset(("least", "most", "service_account", "instance", "canary", "spot")),
+    "lambda": frozenset(("service_account", "release")),
+    "sagemaker": frozenset(("least", "most", "service_account", "instance", "release")),
+    "vertex": frozenset(("least", "most", "service_account", "instance", "canary", "spot", "release")),
 }
 """Choices that a platform's files can express, beside the number of GPUs."""
 _FLAGS = {"least": "min-replicas", "most": "max-replicas", "instance": "instance-type", "prometheus": "keda"}
@@ -101,6 +105,14 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
         help="h2c sends gRPC to the port (default %(default)s)",
     )
     group.add_argument("--canary", type=int, metavar="PERCENT", help="share of the traffic for this revision")
+    group.add_argument(
+        "--release",
+        nargs="?",
+        const="",
+        metavar="RELEASE",
+        help="divide the traffic as a release does: a model's name, the file of a server's state, a release.yaml, or "
+        "versions such as stable=2,canary=3:10%%,shadow=4:20%% (default: the only release in PATH)",
+    )
     group.add_argument("--monitoring", action="store_true", help="add a PodMonitor and alerts (PrometheusRule)")
     group.add_argument(
         "--job",
@@ -117,6 +129,18 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
         help=f"parallel tasks of the job; {TASK} in INPUT and OUTPUT becomes 0 to N-1 (default %(default)s)",
     )
     group.add_argument("--keda", default="", metavar="URL", help="scale by KEDA with the Prometheus at this address")
+
+
+def _release_of(options: argparse.Namespace) -> Release | None:
+    """Return the release of the arguments. Raises ValueError."""
+    if options.release is None:
+        return None
+    from remora.models.release_sources import find_release  # because it imports the engine's models
+
+    try:
+        return find_release(options.release, options.paths)
+    except RemoraError as error:
+        raise ValueError(str(error)) from error
 
 
 def choices_of(options: argparse.Namespace) -> Choices:
@@ -136,6 +160,7 @@ def choices_of(options: argparse.Namespace) -> Choices:
         instance=options.instance_type,
         port_name=options.port_name,
         canary=options.canary,
+        release=_release_of(options),
         monitoring=options.monitoring,
         prometheus=options.keda,
         job=tuple(options.job),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from remora.traffic.releases import HUNDRED, Release
+from remora_adapters.deploy.aws_lambda import ALIAS, routing
+from remora_adapters.manifests import releases
 from remora_adapters.manifests.documents import document
 from remora_adapters.manifests.facts import Facts
 
@@ -36,7 +39,21 @@ def render(facts: Facts) -> str:
         "Environment": f"An environment answers one request at a time. Two batches of {rows} for each of "
         f"{model.instances} instances of '{model.name}' never meet in one: send rows together.",
     }
+    if choices.release is not None:
+        return _alias(facts, choices.release)
     return document(function(facts), reasons, "aws lambda create-function --cli-input-yaml file://THIS")
+
+
+def _alias(facts: Facts, release: Release) -> str:
+    """Return the arguments of UpdateAlias. Raises ValueError for more than two versions."""
+    version, weight = releases.the_canary(release, "Lambda")
+    shares = {f"LAMBDA_VERSION_OF_{version}": weight / HUNDRED} if version else {}
+    found = {"FunctionName": facts.name, "Name": ALIAS, **routing(f"LAMBDA_VERSION_OF_{release.stable}", shares)}
+    reasons = {
+        "FunctionVersion": "Lambda numbers the versions of a function itself: aws lambda list-versions-by-function "
+        f"--function-name {facts.name}",
+    }
+    return document(found, reasons, f"aws lambda update-alias --cli-input-yaml file://THIS\n{releases.notes(release)}")
 
 
 def function(facts: Facts) -> dict[str, Any]:

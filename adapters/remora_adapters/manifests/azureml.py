@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 import re
 
+from remora.traffic.releases import Release
+from remora_adapters.deploy.azureml_documents import check_mirror
+from remora_adapters.manifests import releases
+from remora_adapters.manifests.documents import document
 from remora_adapters.manifests.facts import Facts
 
 _PERIOD_S = 10
@@ -20,16 +24,57 @@ def render(facts: Facts) -> str:
         raise ValueError(
             f"{facts.name}: an endpoint's name has 3 to 32 letters, digits and hyphens, the first a letter"
         )
+    facts.choices.check()
+    release = facts.choices.release
+    if release is None:
+        return _deployment(facts, "blue", f"{facts.name}@latest")
+    parts = [_endpoint(facts, release)]
+    copied = [release.shadow.version] if release.shadow is not None else []
+    for version in dict.fromkeys((*releases.weights(release), *copied)):
+        parts.append(_deployment(facts, _name(version), f"{facts.name}:{version}"))
+    return "---\n".join(parts)
+
+
+def _name(version: int) -> str:
+    return f"version-{version}"
+
+
+def _endpoint(facts: Facts, release: Release) -> str:
+    """Return the endpoint with the shares of its deployments.
+
+    Raises ValueError for shares that Azure ML refuses.
+    """
+    shares = {_name(version): share for version, share in releases.whole_percents(release).items()}
+    shadow, copies = release.shadow, {}
+    if shadow is not None:
+        percents = shadow.weight // 100
+        check_mirror(percents, shared=bool(release.arms))
+        copies = {_name(shadow.version): percents}
+    found = {
+        "$schema": "https://azuremlschemas.azureedge.net/latest/managedOnlineEndpoint.schema.json",
+        "name": facts.name,
+        "auth_mode": "key",
+        "traffic": shares,
+        "mirror_traffic": copies or None,
+    }
+    reasons = {
+        "traffic": "Create the deployments below first, without traffic.",
+        "mirror_traffic": "Azure ML drops the answers to copies.",
+    }
+    header = "az ml online-endpoint update --file THIS"
+    return document(found, reasons, f"{header}\n{releases.notes(release, copies=True)}")
+
+
+def _deployment(facts: Facts, name: str, model: str) -> str:
     busiest = facts.busiest
     tries = math.ceil(facts.patience_s / _PERIOD_S)
-    facts.choices.check()
     instance = facts.choices.instance or ("Standard_NC4as_T4_v3" if facts.gpu else "Standard_F4s_v2")
     required = 'environment_variables:\n  # Not ready while the GPU is idle.\n  REMORA_REQUIRE_GPU: "true"\n'
     return f"""\
 $schema: https://azuremlschemas.azureedge.net/latest/managedOnlineDeployment.schema.json
-name: blue
+name: {name}
 endpoint_name: {facts.name}
-model: azureml:{facts.name}@latest
+model: azureml:{model}
 environment:
   name: remora
   image: {facts.image}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from remora_adapters.manifests import releases
 from remora_adapters.manifests.documents import document
 from remora_adapters.manifests.facts import Facts
 from remora_adapters.manifests.jobs import render_cloud_run
@@ -35,7 +36,16 @@ def render(facts: Facts) -> str:
         "run.googleapis.com/cpu-throttling": "A GPU needs its processors all the time.",
         "traffic": "Name the revision that serves: gcloud run revisions list.",
     }
-    return document(service(facts), reasons, "gcloud run services replace THIS --region REGION")
+    header = "gcloud run services replace THIS --region REGION"
+    release = facts.choices.release
+    if release is None:
+        return document(service(facts), reasons, header)
+    reasons["traffic"] = "The other revisions exist before: each is the template of an earlier file."
+    version = releases.newest(release)
+    found = service(releases.facts_of(facts, version))
+    found["spec"]["template"]["metadata"]["name"] = releases.name_of(facts, version)
+    found["spec"]["traffic"] = releases.targets(facts, release)
+    return document(found, reasons, f"{header}\n{releases.notes(release)}")
 
 
 def service(facts: Facts) -> dict[str, Any]:

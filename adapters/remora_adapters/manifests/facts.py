@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from remora.options import EngineOptions
     from remora.proto.model_config_pb2 import ModelConfig
+    from remora.traffic.releases import Release
 
 MOST_IN_POD = 1000
 """Knative's default limit of concurrent requests per pod."""
@@ -51,6 +52,7 @@ class Choices:
         instance: instance or machine type.
         port_name: ``http1`` for REST or ``h2c`` for gRPC, on Knative and Cloud Run.
         canary: percentage of the traffic for the new revision; None for all.
+        release: release whose versions become revisions; None for one version.
         monitoring: True for a PodMonitor and a PrometheusRule.
         prometheus: address of the Prometheus that KEDA scales by; "" without KEDA.
         job: URLs of the input and the output of a scoring job in place of a service; empty for a service.
@@ -69,6 +71,7 @@ class Choices:
     instance: str = ""
     port_name: str = "http1"
     canary: int | None = None
+    release: Release | None = None
     monitoring: bool = False
     prometheus: str = ""
     job: tuple[str, ...] = ()
@@ -82,6 +85,8 @@ class Choices:
             raise ValueError("--max-replicas 0: expected at least 1")
         if self.canary is not None and not 0 <= self.canary <= 100:
             raise ValueError(f"--canary {self.canary}: expected a percentage")
+        if self.canary is not None and self.release is not None:
+            raise ValueError("--canary and --release exclude each other: the release has weights")
         if not 1 <= self.tasks <= MOST_TASKS:
             raise ValueError(f"--tasks {self.tasks}: expected 1 to {MOST_TASKS}")
         if self.tasks > 1 and not self.job:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from remora_adapters.manifests import pods
+from remora_adapters.manifests import pods, releases
 from remora_adapters.manifests.documents import documents
 from remora_adapters.manifests.facts import MOST_IN_POD, Facts
 from remora_adapters.manifests.monitoring import monitoring_objects
@@ -27,7 +27,15 @@ def render(facts: Facts) -> str:
     # Knative gives the port of requests this name; there is no other.
     selector = {"serving.knative.dev/service": facts.name}
     watched = monitoring_objects(facts, selector, "user-port") if facts.choices.monitoring else []
-    return documents([service(facts), *watched], reasons)
+    release = facts.choices.release
+    if release is None:
+        return documents([service(facts), *watched], reasons)
+    reasons["traffic"] = "The other revisions exist before: each is the template of an earlier file."
+    version = releases.newest(release)
+    found = service(releases.facts_of(facts, version))
+    found["spec"]["template"]["metadata"]["name"] = releases.name_of(facts, version)
+    found["spec"]["traffic"] = releases.targets(facts, release)
+    return documents([found, *watched], reasons, releases.notes(release))
 
 
 def service(facts: Facts) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from remora_adapters.manifests import pods
+from remora_adapters.manifests import pods, releases
 from remora_adapters.manifests.documents import document, documents
 from remora_adapters.manifests.facts import MOST_IN_POD, Facts
 from remora_adapters.manifests.monitoring import monitoring_objects
@@ -22,7 +22,8 @@ def render(facts: Facts) -> str:
     """Return three YAML documents. Raises ValueError."""
     choices = facts.choices
     choices.check()
-    if choices.mode == "standard" and (choices.least == 0 or choices.canary is not None):
+    shares = choices.canary is not None or choices.release is not None
+    if choices.mode == "standard" and (choices.least == 0 or shares):
         raise ValueError("--mode standard: neither scale to zero nor canaries, which are Knative's")
     if choices.secret:
         raise ValueError(
@@ -34,7 +35,14 @@ def render(facts: Facts) -> str:
     parts = [document(_runtime(facts, kind), _reasons(facts), header) for kind, header in rows]
     selector = {"serving.kserve.io/inferenceservice": facts.name}
     watched = monitoring_objects(facts, selector, _PORT) if choices.monitoring else []
-    return "---\n".join((*parts, documents([_predictor(facts), *watched], _reasons(facts))))
+    predictor, header = _predictor(facts), ""
+    if choices.release is not None:
+        version, _ = releases.the_canary(choices.release, "KServe")
+        predictor = _predictor(releases.facts_of(facts, version or choices.release.stable))
+        share = releases.whole_percents(choices.release).get(version)
+        predictor["spec"]["predictor"]["canaryTrafficPercent"] = share
+        header = releases.notes(choices.release)
+    return "---\n".join((*parts, documents([predictor, *watched], _reasons(facts), header)))
 
 
 def _reasons(facts: Facts) -> dict[str, str]:

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from remora.traffic.releases import CANARY, Release
 from remora_adapters.deploy.plan import Call
-from remora_adapters.deploy.sagemaker_calls import Plan, calls_of, scaling_of
+from remora_adapters.deploy.sagemaker_calls import CANARY as VARIANT_OF_CANARY
+from remora_adapters.deploy.sagemaker_calls import (
+    Plan,
+    calls_of,
+    endpoint_call,
+    model_call,
+    release_call,
+    scaling_of,
+)
+from remora_adapters.manifests import releases
 from remora_adapters.manifests.documents import document
 from remora_adapters.manifests.facts import Facts
 
@@ -26,8 +36,31 @@ def render(facts: Facts) -> str:
     plan = plan_of(facts)
     plan.check()
     reasons = _reasons(facts, plan)
+    if facts.choices.release is not None:
+        return _release(facts, facts.choices.release, reasons)
     calls = (*calls_of(plan), *scaling_of(plan))
     return "---\n".join(document(call.arguments, reasons, _header(call)) for call in calls)
+
+
+def _release(facts: Facts, release: Release, reasons: Mapping[str, str]) -> str:
+    """Return the calls that create the models and divide the requests among variants."""
+    shadow = release.shadow
+    versions = {*releases.weights(release), *([shadow.version] if shadow is not None else [])}
+    plans = {version: plan_of(releases.facts_of(facts, version)) for version in sorted(versions)}
+    arms = [(_variant_name(arm.alias), plans[arm.version], arm.weight / 100) for arm in release.arms]
+    copies = None if shadow is None else (plans[shadow.version], shadow.weight / 100)
+    config = release_call(plans[release.stable], arms, copies)
+    models = [model_call(plan) for plan in plans.values()]
+    endpoint = endpoint_call(plans[release.stable], config.arguments["EndpointConfigName"], exists=True)
+    notes = releases.notes(release, copies=True)
+    headers = [*map(_header, models), f"{_header(config)}\n{notes}", _header(endpoint)]
+    calls = zip((*models, config, endpoint), headers, strict=True)
+    return "---\n".join(document(call.arguments, reasons, header) for call, header in calls)
+
+
+def _variant_name(alias: str) -> str:
+    """Return the variant of an arm, as `remora deploy` names the canary's."""
+    return VARIANT_OF_CANARY if alias == CANARY else alias.replace("_", "-")
 
 
 def plan_of(facts: Facts) -> Plan:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from remora.traffic.releases import Release
+from remora_adapters.manifests import releases
 from remora_adapters.manifests.documents import document
 from remora_adapters.manifests.facts import Facts
 
@@ -30,11 +32,33 @@ def render(facts: Facts) -> str:
         "--machine-type": f"The process had {facts.memory_mib} MiB with all models loaded.",
         "--traffic-split": "0 is this deployment; name the id of the one that serves, which keeps the rest.",
     }
+    if choices.release is not None:
+        return _release(facts, choices.release, reasons)
     upload = document(_upload(facts), reasons, "gcloud ai models upload --region=REGION --flags-file=THIS")
     deploy = document(
         _deploy(facts), reasons, "gcloud ai endpoints deploy-model ENDPOINT --region=REGION --flags-file=THIS"
     )
     return f"{upload}---\n{deploy}"
+
+
+def _release(facts: Facts, release: Release, reasons: dict[str, str]) -> str:
+    """Return upload and deployment of the newest version, with the shares of all versions."""
+    version = releases.newest(release)
+    one = releases.facts_of(facts, version)._replace(name=releases.name_of(facts, version))
+    deployed = _deploy(one)
+    shares = [
+        (f"DEPLOYED_V{each}" if each != version else "0", share)
+        for each, share in releases.whole_percents(release).items()
+    ]
+    deployed["--traffic-split"] = ",".join(f"{name}={share}" for name, share in shares)
+    reasons["--traffic-split"] = "0 is this deployment; name the ids of those that serve: gcloud ai endpoints describe."
+    header = "gcloud ai endpoints deploy-model ENDPOINT --region=REGION --flags-file=THIS"
+    return "---\n".join(
+        (
+            document(_upload(one), reasons, "gcloud ai models upload --region=REGION --flags-file=THIS"),
+            document(deployed, reasons, f"{header}\n{releases.notes(release)}"),
+        )
+    )
 
 
 def _upload(facts: Facts) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def manifests(options: argparse.Namespace) -> int:
     location = options.models or options.paths[0]
     if not _NAME.fullmatch(options.name):
         raise UsageError(f"--name {options.name!r}: expected lower-case letters, digits and hyphens")
-    words = [("--image", options.image), ("--models", location)]
+    words = [("--image", options.image), ("--models", location.replace("{version}", "0"))]
     flags = ("gpu_resource", "service_account", "secret", "namespace", "instance_type", "keda")
     words += [(f"--{flag.replace('_', '-')}", value) for flag in flags if (value := getattr(options, flag))]
     words += [("--job", place.replace("{task}", "0")) for place in options.job]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from remora.calls import IndexEntry
 from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
-from remora.model_files import RELEASE_FILE
+from remora.model_files import RELEASE_FILE, RELEASE_STATE_FILE, RELEASE_STATE_FOLDER
 from remora.models.load_log import CLIENT, REQUEST, Failures, occasion
 from remora.models.loader import ModelLoader
 from remora.models.model_set import ModelSet
@@ -90,11 +90,11 @@ class Lifecycle:
     def _release_file(self) -> Path | None:
         """Return the file of the stored releases, None without a folder for it."""
         if self._options.release_directory:
-            return Path(self._options.release_directory, "releases.json")
+            return Path(self._options.release_directory, RELEASE_STATE_FILE)
         for repository in self._catalog.repositories:
             place = Path(repository.location)
             if "://" not in repository.location and place.is_dir():
-                return place / ".remora" / "releases.json"
+                return place / RELEASE_STATE_FOLDER / RELEASE_STATE_FILE
         return None
 
     def _selection(self, key: str, folder: ModelFolder) -> Callable[[list[int]], list[int]] | None:

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from remora.traffic.judgement import Rules
 
 STABLE, CANARY, LATEST = "stable", "canary", "latest"
+SHADOW = "shadow"
+"""Name of the shadow where releases are written as text; no arm has it."""
 RUNNING, SETTLED = "running", "settled"
 BY_REQUEST = "request"
 STICKY_HEADER, STICKY_PARAMETER = "header:", "parameter:"
@@ -175,7 +177,7 @@ def start(
     if version == release.stable:
         raise ValueError(f"version {version} is stable already")
     check_alias(alias)
-    if alias in (STABLE, LATEST):
+    if alias in (STABLE, LATEST, SHADOW):
         raise ValueError(f"'{alias}' cannot have a weight: choose another name for the arm")
     if automatic and alias != CANARY:
         raise ValueError(f"only '{CANARY}' is judged: '{alias}' cannot be automatic")

@@ -60,6 +60,13 @@ def test_a_mirror_gets_copies_and_a_rollback_removes_it(stage: Deployments) -> N
     assert find(azure.resources[ENDPOINT], "properties.mirrorTraffic") == {}
 
 
+def test_the_shadow_of_a_release_is_a_mirror(stage: Deployments) -> None:
+    azure: Any = stage.cloud
+    assert stage.deploy("v1"), stage.text()
+    assert stage.deploy("v2", "--release", "stable=1,shadow=2:20%"), stage.text()
+    assert list(find(azure.resources[ENDPOINT], "properties.mirrorTraffic").values()) == [20]
+
+
 def test_each_version_has_its_model_and_environment(stage: Deployments) -> None:
     azure: Any = stage.cloud
     assert stage.deploy("v1"), stage.text()

@@ -53,6 +53,8 @@ def test_a_dry_run_prints_every_call_and_makes_none(capsys: pytest.CaptureFixtur
         (["sagemaker", *PLAN, "--env", "A"], "expected NAME=VALUE"),
         (["sagemaker", *PLAN, "--expect", "x"], "--expect needs --request"),
         (["sagemaker", *PLAN, "--request", "/missing"], "/missing: No such file"),
+        (["sagemaker", *PLAN, "--release"], "expected one running release"),
+        (["lambda", *PLAN, "--release", "stable=1,shadow=2:9%"], "this platform has no shadow of a release"),
         (["status"], "expected a platform"),
         (["status", "mainframe"], "expected a platform"),
     ],

@@ -244,6 +244,19 @@ def test_a_shadow_runs_beside_the_version_that_answers(stage: Deployments) -> No
     assert len(serving_config(aws)["ShadowProductionVariants"]) == 1
 
 
+@pytest.mark.parametrize(("release", "variants"), [("stable=1,shadow=2:50%", 1), ("stable=1,canary=2:25%", 2)])
+def test_a_release_is_applied_as_a_share_or_a_shadow(stage: Deployments, release: str, variants: int) -> None:
+    aws: Any = stage.cloud
+    assert stage.deploy("v1"), stage.text()
+    assert stage.deploy("v2", "--release", release), stage.text()
+    config = serving_config(aws)
+    shares = [each["InitialVariantWeight"] for each in config["ProductionVariants"]]
+    assert shares == ([0.75, 0.25] if variants == 2 else [1.0])
+    assert [each["InitialVariantWeight"] for each in config.get("ShadowProductionVariants", [])] == [0.5][
+        variants - 1 :
+    ]
+
+
 def serving_config(aws: Any) -> Any:
     return aws.configs[aws.endpoint["EndpointConfigName"]]
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remora.models.release_sources import parse_release
 from remora_adapters.deploy import shares
 from remora_adapters.deploy.plan import RefusedError
 
@@ -65,3 +66,17 @@ def test_a_share_outside_of_1_to_100_is_refused(percent: int) -> None:
 def test_limits_without_a_replica_are_refused(least: int, most: int) -> None:
     with pytest.raises(ValueError, match="the maximum must be at least 1"):
         shares.check_replicas(least, most)
+
+
+@pytest.mark.parametrize(
+    ("release", "flags"),
+    [("stable=2,canary=3:10%", {"traffic": 10}), ("stable=2,shadow=3:20%", {"shadow": 20})],
+)
+def test_a_release_of_one_version_is_a_share_or_copies(release: str, flags: dict[str, int]) -> None:
+    assert shares.flags_of(parse_release(release)) == flags
+
+
+@pytest.mark.parametrize("release", ["stable=2", "stable=2,canary=3:10%,shadow=4:10%", "stable=2,canary=3:0.5%"])
+def test_a_release_that_one_deployment_cannot_express_is_refused(release: str) -> None:
+    with pytest.raises(ValueError, match=r"one deployment adds one version|whole percentage"):
+        shares.flags_of(parse_release(release))
