@@ -22,6 +22,7 @@ ORDER = (
     "adapters",
     "admission",
     "neighbour",
+    "shadow",
     "generation",
     "streams",
     "fronts",

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from conftest import free_ports
+from eventually import eventually
 from hosting import ask
 from live_server import PATIENCE_S, free_port, process, until, write_version
 
@@ -163,3 +164,44 @@ def test_a_bad_body_is_refused_with_the_reason(
         assert reply.status in (400, 500)
         assert text in reply.body.decode()
         assert _version(port) == ("2", None)
+
+
+def test_a_shadow_server_that_crashes_costs_no_answer(
+    repository: Path, tmp_path: Path, child_environment: dict[str, str]
+) -> None:
+    ours, theirs = free_ports(2)
+    write_version(tmp_path / "theirs", 7)
+    kept = tmp_path / "differences.jsonl"
+    (tmp_path / "compare.py").write_text("def same(expected, found):\n    return 'x' * 10_000\n")
+    flags = (
+        f"--shadow-url=there=http://127.0.0.1:{theirs}",
+        f"--shadow-compare=same={tmp_path / 'compare.py'}:same",
+        f"--shadow-differences={kept}",
+    )
+
+    def counts(ended: str) -> dict[str, Any] | None:
+        shadow = json.loads(_remora(child_environment, ours, "status", "m", "--json-out").stdout)["shadow"]
+        return shadow if shadow[ended] else None
+
+    with (
+        process(tmp_path / "theirs", theirs, child_environment) as other,
+        process(repository, ours, child_environment, *flags) as server,
+    ):
+        until(theirs, "/readyz", other)
+        until(ours, "/readyz", server)
+        started = _remora(child_environment, ours, "shadow", "m", "--to", "there", "--compare", "same")
+        assert started.returncode == 0, started.stderr
+        assert "shadow: the model at 'there' gets copies of 100 %" in started.stdout
+        assert {_version(ours)[0] for _ in range(20)} == {"2"}
+        found = eventually(lambda: counts("differing"))
+        assert found["failed"] == 0
+        assert len(found["samples"][0]) <= 300
+        other.kill()
+        other.wait()
+        assert {_version(ours)[0] for _ in range(20)} == {"2"}
+        assert "ConnectionRefusedError" in eventually(lambda: counts("failed"))["samples"][-1]
+        refused = _remora(child_environment, ours, "shadow", "m", "--to", "http://169.254.169.254/")
+        assert refused.returncode == 1
+        assert "the server's option --shadow-url defines; there are: there" in refused.stderr
+        rows = eventually(lambda: kept.read_text().splitlines())
+        assert json.loads(rows[0])["found"][0]["data"] == [7]

@@ -46,9 +46,10 @@ def print_status(status: Mapping[str, Any]) -> str:
         lines.append(columns([("ARM", "VERSION", "WEIGHT", "STATE", "ANSWERS", "ERRORS", "SLOW", "MEAN"), *rows]))
     shadow = status.get("shadow")
     if shadow:
-        counts = ", ".join(f"{shadow[name]} {name}" for name in ("compared", "differing", "failed", "dropped"))
-        lines.append(f"shadow: version {shadow['version']} gets copies of {shadow['weight']:g} %: {counts}")
-        lines += [f"  {one_line(sample)}" for sample in shadow["samples"][-5:]]
+        counts = ", ".join(f"{shadow.get(name, 0)} {name}" for name in ("compared", "differing", "failed", "dropped"))
+        counts = shadow.get("warning") or counts
+        lines.append(f"shadow: {shadow['title']} gets copies of {shadow['weight']:g} %: {counts}")
+        lines += [f"  {one_line(sample)}" for sample in shadow.get("samples", [])[-5:]]
     for title, value in (
         ("aliases", ", ".join(f"{name}={version}" for name, version in status.get("aliases", {}).items())),
         ("rolled back", ", ".join(map(str, status.get("rejected", [])))),
@@ -113,10 +114,13 @@ def _start(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _shadow(options: argparse.Namespace) -> dict[str, Any]:
-    if options.version_number is None:
+    if options.version_number is None and not (options.other_model or options.to):
         return {}
     return {
         "version": options.version_number,
+        "model": options.other_model,
+        "url": options.to,
+        "compare": options.compare,
         "weight": options.share,
         "tolerance": options.tolerance,
         "top_k": options.top_k,

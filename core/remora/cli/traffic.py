@@ -185,7 +185,7 @@ _RELEASE_VERBS = {
     "promote": "make the canary the stable version",
     "rollback": "send all requests to the stable version again",
     "alias": "let a name stand for a version, or for none",
-    "shadow": "copy a part of the requests to a version and compare the answers",
+    "shadow": "copy a part of the requests to a version, model or server and compare the answers",
     "end": "forget the release, so that the version policy decides again",
     "status": "print the versions, their weights and answers, and the latest decisions",
 }
@@ -227,13 +227,26 @@ def add_release(commands: Any, count: Count, server: Callable[[Any], None]) -> l
 
 def _add_release_shadow(parser: argparse.ArgumentParser, count: Count) -> None:
     parser.add_argument(
-        "version_number", type=count, nargs="?", metavar="VERSION", help="version (default: end the shadow)"
+        "version_number",
+        type=count,
+        nargs="?",
+        metavar="VERSION",
+        help="version (default: the one that serves; without --to-model and --to: end the shadow)",
+    )
+    parser.add_argument(
+        "--to-model", default="", dest="other_model", metavar="NAME", help="another model of the server"
+    )
+    parser.add_argument(
+        "--to", default="", metavar="NAME", help="another server, named by the server's option --shadow-url"
     )
     parser.add_argument("--share", default="100", metavar="PERCENT", help="part of the requests (default: all)")
     parser.add_argument(
         "--tolerance", type=float, default=0.0, metavar="X", help="difference that numbers may have (default: none)"
     )
     parser.add_argument("--top-k", type=count, default=0, metavar="K", help="compare only the K largest elements")
+    parser.add_argument(
+        "--compare", default="", metavar="NAME", help="function that compares, named by the option --shadow-compare"
+    )
 
 
 def _add_release_start(parser: argparse.ArgumentParser) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # few servers poll, load on demand or release versions
     from remora.models.on_demand import OnDemand
     from remora.models.polling import RepositoryPolls
     from remora.models.releases import Releases
+    from remora.models.shadow_targets import ShadowSettings
     from remora.repository import ModelFolder
 
 _log = logging.getLogger("remora.models")
@@ -62,8 +63,18 @@ class Lifecycle:
         self._readiness = ReadinessState(options, self.table, loader.gpu_count)
         self.table.missing = self._missing
         self._releases: Releases | None = None
+        self._shadows = self._shadow_settings()
         self._releases_lock = threading.Lock()
         self.models.release_by(self._selection, self._release_failed)
+
+    def _shadow_settings(self) -> ShadowSettings | None:
+        """Return the settings of shadows that the options have, None for none. Raises ConfigError."""
+        options = self._options
+        if not (options.shadow_url or options.shadow_compare or options.shadow_differences):
+            return None
+        from remora.models.shadow_targets import shadow_settings
+
+        return shadow_settings(options, self._clock)
 
     def _make_on_demand(self) -> OnDemand:
         from remora.models.on_demand import OnDemand
@@ -79,7 +90,11 @@ class Lifecycle:
 
         with self._releases_lock:
             if self._releases is None:
-                self._releases = Releases(self.models, self._clock, ReleaseStore(self._release_file()))
+                store = ReleaseStore(self._release_file())
+                if self._shadows is None:
+                    self._releases = Releases(self.models, self._clock, store)
+                else:
+                    self._releases = Releases(self.models, self._clock, store, self._shadows)
             return self._releases
 
     @property
@@ -344,6 +359,8 @@ class Lifecycle:
         for model in self.table.clear():
             remaining_s = max((end_ns - self._clock.monotonic_ns()) / 1e9, 0.0)
             done = model.close(remaining_s) and done
+        if self._shadows is not None and self._shadows.log is not None:
+            self._shadows.log.close()
         return self.wait_until_closed(max((end_ns - self._clock.monotonic_ns()) / 1e9, 0.0)) and done
 
     def wait_until_closed(self, timeout_s: float) -> bool:

@@ -10,7 +10,9 @@ from remora.traffic import releases
 from remora.traffic.judgement import Rules
 from remora.traffic.releases import Release, Shadow
 
-_DECLARED = frozenset(("stable", "canary", "weight", "aliases", "steps", "sticky", "automatic", "rules", "log"))
+_DECLARED = frozenset(
+    ("stable", "canary", "weight", "aliases", "steps", "sticky", "automatic", "rules", "log", "shadow")
+)
 
 
 def declared_release(text: bytes, digest: str, now_ms: int) -> Release:
@@ -31,6 +33,10 @@ def declared_release(text: bytes, digest: str, now_ms: int) -> Release:
             raise ValueError("aliases: expected a mapping of names to versions")
         for alias, version in aliases.items():
             release = releases.set_alias(release, str(alias), number_of(version, str(alias)), now_ms)
+        if "shadow" in document:
+            if not isinstance(document["shadow"], dict):
+                raise ValueError("shadow: expected a mapping with a version, model or url")
+            release = releases.set_shadow(release, shadow_of(document["shadow"], None), now_ms)
         if "canary" not in document:
             return release
         weight = releases.parse_weight(document.get("weight", 0))
@@ -62,16 +68,30 @@ def plan_of(members: Mapping[str, object]) -> dict[str, Any]:
     }
 
 
-def shadow_of(members: Mapping[str, object], available: list[int]) -> Shadow:
-    """Return the shadow of a command. Raises ValueError, NotFoundError."""
-    version = version_of(members, available)
+SHADOW_MEMBERS = frozenset(("version", "weight", "tolerance", "top_k", "model", "url", "compare"))
+
+
+def shadow_of(members: Mapping[str, object], available: list[int] | None) -> Shadow:
+    """Return the shadow of a command, or of a file with None. Raises ValueError, NotFoundError."""
+    unknown = sorted(str(name) for name in members.keys() - SHADOW_MEMBERS)
+    if unknown:
+        raise ValueError(f"shadow: unknown member '{unknown[0][:40]}'; there are: {', '.join(sorted(SHADOW_MEMBERS))}")
+    model, url, compare = (text_of(members, name) for name in ("model", "url", "compare"))
+    if (model or url) and "version" not in members:
+        version = 0
+    elif model or url or available is None:
+        version = number_of(members.get("version"), "version")
+    else:
+        version = version_of(members, available)
     weight = releases.parse_weight(members.get("weight", 100))
     tolerance, top_k = members.get("tolerance", 0.0), members.get("top_k", 0)
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < 1e9:
         raise ValueError("tolerance: expected a number from 0 on")
     if isinstance(top_k, bool) or not isinstance(top_k, int) or not 0 <= top_k < 1e6:
         raise ValueError("top_k: expected a whole number from 0 on")
-    return Shadow(version, weight, float(tolerance), top_k)
+    if compare and (tolerance or top_k):
+        raise ValueError("compare: a function compares in place of tolerance and top_k")
+    return Shadow(version, weight, float(tolerance), top_k, model, url, compare)
 
 
 _LIMITS: Mapping[str, tuple[float, float]] = {

@@ -21,6 +21,7 @@ from remora.calls import ReleaseShare
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError, RemoraError
 from remora.models.load_log import occasion
 from remora.models.release_members import (
+    SHADOW_MEMBERS,
     declared_release,
     missing_version,
     plan_of,
@@ -29,13 +30,14 @@ from remora.models.release_members import (
     version_of,
 )
 from remora.models.routing import Router, Tally
+from remora.models.shadow_targets import NO_SHADOWS, ShadowSettings, compare_of, target_of
 from remora.models.shadowing import Shadowing
 from remora.models.table import ModelTable
+from remora.repository.catalog import name_of
 from remora.system.clock import Clock
 from remora.traffic import releases
-from remora.traffic.comparing import Comparison
 from remora.traffic.judgement import WAIT, Verdict, judge
-from remora.traffic.releases import CANARY, RUNNING, Release
+from remora.traffic.releases import CANARY, RUNNING, Release, Shadow
 
 _log = logging.getLogger("remora.models")
 
@@ -46,7 +48,7 @@ _PARAMETERS: Mapping[str, frozenset[str]] = {
     "promote": frozenset(("alias", "reason")),
     "rollback": frozenset(("alias", "reason")),
     "alias": frozenset(("alias", "version")),
-    "shadow": frozenset(("version", "weight", "tolerance", "top_k")),
+    "shadow": SHADOW_MEMBERS,
     "end": frozenset(),
 }
 ACTIONS = tuple(_PARAMETERS)
@@ -128,15 +130,17 @@ class Releases:
         models: loads and unloads the versions.
         clock: the engine's.
         store: keeps the releases.
+        shadows: servers, functions and log of shadows.
 
     Raises InternalError if the store cannot be read.
     """
 
-    def __init__(self, models: Models, clock: Clock, store: ReleaseStore) -> None:
+    def __init__(self, models: Models, clock: Clock, store: ReleaseStore, shadows: ShadowSettings = NO_SHADOWS) -> None:
         self._models = models
         self._table = models.table
         self._clock = clock
         self._store = store
+        self._shadows = shadows
         self._commands = threading.RLock()  # held for a whole command with its loads
         self._lock = threading.RLock()  # held for a change of the state; loads may take it
         self._live: dict[str, _Live] = {}
@@ -189,7 +193,7 @@ class Releases:
                 reason = f"it cannot be loaded: {reasons[arm.version]}"
                 release = releases.rollback(release, now_ms, alias=arm.alias, reason=reason)
                 _log.error("release of model '%s': version %d is rolled back: %s", key, arm.version, reason)
-            if release.shadow is not None and release.shadow.version in reasons:
+            if release.shadow is not None and release.shadow.is_version and release.shadow.version in reasons:
                 reason = f"it cannot be loaded: {reasons[release.shadow.version]}"
                 release = releases.end_shadow(release, now_ms, reason)
                 _log.error("release of model '%s': the shadow is ended: %s", key, reason)
@@ -283,11 +287,12 @@ class Releases:
 
     def _shadow(self, key: str, release: Release, parameters: Mapping[str, object], now_ms: int) -> None:
         """Begin or end the copies to a version."""
-        if "version" not in parameters:
+        if not parameters.keys() & {"version", "model", "url"}:
             self._settle(key, releases.set_shadow(release, None, now_ms))
             return
         before = self._live.get(key)
         shadow = shadow_of(parameters, self._models.available(key))
+        self._check_shadow(key, shadow)
         self._put(key, releases.set_shadow(release, shadow, now_ms))
         try:
             self._load(key)
@@ -297,7 +302,15 @@ class Releases:
         if self._live[key].release.shadow != shadow:
             why = self._live[key].release.events[-1].reason
             self._restore(key, before)
-            raise InvalidArgumentError(f"version {shadow.version} of model '{key}' gets no copies: {why}")
+            raise InvalidArgumentError(f"{shadow.title} gets no copies of model '{key}': {why}")
+
+    def _check_shadow(self, key: str, shadow: Shadow) -> None:
+        """Raise ValueError or NotFoundError for a shadow that does not exist."""
+        self._shadows.check(shadow)
+        if shadow.model and not shadow.url:
+            if name_of(key) == shadow.model:
+                raise ValueError(f"model '{shadow.model}' is the model itself: name another version of it")
+            self._table.resolve(shadow.model, shadow.version or -1)
 
     def _restore(self, key: str, before: _Live | None) -> None:
         if before is not None:
@@ -372,10 +385,26 @@ class Releases:
             live.router.tally if same and live is not None else Tally(release.stable, int(release.rules.slow_ms * 1e6))
         )
         look = self._judge_soon(key) if release.automatic else _nothing
-        shadowing = _shadowing(release, live)
+        shadowing = self._shadowing(key, release, live)
         router = Router(release, tally, self._clock.monotonic_ns, look, shadowing)
         self._live = {**self._live, key: _Live(release, router)}
         self._table.route(key, router)
+
+    def _shadowing(self, key: str, release: Release, live: _Live | None) -> Shadowing | None:
+        """Return the runner of a release's copies, the same as before if the shadow is the same."""
+        shadow = release.shadow
+        if shadow is None:
+            return None
+        if live is not None and live.release.shadow == shadow and live.router.shadowing is not None:
+            return live.router.shadowing
+        try:
+            target = target_of(shadow, key, self._table, self._shadows)
+            compare = compare_of(shadow, self._shadows)
+        except ValueError as error:  # the release was stored by a server with other options
+            _log.error("release of model '%s': the shadow gets no copies: %s", key, error)
+            return None
+        log = self._shadows.log
+        return Shadowing(target, compare, None if log is None else log.put, shadow.title)
 
     # -- judgement ----------------------------------------------------------------------------------------------------
 
@@ -403,7 +432,7 @@ class Releases:
         elapsed_s = max(self._clock.wall_ms() - live.release.since_ms, 0) / 1e3
         observed = live.router.tally.observed(canary.version)
         shadow, shadowing = live.release.shadow, live.router.shadowing
-        if shadow is not None and shadowing is not None and shadow.version == canary.version:
+        if shadow is not None and shadowing is not None and shadow.is_version and shadow.version == canary.version:
             observed = observed._replace(differing=shadowing.rate)
         return judge(live.release.rules, observed, elapsed_s)
 
@@ -489,19 +518,12 @@ class Releases:
         return found
 
 
-def _shadowing(release: Release, live: _Live | None) -> Shadowing | None:
-    """Return the runner of a release's copies, the same as before if the shadow is the same."""
+def _shadow_document(release: Release, router: Router) -> dict[str, Any] | None:
     if release.shadow is None:
         return None
-    if live is not None and live.release.shadow == release.shadow and live.router.shadowing is not None:
-        return live.router.shadowing
-    return Shadowing(Comparison(release.shadow.tolerance, release.shadow.top_k))
-
-
-def _shadow_document(release: Release, router: Router) -> dict[str, Any] | None:
-    if release.shadow is None or router.shadowing is None:
-        return None
-    shown = release.shadow._asdict() | {"weight": release.shadow.weight / 100}
+    shown = release.shadow._asdict() | {"weight": release.shadow.weight / 100, "title": release.shadow.title}
+    if router.shadowing is None:
+        return shown | {"warning": "it gets no copies: the server's options do not define its name"}
     return shown | router.shadowing.document()
 
 

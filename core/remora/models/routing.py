@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import count
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from remora.models.shadowing import Copy, Shadowing, copied, copied_outputs
 from remora.traffic.judgement import CALIBRATION, Observed, Rate, latency_limit_ns
 from remora.traffic.releases import (
     BY_REQUEST,
+    HUNDRED,
     STICKY_HEADER,
     STICKY_PARAMETER,
     Release,
@@ -33,6 +35,8 @@ _log = logging.getLogger("remora.releases")
 JUDGE_EVERY_NS = 100_000_000
 _MAX_LOGGED_ID = 128
 Carrier = Callable[[bytes], bytes | None]
+COPY_HEADER = b"x-remora-copy"
+"""Header of copies that another server sends; they are not copied again."""
 
 
 class _Count:
@@ -150,20 +154,28 @@ class Router:
     def splits(self, ready: Mapping[int, ServedModel]) -> bool:
         """Return True if requests may go to several versions."""
         shadow = self.release.shadow
-        copies = shadow is not None and shadow.version in ready
+        copies = shadow is not None and (not shadow.is_version or shadow.version in ready)
         return copies or any(arm.version in ready for arm in self.release.arms)
 
-    def shadow_of(self, form: InferForm, model: ServedModel, ready: Mapping[int, ServedModel]) -> ServedModel | None:
-        """Return the version that gets a copy of a request to ``model``, or None.
+    def is_copied(
+        self, form: InferForm, model: ServedModel, ready: Mapping[int, ServedModel], carrier: Carrier | None
+    ) -> bool:
+        """Return True if the shadow gets a copy of a request to ``model``.
 
-        Sequences and streams are not copied.
+        Sequences, streams and copies are not copied.
         """
         shadow = self.release.shadow
-        if shadow is None or form.sequence_id or model.decoupled or shadow.version == model.version:
-            return None
-        if bucket_of(self.release.salt, f"\0shadow {next(self._unnamed)}") >= shadow.weight:
-            return None
-        return ready.get(shadow.version)
+        if shadow is None or self.shadowing is None or form.sequence_id or form.raw or model.decoupled:
+            return False
+        if shadow.is_version and (shadow.version == model.version or shadow.version not in ready):
+            return False
+        if shadow.weight < HUNDRED and (
+            bucket_of(self.release.salt, f"\0shadow {next(self._unnamed)}") >= shadow.weight
+        ):
+            return False
+        if carrier is not None and carrier(COPY_HEADER):
+            return False
+        return self.shadowing.has_room()
 
     def route(self, ready: Mapping[int, ServedModel]) -> RoutedModel:
         """Return the model for one request."""
@@ -227,9 +239,15 @@ class Router:
             self._judge()
 
 
-def _copying(shadowing: Shadowing, shadow: ServedModel, form: InferForm, data: list[Data], reply: Reply) -> Reply:
+@lru_cache(maxsize=64)
+def _plain(form: InferForm) -> InferForm:
+    """Return the form of a copy, the same object for the same form, which is checked once."""
+    return replace(form, timeout_us=0, outputs=tuple(OutputSpec(each.name) for each in form.outputs))
+
+
+def _copying(shadowing: Shadowing, model: ServedModel, form: InferForm, data: list[Data], reply: Reply) -> Reply:
     """Return a reply that hands a copy of the request to the shadow after the answer is sent."""
-    plain = replace(form, timeout_us=0, outputs=tuple(OutputSpec(each.name) for each in form.outputs))
+    plain = _plain(form)
 
     def copy_then(ticket: Ticket, outcome: Outcome) -> None:
         expected = None
@@ -237,7 +255,7 @@ def _copying(shadowing: Shadowing, shadow: ServedModel, form: InferForm, data: l
             expected = copied_outputs(outcome)  # before the reply, because it may free the memory
         reply(ticket, outcome)
         if expected is not None:
-            shadowing.offer(Copy(shadow, plain, data, expected))
+            shadowing.offer(Copy(plain, data, expected, model.name, model.version_text))
 
     return copy_then
 
@@ -278,6 +296,11 @@ class RoutedModel:
         self.identify(carrier)
         return self.bind()
 
+    def counter(self) -> Callable[[object], None]:
+        """Return the function that counts the end of a request that begins now."""
+        router, version, begin_ns = self._router, self.bind().version, self._router.now()
+        return lambda outcome: router.record(version, outcome, begin_ns)
+
     def acquire(self) -> bool:
         """Choose the version and keep it open (see `ServedModel.acquire`)."""
         return self.bind().acquire()
@@ -285,9 +308,8 @@ class RoutedModel:
     def submit(self, form: InferForm, data: Sequence[Data], reply: Reply, **how: Any) -> Ticket:
         """Submit to the chosen version as `ServedModel.submit` does, and count the answer."""
         router, model = self._router, self.bind(form)
-        shadow = router.shadow_of(form, model, self._ready) if router.shadowing is not None else None
-        if shadow is not None:
-            reply = _copying(cast("Shadowing", router.shadowing), shadow, form, copied(data), reply)
+        if router.is_copied(form, model, self._ready, self._carrier):
+            reply = _copying(cast("Shadowing", router.shadowing), model, form, copied(data), reply)
         begin_ns = router.now()
 
         def counted(ticket: Ticket, outcome: Outcome) -> None:

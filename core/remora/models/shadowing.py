@@ -1,7 +1,7 @@
-"""Copies of requests to a shadow version, whose answers are compared and never sent.
+"""Copies of requests to a shadow, whose answers are compared and never sent.
 
-Invariant: the primary's answer is sent first, and copies beyond a bound are dropped: the queue and the number of
-unanswered copies are limited.
+Invariant: the primary's answer is sent first, and copies beyond a bound are dropped before their tensors are copied:
+the queue and the number of unanswered copies are limited.
 """
 
 from __future__ import annotations
@@ -9,102 +9,149 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
-from queue import Empty, Full, Queue
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from remora.errors import RemoraError
-from remora.messages import Data, InferForm, Outcome, Response, Ticket
-from remora.models.served_model import ServedModel
-from remora.traffic.comparing import Comparison, difference
+from remora.messages import Data, InferForm, Outcome, Response, Tensor
+from remora.tracing.differences import Difference
+from remora.traffic.comparing import Outputs
 from remora.traffic.judgement import Rate
+
+if TYPE_CHECKING:
+    from remora.models.shadow_targets import Compare, Target
 
 _log = logging.getLogger("remora.releases")
 
 MAX_WAITING = 64
 MAX_UNANSWERED = 16
 SAMPLES = 20
+_MOST_REASON = 300
 _IDLE_S = 5.0
 
 
 class Copy(NamedTuple):
-    """A request for the shadow version, and the primary's outputs."""
+    """A request for the shadow, with the primary's version and outputs."""
 
-    model: ServedModel
     form: InferForm
     data: list[Data]
-    expected: dict[str, Any]
+    expected: list[Tensor]
+    model: str = ""
+    version: str = ""
 
 
 class Shadowing:
     """Runner of copies and counts of their comparisons. Thread-safe.
 
     Args:
-        how: how the answers are compared.
+        target: gets the copies.
+        compare: returns how the shadow's outputs differ from the primary's, "" if they agree.
+        log: keeps differences.
+        name: of the shadow in the log.
     """
 
-    def __init__(self, how: Comparison) -> None:
-        self._how = how
-        self._queue: Queue[Copy] = Queue(MAX_WAITING)
+    def __init__(
+        self,
+        target: Target,
+        compare: Compare,
+        log: Callable[[Difference], None] | None = None,
+        name: str = "",
+    ) -> None:
+        self._target = target
+        self._compare = compare
+        self._log = log
+        self._name = name
+        self._waiting: deque[Copy] = deque()
+        self._answers: deque[tuple[Copy, Outcome]] = deque()
         self._lock = threading.Lock()
-        self._runs = False
+        self._changed = threading.Condition(self._lock)
+        self._threads = self._idle = 0
         self._unanswered = 0
         self.compared = self.differing = self.failed = self.dropped = 0
         self.samples: deque[str] = deque(maxlen=SAMPLES)
         """The latest differences, each with the request's id."""
 
+    def has_room(self) -> bool:
+        """Return True if a copy would be queued now; False counts it as dropped."""
+        with self._lock:
+            if len(self._waiting) < MAX_WAITING and self._unanswered < MAX_UNANSWERED:
+                return True
+            self.dropped += 1
+            return False
+
     def offer(self, copy: Copy) -> None:
-        """Queue a copy, or drop it. Never blocks."""
-        try:
-            self._queue.put_nowait(copy)
-        except Full:
-            with self._lock:
-                self.dropped += 1
-            return
+        """Queue a copy, or drop it. Never blocks for long."""
         with self._lock:
-            starts, self._runs = not self._runs, True
-        if starts:
-            threading.Thread(target=self._run, name="remora shadow", daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                copy = self._queue.get(timeout=_IDLE_S)
-            except Empty:
-                with self._lock:
-                    if self._queue.empty():
-                        self._runs = False
-                        return
-                continue
-            self._send(copy)
-
-    def _send(self, copy: Copy) -> None:
-        with self._lock:
-            if self._unanswered >= MAX_UNANSWERED:  # the shadow is slow or hangs
+            if len(self._waiting) >= MAX_WAITING:
                 self.dropped += 1
                 return
-            self._unanswered += 1
+            self._waiting.append(copy)
+            self._wake()
 
-        def answered(_: Ticket, outcome: Outcome) -> None:
-            self._compare(copy, outcome)
+    def _wake(self) -> None:
+        """Wake a thread or start one. The lock is held."""
+        self._changed.notify()
+        if self._idle < len(self._waiting) + len(self._answers) and self._threads < self._target.threads:
+            self._threads += 1
+            threading.Thread(target=self._serve, name="remora shadow", daemon=True).start()
+
+    def _serve(self) -> None:
+        try:
+            self._run()
+        finally:
+            self._target.end_thread()
+
+    def _run(self) -> None:
+        """Send copies and compare answers until there are none for a while."""
+        while True:
+            with self._lock:
+                self._idle += 1
+                found = self._changed.wait_for(lambda: self._answers or self._waiting, _IDLE_S)
+                self._idle -= 1
+                if not found:
+                    self._threads -= 1
+                    return
+                if self._answers:
+                    copy, outcome = self._answers.popleft()
+                    sends = False
+                else:
+                    copy = self._waiting.popleft()
+                    sends = self._unanswered < MAX_UNANSWERED  # otherwise the shadow is slow or hangs
+                    self._unanswered += sends
+                    self.dropped += not sends
+                    if not sends:
+                        continue
+            if sends:
+                self._send(copy)
+            else:
+                self._judge(copy, outcome)
+
+    def _send(self, copy: Copy) -> None:
+        def answered(outcome: Outcome) -> None:
+            if isinstance(outcome, Response):
+                outcome = Response(copied_outputs(outcome))  # because the reply may free the memory
+            with self._lock:
+                self._answers.append((copy, outcome))
+                self._wake()
 
         try:
-            copy.model.submit(copy.form, copy.data, answered)
+            self._target.send(copy.form, copy.data, answered)
         except Exception as error:  # a shadow's failure is a result, whatever it is
-            self._compare(copy, error if isinstance(error, RemoraError) else RemoraError(f"{type(error).__name__}"))
+            answered(error if isinstance(error, RemoraError) else RemoraError(f"{type(error).__name__}: {error}"))
 
-    def _compare(self, copy: Copy, outcome: Outcome) -> None:
-        reason, failed = "", False
+    def _judge(self, copy: Copy, outcome: Outcome) -> None:
+        reason, failed, found = "", False, []
         try:
             if isinstance(outcome, Response):
-                found = {tensor.name: np.asarray(tensor.data) for tensor in outcome.outputs}
-                reason = difference(copy.expected, found, self._how)
+                found = outcome.outputs
+                reason = self._compare(_by_name(copy.expected), _by_name(found))
             else:
-                reason, failed = f"the shadow failed: {str(outcome)[:200]}", True
-        except Exception as error:
-            reason, failed = f"the answers cannot be compared: {type(error).__name__}", True
+                reason, failed = f"the shadow failed: {str(outcome)[:_MOST_REASON]}", True
+        except Exception as error:  # such as that of the operator's function
+            reason, failed = f"the answers cannot be compared: {type(error).__name__}: {error}"[:_MOST_REASON], True
+        reason = reason[:_MOST_REASON]
         with self._lock:
             self._unanswered -= 1
             self.compared += 1
@@ -112,6 +159,15 @@ class Shadowing:
             if reason:
                 self.differing += 1
                 self.samples.append(f"{copy.form.id[:128]}: {reason}" if copy.form.id else reason)
+        if reason and self._log is not None:
+            try:
+                row = Difference(
+                    copy.model, copy.version, self._name, copy.form, copy.data, copy.expected, found, reason
+                )
+                self._log(row)
+            except Exception:  # the copies go on
+                self._log = None
+                _log.exception("differences of the shadow of model '%s' are not logged any more", copy.model)
 
     @property
     def rate(self) -> Rate:
@@ -119,7 +175,7 @@ class Shadowing:
         with self._lock:
             return Rate(self.differing, self.compared)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """Return the counts and the latest differences as JSON values."""
         with self._lock:
             return {
@@ -129,6 +185,10 @@ class Shadowing:
                 "dropped": self.dropped,
                 "samples": list(self.samples),
             }
+
+
+def _by_name(outputs: Sequence[Tensor]) -> Outputs:
+    return {tensor.name: tensor.data for tensor in outputs}
 
 
 def copied(data: Sequence[Data]) -> list[Data]:
@@ -144,6 +204,12 @@ def _copied(data: Data) -> Data:
     return np.array(data) if isinstance(data, np.ndarray) else bytes(data)
 
 
-def copied_outputs(response: Response) -> dict[str, Any]:
-    """Return copies of the primary's outputs."""
-    return {tensor.name: np.array(tensor.data) for tensor in response.outputs}
+def copied_outputs(response: Response) -> list[Tensor]:
+    """Return copies of the outputs of an answer."""
+    return [Tensor(name, datatype, np.array(_on_host(data))) for name, datatype, data in response.outputs]
+
+
+def _on_host(data: Any) -> Any:
+    """Return an array in the host's memory."""
+    # Only DeviceArray, which is not imported here, has `host`.
+    return data.host() if hasattr(data, "host") else data

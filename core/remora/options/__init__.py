@@ -15,7 +15,7 @@ from remora.options.fields import composed, fragment, option
 from remora.options.grpc_port import GrpcConnectionOptions, GrpcOptions, GrpcTlsOptions
 from remora.options.http_port import HttpOptions, HttpTlsOptions, TokenOptions
 from remora.options.models import CONTROL_MODES, LoadWaitOptions, ModelOptions, RepositoryOptions
-from remora.options.observation import CaptureOptions, LogOptions, MetricsOptions, TraceOptions
+from remora.options.observation import CaptureOptions, LogOptions, MetricsOptions, ShadowOptions, TraceOptions
 from remora.options.triton import BOOLEANS, IGNORED_FLAGS
 
 __all__ = [
@@ -138,6 +138,7 @@ class EngineOptions(
     MetricsOptions,
     TraceOptions,
     CaptureOptions,
+    ShadowOptions,
 ):
     """Models to serve and how to load them."""
 

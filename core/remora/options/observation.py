@@ -67,9 +67,39 @@ class CaptureOptions:
         "Size of all captured requests at which capturing ends, in bytes.", default=1 << 30, metavar="BYTES"
     )
     capture_redact: tuple[str, ...] = option(
-        "Model whose tensors are captured without their values, or some of them; * for all models. Repeatable.",
+        "Model whose tensors are captured, or logged as differences of shadows, without their values, or some of them; "
+        "* for all models. Repeatable.",
         metavar="MODEL[:TENSOR,...]",
         many=True,
+    )
+
+
+@fragment
+class ShadowOptions:
+    """Which destinations and comparisons shadows may have, and where differences are kept."""
+
+    __slots__ = ()
+
+    shadow_url: tuple[str, ...] = option(
+        "Name for the address of another V2 server that shadows may use: 'remora release shadow MODEL --to NAME'. "
+        "Repeatable.",
+        metavar="NAME=URL",
+        many=True,
+    )
+    shadow_compare: tuple[str, ...] = option(
+        "Name for a function of a Python file that compares a model's outputs with those of a shadow. The server runs "
+        "the file. Repeatable.",
+        metavar="NAME=FILE:FUNCTION",
+        many=True,
+    )
+    shadow_differences: str = option(
+        "File to which differences of shadows are appended, a line of JSON each, at most 10 a second; --capture-redact "
+        "applies.",
+        default="",
+        metavar="FILE",
+    )
+    shadow_differences_max_bytes: int = option(
+        "Size of the file at which logging of differences ends, in bytes.", default=64 << 20, metavar="BYTES"
     )
 
 

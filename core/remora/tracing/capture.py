@@ -10,15 +10,14 @@ import os
 import random
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from remora.errors import ConfigError, RemoraError
 from remora.messages import Data, InferForm, Outcome, Response, Streamed, Ticket
 from remora.system.clock import Clock
+from remora.tracing.line_file import LineFile, Redactions, bytes_of, content_of, hidden_in, redactions_of, utc
 from remora.tracing.writer import TraceWriter
 from remora.traffic.captured import CapturedTensor, Exchange, line_of
 
@@ -41,13 +40,13 @@ class CaptureSettings(NamedTuple):
         path: the file, to which lines are appended; not used for an object store.
         share: share of the requests, at most 1.
         most_bytes: size of the file at which capturing ends.
-        redacted: tensors whose values are left out, by model; an empty set for all of them, "*" for every model.
+        redacted: tensors whose values are left out.
     """
 
     path: Path
     share: float
     most_bytes: int
-    redacted: Mapping[str, frozenset[str]]
+    redacted: Redactions
 
 
 def capture_settings(path: str, share: str, most_bytes: int, redact: Sequence[str]) -> CaptureSettings:
@@ -58,11 +57,7 @@ def capture_settings(path: str, share: str, most_bytes: int, redact: Sequence[st
         part = 0.0
     if not 0 < part <= 1:
         raise ConfigError(f"--capture-share={share}: expected a number above 0 and at most 1")
-    redacted: dict[str, frozenset[str]] = {}
-    for entry in redact:
-        model, _, names = entry.partition(":")
-        redacted[model] = frozenset(filter(None, names.split(",")))
-    return CaptureSettings(Path(path), part, most_bytes, redacted)
+    return CaptureSettings(Path(path), part, most_bytes, redactions_of(redact))
 
 
 class _Line(NamedTuple):
@@ -70,30 +65,6 @@ class _Line(NamedTuple):
 
     exchange: Exchange
     size: int
-
-
-class _File:
-    """Destination of the lines."""
-
-    def __init__(self, settings: CaptureSettings, full: Callable[[], None]) -> None:
-        self._most = settings.most_bytes
-        self._full = full
-        try:
-            self._file = settings.path.open("ab")
-        except OSError as error:
-            raise ConfigError(f"--capture={settings.path}: cannot be written: {error.strerror}") from error
-
-    def write(self, lines: Sequence[_Line]) -> None:
-        for each in lines:
-            line = line_of(each.exchange)
-            if self._file.tell() + len(line) > self._most:
-                self._full()
-                break
-            self._file.write(line)
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class _Parts:
@@ -145,7 +116,7 @@ class _Parts:
 
     def _end_part(self) -> None:
         self._file.flush()
-        time = _utc(self._clock.wall_ms()).partition("+")[0].replace(":", "")
+        time = utc(self._clock.wall_ms()).partition("+")[0].replace(":", "")
         self._upload(f"{time}-{self._series}-{self._count:06d}.jsonl", self._part)
         self._count += 1
         self._uploaded += self._file.tell()
@@ -168,8 +139,12 @@ class Capture:
         self._settings = settings
         self._clock = clock
         self._full = False
-        sink = _File(settings, self._end) if upload is None else _Parts(settings, upload, clock, self._end)
+        sink = self._file() if upload is None else _Parts(settings, upload, clock, self._end)
         self._writer = TraceWriter[_Line](sink, room=_ROOM_BYTES, what="captured requests")
+
+    def _file(self) -> LineFile[_Line]:
+        path, most = self._settings.path, self._settings.most_bytes
+        return LineFile(path, most, lambda each: line_of(each.exchange), self._end, "--capture")
 
     def wrap_model(self, model: Any) -> Any:
         """Return the model for the next request, wrapped if that request is captured."""
@@ -195,13 +170,13 @@ class Capture:
 
     def begin(self, model: Any, form: InferForm, data: Sequence[Data]) -> _Kept:
         """Return a request with copies of its inputs."""
-        hidden = self._hidden(model.name)
+        hidden = hidden_in(self._settings.redacted, model.name)
         inputs = [
             CapturedTensor(
                 spec.name,
                 spec.datatype,
                 tuple(spec.shape),
-                None if hidden(spec.name) else _content(spec.datatype, part),
+                None if hidden(spec.name) else content_of(spec.datatype, part),
             )
             for spec, part in zip(form.inputs, data, strict=True)
         ]
@@ -223,7 +198,7 @@ class Capture:
         exchange = Exchange(
             model=kept.model.name,
             version=kept.model.version_text,
-            time=_utc(kept.wall_ms),
+            time=utc(kept.wall_ms),
             id=form.id,
             parameters=parameters,
             inputs=kept.inputs,
@@ -234,11 +209,6 @@ class Capture:
         )
         tensors = [*kept.inputs, *(tensor for answer in kept.answers for tensor in answer)]
         self._writer.put(_Line(exchange, _OVERHEAD_BYTES + sum(len(each.content or b"") for each in tensors)))
-
-    def _hidden(self, model: str) -> Callable[[str], bool]:
-        redacted = self._settings.redacted
-        names = redacted.get(model, redacted.get("*"))
-        return lambda name: names is not None and (not names or name in names)
 
 
 class _CapturedModel:
@@ -293,9 +263,7 @@ class _Kept:
             if isinstance(content, Response):
                 self.answers.append(
                     [
-                        CapturedTensor(
-                            name, datatype, tuple(data.shape), None if self.hidden(name) else _bytes_of(data)
-                        )
+                        CapturedTensor(name, datatype, tuple(data.shape), None if self.hidden(name) else bytes_of(data))
                         for name, datatype, data in content.outputs
                     ]
                 )
@@ -304,24 +272,3 @@ class _Kept:
             reply(ticket, outcome)
 
         return kept
-
-
-def _content(datatype: str, data: Any) -> bytes:
-    """Return a copy of an input as its bytes on the wire."""
-    if isinstance(data, list):
-        return b"".join([len(each).to_bytes(4, "little") + each for each in data])
-    return _bytes_of(data) if isinstance(data, np.ndarray) else bytes(data)
-
-
-def _bytes_of(data: Any) -> bytes:
-    array = np.asarray(data.host() if hasattr(data, "host") else data)  # DeviceArray, not imported here
-    if array.dtype.hasobject:
-        items = [each if isinstance(each, bytes) else str(each).encode() for each in array.reshape(-1).tolist()]
-        return b"".join([len(each).to_bytes(4, "little") + each for each in items])
-    return np.ascontiguousarray(array).tobytes()
-
-
-def _utc(wall_ms: int) -> str:
-    from datetime import UTC, datetime  # imported here because capturing is usually off
-
-    return datetime.fromtimestamp(wall_ms / 1e3, UTC).isoformat(timespec="milliseconds")

@@ -89,8 +89,8 @@ def elements(content: bytes) -> list[bytes]:
 def line_of(exchange: Exchange) -> bytes:
     """Return an exchange as a line of JSON."""
     document = exchange._asdict() | {
-        "inputs": [_printed(each) for each in exchange.inputs],
-        "answers": [[_printed(each) for each in answer] for answer in exchange.answers],
+        "inputs": [printed(each) for each in exchange.inputs],
+        "answers": [[printed(each) for each in answer] for answer in exchange.answers],
     }
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape") + b"\n"
 
@@ -193,7 +193,8 @@ def difference(
     return ""
 
 
-def _printed(tensor: CapturedTensor) -> dict[str, Any]:
+def printed(tensor: CapturedTensor) -> dict[str, Any]:
+    """Return a tensor as it appears in a line."""
     shown: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
     if tensor.content is None:
         return shown | {"redacted": True}

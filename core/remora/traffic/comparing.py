@@ -38,7 +38,7 @@ def difference(expected: Outputs, found: Outputs, how: Comparison) -> str:
 
 def _values(expected: npt.NDArray[Any], found: npt.NDArray[Any], how: Comparison) -> str:
     if expected.dtype.kind not in "fiub":
-        return "" if np.array_equal(expected, found) else "other elements"
+        return "" if np.array_equal(_as_bytes(expected), _as_bytes(found)) else "other elements"
     if how.top_k and expected.ndim:
         first, second = (np.argsort(-each.astype(np.float64), axis=-1, kind="stable") for each in (expected, found))
         same = np.array_equal(first[..., : how.top_k], second[..., : how.top_k])
@@ -49,3 +49,11 @@ def _values(expected: npt.NDArray[Any], found: npt.NDArray[Any], how: Comparison
     with np.errstate(invalid="ignore", over="ignore"):
         gap = np.nanmax(np.abs(found.astype(np.float64) - expected.astype(np.float64))) if expected.size else 0.0
     return f"{int((~close).sum())} of {close.size} elements differ, by at most {gap:.3g}"
+
+
+def _as_bytes(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array of BYTES with its texts encoded, because only some models return texts."""
+    if array.dtype.kind != "O":
+        return array
+    flat = [each.encode() if isinstance(each, str) else each for each in array.reshape(-1).tolist()]
+    return np.array([*flat, None], object)[:-1].reshape(array.shape)

@@ -43,15 +43,37 @@ class Arm(NamedTuple):
 
 
 class Shadow(NamedTuple):
-    """Version that gets a copy of a share of the requests, in hundredths of a percent.
+    """What gets a copy of a share of the requests; its answers are compared and never sent.
 
-    Its answers are compared and never sent. For ``tolerance`` and ``top_k`` see `comparing.Comparison`.
+    Attributes:
+        version: version of the model, or of ``model`` or at ``url``, where 0 is the one that serves.
+        weight: share in hundredths of a percent.
+        tolerance, top_k: see `comparing.Comparison`.
+        model: another model, "" for the same.
+        url: name of another server, "" for this one.
+        compare: name of a function that compares the answers in place of ``tolerance`` and ``top_k``, or "".
     """
 
     version: int
     weight: int
     tolerance: float = 0.0
     top_k: int = 0
+    model: str = ""
+    url: str = ""
+    compare: str = ""
+
+    @property
+    def is_version(self) -> bool:
+        """True for another version of the same model on this server."""
+        return not (self.model or self.url)
+
+    @property
+    def title(self) -> str:
+        """Description, such as ``version 3 of model 'm' at 'name'``."""
+        parts = [f"version {self.version}"] if self.version or self.is_version else []
+        parts += [f"model '{self.model}'"] if self.model else []
+        text = " of ".join(parts)
+        return f"{text or 'the model'} at '{self.url}'" if self.url else text
 
 
 class Release(NamedTuple):
@@ -101,7 +123,7 @@ class Release(NamedTuple):
 
     def versions(self) -> set[int]:
         """Return the versions that must be loaded."""
-        copies = {self.shadow.version} if self.shadow is not None else set()
+        copies = {self.shadow.version} if self.shadow is not None and self.shadow.is_version else set()
         return {self.stable, *(arm.version for arm in self.arms), *self.aliases.values(), *copies}
 
     def version_of(self, alias: str) -> int | None:
@@ -215,7 +237,9 @@ def set_weight(release: Release, weight: int, now_ms: int, *, alias: str = CANAR
 def promote(release: Release, now_ms: int, *, alias: str = CANARY, reason: str = "") -> Release:
     """Make the version of an arm the stable one and end all arms. Raises ValueError."""
     version = _arm(release, alias).version
-    shadow = release.shadow if release.shadow is not None and release.shadow.version != version else None
+    shadow = release.shadow
+    if shadow is not None and shadow.is_version and shadow.version == version:
+        shadow = None
     ended = release._replace(stable=version, arms=(), steps=(), automatic=False, since_ms=now_ms, shadow=shadow)
     return _with_event(ended, now_ms, f"promote version {version}", reason)
 
@@ -252,14 +276,13 @@ def set_shadow(release: Release, shadow: Shadow | None, now_ms: int) -> Release:
         if release.shadow is None:
             raise ValueError("there is no shadow")
         return _with_event(release._replace(shadow=None), now_ms, "end the shadow", "")
-    if shadow.version == release.stable:
+    if shadow.is_version and shadow.version == release.stable:
         raise ValueError(f"version {shadow.version} is stable: a shadow is another version")
     if not 0 < shadow.weight <= HUNDRED:
         raise ValueError(f"share of the shadow: expected above 0 to 100 percent, got {percent(shadow.weight)}")
-    wanted = release._replace(
-        shadow=shadow, rejected=tuple(number for number in release.rejected if number != shadow.version)
-    )
-    return _with_event(wanted, now_ms, f"copy {percent(shadow.weight)} to version {shadow.version}", "")
+    own = shadow.version if shadow.is_version else None
+    wanted = release._replace(shadow=shadow, rejected=tuple(number for number in release.rejected if number != own))
+    return _with_event(wanted, now_ms, f"copy {percent(shadow.weight)} to {shadow.title}", "")
 
 
 def end_shadow(release: Release, now_ms: int, reason: str) -> Release:

@@ -124,7 +124,15 @@ def test_a_model_without_a_release_is_one_line() -> None:
 
 
 def test_a_shadow_and_its_latest_differences_are_shown() -> None:
-    shadow = {"version": 4, "weight": 50.0, "compared": 7, "differing": 2, "failed": 1, "dropped": 0, "samples": ["x"]}
+    shadow = {
+        "title": "version 4",
+        "weight": 50.0,
+        "compared": 7,
+        "differing": 2,
+        "failed": 1,
+        "dropped": 0,
+        "samples": ["x"],
+    }
     text = command.print_status({**STATUS, "shadow": shadow})
     assert "shadow: version 4 gets copies of 50 %: 7 compared, 2 differing, 1 failed, 0 dropped\n  x\n" in text
 

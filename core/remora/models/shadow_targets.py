@@ -1,0 +1,298 @@
+"""Destinations of copied requests, and functions that compare answers.
+
+Addresses and functions come from the server's options only. Clients and commands name them.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, cast
+from urllib.parse import quote, urlsplit
+
+import numpy as np
+
+from remora.errors import ConfigError, InternalError, NotFoundError, RemoraError, UnavailableError
+from remora.messages import DTYPES, Data, InferForm, Outcome, Response, Tensor
+from remora.models.routing import COPY_HEADER, RoutedModel
+from remora.models.served_model import ServedModel
+from remora.models.table import ModelTable
+from remora.options import EngineOptions
+from remora.system.clock import Clock
+from remora.tracing.differences import DifferenceLog, open_differences
+from remora.tracing.line_file import content_of, redactions_of
+from remora.traffic.captured import CapturedError, CapturedTensor, Exchange, answer_of, elements, printed, request_of
+from remora.traffic.comparing import Comparison, Outputs, difference
+from remora.traffic.releases import Shadow
+
+TIMEOUT_S = 10.0
+_MOST_BYTES = 256 << 20
+_HEADER_LENGTH = "inference-header-content-length"
+_REFUSALS = frozenset((400, 415, 422, 500, 501))
+"""Statuses of servers that do not understand binary tensors."""
+_THREADS = 4
+"""Threads of another server, each with a connection."""
+Compare = Callable[[Outputs, Outputs], str]
+
+
+class Target(Protocol):
+    """Destination of copies. ``threads`` of the runner call it at a time."""
+
+    threads: int
+
+    def send(self, form: InferForm, data: list[Data], answered: Callable[[Outcome], None]) -> None:
+        """Send a copy; ``answered`` gets its end, once and from any thread. May block and raise."""
+
+    def end_thread(self) -> None:
+        """Close what the calling thread uses, because it ends."""
+
+
+class ShadowSettings(NamedTuple):
+    """Destinations and comparisons of the options, by name.
+
+    Attributes:
+        urls: addresses of other servers.
+        functions: functions that compare answers.
+        log: keeps differences; None without.
+    """
+
+    urls: Mapping[str, str] = {}
+    functions: Mapping[str, Compare] = {}
+    log: DifferenceLog | None = None
+
+    def check(self, shadow: Shadow) -> None:
+        """Raise ValueError for a name that no option defines."""
+        _named(self.urls, shadow.url, "--shadow-url")
+        _named(self.functions, shadow.compare, "--shadow-compare")
+
+
+NO_SHADOWS = ShadowSettings()
+
+
+def shadow_settings(options: EngineOptions, clock: Clock) -> ShadowSettings:
+    """Return the settings of options. Raises ConfigError."""
+    urls = {}
+    for entry in options.shadow_url:
+        name, url = _pair("--shadow-url", entry, "NAME=URL")
+        urls[name] = _checked(url, entry)
+    functions = {}
+    for entry in options.shadow_compare:
+        name, place = _pair("--shadow-compare", entry, "NAME=FILE:FUNCTION")
+        functions[name] = load_function(place)
+    log = open_differences(
+        options.shadow_differences,
+        options.shadow_differences_max_bytes,
+        redactions_of(options.capture_redact),
+        clock,
+    )
+    return ShadowSettings(urls, functions, log)
+
+
+def target_of(shadow: Shadow, key: str, table: ModelTable, settings: ShadowSettings) -> Target:
+    """Return the destination of a model's shadow. Raises ValueError for an unknown name."""
+    if shadow.url:
+        settings.check(shadow)
+        return OtherServer(settings.urls[shadow.url], shadow.model or key.rpartition("/")[2], shadow.version)
+    if shadow.model:
+        return OtherModel(lambda: table.resolve(shadow.model, shadow.version or -1))
+    return OtherModel(lambda: _ready(table, key, shadow.version))
+
+
+def compare_of(shadow: Shadow, settings: ShadowSettings) -> Compare:
+    """Return the comparison of a shadow. Raises ValueError for an unknown name."""
+    if not shadow.compare:
+        return partial(difference, how=Comparison(shadow.tolerance, shadow.top_k))
+    settings.check(shadow)
+    return settings.functions[shadow.compare]
+
+
+class OtherModel:
+    """Model or version of this server, found when a copy is sent."""
+
+    threads = 1
+
+    def __init__(self, find: Callable[[], ServedModel]) -> None:
+        self._find = find
+
+    def send(self, form: InferForm, data: list[Data], answered: Callable[[Outcome], None]) -> None:
+        model = self._find()
+        if model.is_routed:  # its own release neither counts nor copies a copy
+            model = cast("RoutedModel", model).bind(form)
+        model.submit(form, data, lambda _, outcome: answered(outcome))
+
+    def end_thread(self) -> None:
+        """Close nothing."""
+
+
+class OtherServer:
+    """Model of another V2 server, over HTTP with persistent connections.
+
+    Args:
+        url: ``http://HOST[:PORT][/PREFIX]`` or https.
+        model: name of the model there.
+        version: version there, 0 for its choice.
+    """
+
+    threads = _THREADS
+
+    def __init__(self, url: str, model: str, version: int = 0, timeout_s: float = TIMEOUT_S) -> None:
+        parts = urlsplit(url)
+        self._address = (parts.scheme, parts.hostname or "", parts.port)
+        self._path = f"{parts.path.rstrip('/')}/v2/models/{quote(model, safe='')}"
+        if version:
+            self._path += f"/versions/{version}"
+        self._timeout_s = timeout_s
+        self._own = threading.local()
+        self._takes_binary = self._is_plain = False
+        """What is known of the server: that it understands binary tensors, or that it does not."""
+
+    def send(self, form: InferForm, data: list[Data], answered: Callable[[Outcome], None]) -> None:
+        answered(self._answer(form, data))
+
+    def end_thread(self) -> None:
+        """Close the thread's connection."""
+        connection = getattr(self._own, "connection", None)
+        if connection is not None:
+            connection.close()
+
+    def _answer(self, form: InferForm, data: Sequence[Data]) -> Outcome:
+        tensors = [
+            CapturedTensor(spec.name, spec.datatype, tuple(spec.shape), content_of(spec.datatype, part))
+            for spec, part in zip(form.inputs, data, strict=True)
+        ]
+        names = [each.name for each in form.outputs]
+        request = request_of(Exchange("", "", "", form.id, form.parameters, tensors, names, (), "", 0))
+        assert request is not None  # no input is redacted
+        if self._is_plain:
+            status, length, body = self._exchange(_as_json(form, tensors), None)
+        else:
+            status, length, body = self._exchange(request.body, request.header_length)
+            if status in _REFUSALS and not self._takes_binary:
+                again = self._exchange(_as_json(form, tensors), None)
+                self._is_plain = again[0] == 200
+                status, length, body = again if self._is_plain else (status, length, body)
+        self._takes_binary |= status == 200 and not self._is_plain
+        if status != 200:
+            return InternalError(f"HTTP status {status}: {body[:200].decode(errors='replace')}")
+        try:
+            return Response([_tensor(each) for each in answer_of(body, length)])
+        except (CapturedError, ValueError, KeyError) as error:
+            return InternalError(f"the answer is not of V2: {error}")
+
+    def _exchange(self, body: bytes, header_length: int | None) -> tuple[int, int | None, bytes]:
+        """Return status, length of the JSON and body of an answer. Raises UnavailableError."""
+        import http.client  # because few servers copy requests to others
+
+        scheme, host, port = self._address
+        connection = getattr(self._own, "connection", None)
+        if connection is None:
+            kind = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
+            connection = self._own.connection = kind(host, port, timeout=self._timeout_s)
+        headers = {"content-type": "application/json", COPY_HEADER.decode(): "1"}
+        if header_length is not None:
+            headers |= {"content-type": "application/octet-stream", _HEADER_LENGTH: str(header_length)}
+        reused = connection.sock is not None
+        try:
+            connection.request("POST", f"{self._path}/infer", body, headers)
+            response = connection.getresponse()
+            received = response.read(_MOST_BYTES)
+            if response.read(1):
+                raise UnavailableError(f"the answer has more than {_MOST_BYTES} bytes")
+            length = response.headers.get(_HEADER_LENGTH, "")
+            return response.status, int(length) if length.isdigit() else None, received
+        except ConnectionError as error:  # RemoteDisconnected too
+            connection.close()
+            if reused:  # the server has closed the idle connection
+                return self._exchange(body, header_length)
+            raise UnavailableError(f"{type(error).__name__}: {error}") from error
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise UnavailableError(f"{type(error).__name__}: {error}") from error
+        except RemoraError:
+            connection.close()
+            raise
+
+
+def load_function(place: str) -> Compare:
+    """Return the function of ``FILE:FUNCTION`` as a comparison. Raises ConfigError.
+
+    It gets the outputs of the model and of the shadow, each a mapping of names to arrays, and returns a text or False
+    if they differ, else "", None or True.
+    """
+    import importlib.util
+
+    file, _, name = place.rpartition(":")
+    path = Path(file)
+    spec = importlib.util.spec_from_file_location(f"remora_compare_{path.stem}", path) if file and name else None
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigError(f"--shadow-compare: '{place}': expected a Python file and its function, FILE:FUNCTION")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        function: Any = getattr(module, name)
+    except Exception as error:  # whatever the operator's module raises
+        raise ConfigError(f"--shadow-compare: '{place}': {type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise ConfigError(f"--shadow-compare: '{place}' is not a function")
+
+    def compare(expected: Outputs, found: Outputs) -> str:
+        result = function(dict(expected), dict(found))
+        return (
+            result if isinstance(result, str) else "" if result is None or result else "the function says they differ"
+        )
+
+    return compare
+
+
+def _ready(table: ModelTable, key: str, version: int) -> ServedModel:
+    model = table.serving(key).get(version)
+    if model is None:
+        raise NotFoundError(f"version {version} of model '{key}' is not ready")
+    return model
+
+
+def _as_json(form: InferForm, tensors: Sequence[CapturedTensor]) -> bytes:
+    """Return a request with all tensors in JSON."""
+    document: dict[str, Any] = {"parameters": dict(form.parameters), "inputs": [printed(each) for each in tensors]}
+    if form.id:
+        document["id"] = form.id
+    if form.outputs:
+        document["outputs"] = [{"name": each.name} for each in form.outputs]
+    return json.dumps(document).encode()
+
+
+def _tensor(tensor: CapturedTensor) -> Tensor:
+    content = tensor.content or b""
+    if tensor.datatype == "BYTES":
+        array = np.array([*elements(content), None], object)[:-1]
+    else:
+        array = np.frombuffer(content, DTYPES[tensor.datatype])
+    return Tensor(tensor.name, tensor.datatype, array.reshape(tensor.shape))
+
+
+def _pair(option: str, entry: str, form: str) -> tuple[str, str]:
+    name, mark, value = entry.partition("=")
+    if not (mark and name.isidentifier() and value):
+        raise ConfigError(f"{option}: expected {form}, got {entry[:80]!r}")
+    return name, value
+
+
+def _checked(url: str, entry: str) -> str:
+    name = entry.partition("=")[0]
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
+    except ValueError:
+        valid = False
+    if not valid or parts.username is not None or parts.query or parts.fragment:
+        raise ConfigError(f"--shadow-url: address of '{name}': expected http://HOST:PORT without user and query")
+    return url
+
+
+def _named(known: Mapping[str, object], name: str, option: str) -> None:
+    if name and name not in known:
+        there = ", ".join(sorted(known)) or "none"
+        raise ValueError(f"'{name[:40]}' is not a name that the server's option {option} defines; there are: {there}")

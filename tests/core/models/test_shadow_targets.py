@@ -1,0 +1,323 @@
+"""Shadows on other models and servers, functions that compare, and the differences that are kept."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eventually import eventually
+from fakes import FakeClock
+from live_server import free_port, process, until, write_version
+from remora.calls import ModelRelease
+from remora.engine import Engine
+from remora.errors import ConfigError, RemoraError
+from remora.messages import InferForm, InputSpec, Outcome, Response
+from remora.models.shadow_targets import OtherServer, load_function, shadow_settings
+from remora.options import EngineOptions
+
+FORM = InferForm((InputSpec("IN", "INT32", (1, 1)),), id="r")
+DATA: list[Any] = [np.array([[5]], np.int32)]
+
+
+@contextmanager
+def _engine(repository: Path, **settings: Any) -> Iterator[Engine]:
+    with Engine(
+        options=None, model_repository=(repository,), backend_config=("python,isolation=thread",), **settings
+    ) as engine:
+        yield engine
+
+
+def _shadow(engine: Engine, **parameters: Any) -> dict[str, Any]:
+    found: dict[str, Any] = engine.perform(ModelRelease("m", "shadow" if parameters else "", parameters))["shadow"]
+    return found
+
+
+def _infer(engine: Engine, count: int = 1, id: str = "r") -> list[int]:
+    return [int(engine.infer("m", {"IN": np.array([[5]], np.int32)}, id=id)["OUT"][0, 0]) for _ in range(count)]
+
+
+def _compared(engine: Engine, count: int) -> dict[str, Any]:
+    return eventually(lambda: row if (row := _shadow(engine))["compared"] >= count else None)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    root = tmp_path / "models"
+    write_version(root, 2)
+    write_version(root, 3, name="other")
+    return root
+
+
+def _function(tmp_path: Path, body: str) -> str:
+    (tmp_path / "compare.py").write_text(f"def same(expected, found):\n    {body}\n")
+    return f"{tmp_path / 'compare.py'}:same"
+
+
+# -- models of the same server ----------------------------------------------------------------------------------------
+
+
+def test_another_model_gets_copies(repository: Path) -> None:
+    with _engine(repository) as engine:
+        assert _shadow(engine, model="other")["title"] == "model 'other'"
+        assert _infer(engine, 3) == [10] * 3
+        found = _compared(engine, 3)
+        assert (found["differing"], found["failed"]) == (3, 0)
+        assert found["samples"][0] == "r: OUT: 1 of 1 elements differ, by at most 5"
+
+
+def test_two_models_that_shadow_each_other_do_not_copy_copies(repository: Path) -> None:
+    with _engine(repository) as engine:
+        _shadow(engine, model="other")
+        engine.perform(ModelRelease("other", "shadow", {"model": "m"}))
+        _infer(engine, 3)
+        _compared(engine, 3)
+        status = engine.perform(ModelRelease("other", "", {}))
+        assert status["shadow"]["compared"] + status["shadow"]["dropped"] == 0
+        assert sum(arm.get("answers", 0) for arm in status["arms"]) == 0
+
+
+def test_a_model_that_is_unloaded_fails_the_copies_only(repository: Path) -> None:
+    with _engine(repository, model_control_mode="explicit", load_model=("m", "other")) as engine:
+        _shadow(engine, model="other")
+        engine.unload("other")
+        assert _infer(engine, 2) == [10, 10]
+        found = _compared(engine, 2)
+        assert found["failed"] == 2
+        assert "other" in found["samples"][0]
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ({"model": "absent"}, "absent"),
+        ({"model": "../../etc/passwd"}, "etc/passwd"),
+        ({"model": "m"}, "is the model itself"),
+        (
+            {"url": "http://169.254.169.254/"},
+            "is not a name that the server's option --shadow-url defines; there are: there",
+        ),
+        ({"model": "other", "compare": "/tmp/x.py:f"}, "the server's option --shadow-compare defines; there are: none"),
+        ({"model": "other", "compare": "x", "top_k": 1}, "in place of tolerance and top_k"),
+        ({"model": "other", "file": "x"}, "unknown member 'file'"),
+        ({"model": "other", "version": 9}, "version"),
+    ],
+)
+def test_an_unknown_shadow_is_refused(repository: Path, members: dict[str, Any], reason: str) -> None:
+    with _engine(repository, shadow_url=("there=http://localhost:1",)) as engine:
+        with pytest.raises(RemoraError) as refusal:
+            _shadow(engine, **members)
+        assert reason in str(refusal.value)
+        assert _infer(engine) == [10]
+
+
+def test_a_stored_shadow_whose_name_is_gone_stops_no_server(repository: Path) -> None:
+    with _engine(repository, shadow_url=("there=http://localhost:1",)) as engine:
+        _shadow(engine, url="there")
+    with _engine(repository) as engine:
+        assert _infer(engine) == [10]
+        assert "the server's options do not define its name" in _shadow(engine)["warning"]
+
+
+def test_a_file_declares_a_shadow(repository: Path) -> None:
+    (repository / "m" / "release.yaml").write_text("stable: 2\nshadow: {model: other, weight: 50%, tolerance: 9}\n")
+    with _engine(repository) as engine:
+        found = _shadow(engine)
+        assert (found["model"], found["weight"], found["tolerance"]) == ("other", 50.0, 9.0)
+
+
+# -- functions --------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_of_the_operator_compares(repository: Path, tmp_path: Path) -> None:
+    place = _function(tmp_path, "return '' if expected['OUT'][0] == 10 else f'odd {found}'")
+    with _engine(repository, shadow_compare=(f"close={place}",)) as engine:
+        _shadow(engine, model="other", compare="close")
+        _infer(engine, 3)
+        found = _compared(engine, 3)
+        assert (found["differing"], found["failed"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "result"),
+    [("return None", ""), ("return True", ""), ("return False", "the function says they differ"), ("return 'x'", "x")],
+)
+def test_a_function_returns_a_truth_or_a_text(tmp_path: Path, body: str, result: str) -> None:
+    assert load_function(_function(tmp_path, body))({}, {}) == result
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("shadow_compare", "close", "expected NAME=FILE:FUNCTION"),
+        ("shadow_compare", "close=absent.py:same", "expected a Python file"),
+        ("shadow_compare", "close=compare.py:absent", "AttributeError"),
+        ("shadow_compare", "close=compare.py:__name__", "is not a function"),
+        ("shadow_url", "a b=http://host", "expected NAME=URL"),
+        ("shadow_url", "a=ftp://host", "address of 'a': expected http://HOST:PORT"),
+        ("shadow_url", "a=http://user:secret@host", "address of 'a'"),
+        ("shadow_url", "a=http://host:port", "address of 'a'"),
+    ],
+)
+def test_wrong_options_prevent_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, reason: str
+) -> None:
+    _function(tmp_path, "pass")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=reason) as refusal:
+        shadow_settings(EngineOptions(**{name: (value,)}), FakeClock())  # type: ignore[arg-type]
+    assert "secret" not in str(refusal.value)
+
+
+# -- other servers ----------------------------------------------------------------------------------------------------
+
+
+def _sent(server: OtherServer) -> Outcome:
+    found: list[Outcome] = []
+    try:
+        server.send(FORM, DATA, found.append)
+    finally:
+        server.end_thread()
+    (outcome,) = found
+    return outcome
+
+
+def test_another_server_gets_copies(repository: Path, tmp_path: Path, child_environment: dict[str, str]) -> None:
+    port = free_port()
+    write_version(tmp_path / "theirs", 7)
+    with process(tmp_path / "theirs", port, child_environment) as server:
+        until(port, "/readyz", server)
+        with _engine(repository, shadow_url=(f"there=http://127.0.0.1:{port}",)) as engine:
+            assert _shadow(engine, url="there")["title"] == "the model at 'there'"
+            assert _infer(engine, 4) == [10] * 4
+            found = _compared(engine, 4)
+            assert (found["differing"], found["failed"]) == (4, 0)
+            assert found["samples"][0] == "r: OUT: 1 of 1 elements differ, by at most 25"
+        url = f"http://127.0.0.1:{port}"
+        answer = _sent(OtherServer(url, "m", 7))
+        assert isinstance(answer, Response)
+        assert answer.outputs[0].data.tolist() == [[35]]
+        assert "HTTP status 404" in str(_sent(OtherServer(url, "m", 8)))
+        assert "HTTP status 404" in str(_sent(OtherServer(url, "../m", 7)))
+
+
+def test_a_server_that_cannot_be_reached_fails_the_copies_only(repository: Path) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        with _engine(repository, shadow_url=(f"there=http://127.0.0.1:{held.getsockname()[1]}",)) as engine:
+            _shadow(engine, url="there")
+            assert _infer(engine, 3) == [10] * 3
+            found = _compared(engine, 3)
+            assert found["failed"] == 3
+            assert "ConnectionRefusedError" in found["samples"][0]
+
+
+def test_a_server_that_never_answers_is_given_up_and_copies_are_dropped(repository: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert "timed out" in str(_failure(OtherServer(url, "m", timeout_s=0.01)))
+        with _engine(repository, shadow_url=(f"there={url}",)) as engine:
+            _shadow(engine, url="there")
+            assert _infer(engine, 200) == [10] * 200  # each answer comes although no copy is answered
+            found = _shadow(engine)
+            assert found["dropped"] > 0
+            assert found["compared"] == 0
+
+
+def _failure(server: OtherServer) -> Exception:
+    with pytest.raises(RemoraError) as failure:
+        _sent(server)
+    return failure.value
+
+
+@contextmanager
+def _double(answer: Callable[[str | None, Any], tuple[int, bytes]]) -> Iterator[str]:
+    """Serve answers to the length header and JSON of each request, and yield the URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            length = self.headers.get("inference-header-content-length")
+            status, content = answer(length, json.loads(body[: int(length)] if length else body))
+            self.send_response(status)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_server_without_binary_tensors_gets_json() -> None:
+    lengths: list[str | None] = []
+
+    def answer(length: str | None, document: Any) -> tuple[int, bytes]:
+        lengths.append(length)
+        if length:
+            return 422, b"{}"
+        output = {**document["inputs"][0], "name": "OUT"}
+        return 200, json.dumps({"outputs": [output]}).encode()
+
+    with _double(answer) as url:
+        server = OtherServer(url, "m")
+        for _ in range(2):
+            found = _sent(server)
+            assert isinstance(found, Response)
+            assert (found.outputs[0].name, found.outputs[0].data.tolist()) == ("OUT", [[5]])
+    assert [length is None for length in lengths] == [False, True, True]
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{", b'{"outputs": [{"name": "y"}]}'])
+def test_an_answer_that_is_not_of_v2_is_a_failure(content: bytes) -> None:
+    with _double(lambda _length, _document: (200, content)) as url:
+        assert "not of V2" in str(_sent(OtherServer(url, "m")))
+
+
+# -- differences ------------------------------------------------------------------------------------------------------
+
+
+def test_differences_are_kept_without_redacted_values(repository: Path, tmp_path: Path) -> None:
+    path = tmp_path / "differences.jsonl"
+    with _engine(repository, shadow_differences=str(path), capture_redact=("m:IN",)) as engine:
+        _shadow(engine, model="other")
+        _infer(engine, 2)
+        _compared(engine, 2)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["reason"] for row in rows] == ["OUT: 1 of 1 elements differ, by at most 5"] * 2
+    assert (rows[0]["model"], rows[0]["version"], rows[0]["shadow"], rows[0]["id"]) == ("m", "2", "model 'other'", "r")
+    assert rows[0]["inputs"] == [{"name": "IN", "datatype": "INT32", "shape": [1, 1], "redacted": True}]
+    assert (rows[0]["expected"][0]["data"], rows[0]["found"][0]["data"]) == ([10], [15])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full, a disk that is full, exists on Linux only")
+def test_a_full_disk_costs_the_differences_alone(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with _engine(repository, shadow_differences="/dev/full") as engine:
+        _shadow(engine, model="other")
+        assert _infer(engine, 5) == [10] * 5
+        assert _compared(engine, 5)["differing"] == 5
+    assert "differences of shadows cannot be written" in caplog.text
+
+
+def test_a_file_that_cannot_be_opened_prevents_the_start(repository: Path, tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match="--shadow-differences="),
+        _engine(repository, shadow_differences=str(tmp_path / "absent" / "file")),
+    ):
+        pass
