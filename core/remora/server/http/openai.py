@@ -272,6 +272,7 @@ class _Call:
         self._received_ns = routes.now_ns()
         self._query: Query | VectorQuery | None = None
         self._became: Cancellable | None = None
+        self._count: Callable[[object], None] | None = None
         self._cancelled = False
 
     def cancel(self) -> None:
@@ -324,7 +325,9 @@ class _Call:
             timeout_ns = deadlines.timeout_ns(self._head.get(deadlines.HEADER), plain=True)
             if model.is_routed and model.generation is not None:
                 # One version from here on: its tokenizer encodes what its engine reads.
-                model = cast("RoutedModel", model).bind_to(self._head.get)
+                routed = cast("RoutedModel", model)
+                model = routed.bind_to(self._head.get)
+                self._count = routed.counter()
             generation = model.generation
             if generation is None:
                 return self._begin_tensors(query, model, timeout_ns)
@@ -350,6 +353,7 @@ class _Call:
         traces = self._routes.engine.traces
         trace = traces.begin_task(model, arrival_of(self._head, self._exchange)) if traces.on else None
         request = _Request(self._exchange, query, model, generation, self._routes.news)
+        request.count = self._count
         request.follow(trace, self._routes.now_ns)
         deadline_ns = self._received_ns + timeout_ns if timeout_ns else 0
         changes = {"adapter": adapter, "deadline_ns": deadline_ns, "received_ns": self._received_ns}
@@ -464,7 +468,19 @@ class _News:
 class _Request:
     """A request whose tasks run."""
 
-    __slots__ = ("_delivery", "_exchange", "_follow", "_generation", "_left", "_model", "_news", "_query", "_tasks")
+    __slots__ = (
+        "_delivery",
+        "_error",
+        "_exchange",
+        "_follow",
+        "_generation",
+        "_left",
+        "_model",
+        "_news",
+        "_query",
+        "_tasks",
+        "count",
+    )
 
     def __init__(
         self, exchange: Exchange, query: Query, model: ServedModel, generation: Generation, news: _News
@@ -478,6 +494,9 @@ class _Request:
         self._left = 0
         self._delivery: Delivery | None = None
         self._follow: FollowedTasks | None = None
+        self._error: RemoraError | None = None
+        self.count: Callable[[object], None] | None = None
+        """Counts the end of the request for a release."""
 
     def follow(self, trace: TracedTask | None, now_ns: Callable[[], int]) -> None:
         """Record the tokens in a trace."""
@@ -512,6 +531,8 @@ class _Request:
             self._model.release()
             if self._follow is not None:
                 self._follow.end(error)
+            if self.count is not None:
+                self.count(error)
             raise
 
     def cancel(self) -> None:
@@ -531,11 +552,14 @@ class _Request:
         for piece in pieces:
             if piece.end is not None:
                 self._left -= 1
+                self._error = self._error or piece.end.error
                 if not self._left:
                     for task in self._tasks:
                         self._news.remove(task)
                     self._model.release()
                     if self._follow is not None:
                         self._follow.end(piece.end.error)
+                    if self.count is not None and piece.end.reason != "cancelled":
+                        self.count(self._error)
         if self._delivery is not None:
             self._delivery.take(pieces)

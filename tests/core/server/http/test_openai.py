@@ -13,7 +13,7 @@ import pytest
 
 from eventually import eventually_in_loop
 from fakes import FakeClock, FakeExchange
-from remora.errors import NotFoundError
+from remora.errors import NotFoundError, RemoraError
 from remora.generation import Extension, Generation, Sink
 from remora.generation.step_loop import LoopSettings, StepLoop
 from remora.generation.tasks import Task
@@ -75,9 +75,13 @@ class FakeRouted(FakeModel):
     def __init__(self, canary: FakeModel) -> None:
         super().__init__("from the stable version")
         self._canary = canary
+        self.counted: list[object] = []
 
     def bind_to(self, _carrier: object) -> FakeModel:
         return self._canary
+
+    def counter(self) -> Callable[[object], None]:
+        return self.counted.append
 
 
 class FakeEngine:
@@ -565,7 +569,8 @@ def test_an_unexpected_fault_is_a_500_without_its_text(code: str, monkeypatch: p
 @running
 async def test_one_version_of_a_release_writes_the_whole_answer() -> None:
     canary = FakeModel("from the canary")
-    server = Server(FakeRouted(canary))
+    routed = FakeRouted(canary)
+    server = Server(routed)
     _, exchange = server.ask()
     while not exchange.answers:
         canary.loop.turn()
@@ -573,3 +578,28 @@ async def test_one_version_of_a_release_writes_the_whole_answer() -> None:
     status, answer = await server.answer(exchange)
     assert (status, answer["choices"][0]["text"]) == (200, "from the canary")
     assert (canary.users, server.model.users) == (0, 0)
+    assert routed.counted == [None]
+
+
+@running
+async def test_a_release_counts_failures_and_no_cancelled_answers() -> None:
+    canary = FakeModel("from the canary")
+    routed = FakeRouted(canary)
+    server = Server(routed)
+    request, _ = server.ask()
+    await asyncio.sleep(0)
+    assert request is not None
+    request.cancel()
+    canary.loop.turn()
+    await asyncio.sleep(0)
+    assert (canary.users, routed.counted) == (0, [])
+    canary.broken = True
+    _, exchange = server.ask()
+    while not exchange.answers:
+        canary.loop.turn()
+        await asyncio.sleep(0)
+    (error,) = routed.counted
+    assert isinstance(error, RemoraError)
+    canary.broken = False
+    status, _ = server.refusal(prompt="x" * 3000)
+    assert (status, len(routed.counted)) == (400, 2)
