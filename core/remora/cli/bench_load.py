@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from remora.cli.client import ApiClient, call_json, model_path, open_client, request_headers
-from remora.cli.load import GRPC, HTTP, Plan, Results, merge_results, results_from_json
+from remora.cli.load import GRPC, GRPC_STREAM, HTTP, Plan, Results, merge_results, results_from_json
 from remora.cli.load.report import Level, as_csv, as_document, as_html, as_table
 from remora.cli.load.requests import (
     bodies_of,
@@ -57,6 +57,8 @@ def bench_load(options: argparse.Namespace) -> int:
         raise UsageError("expected a MODEL, or --path with --body")
     if options.sequence and (options.grpc or options.path or len(options.models) != 1 or options.requests):
         raise UsageError("--sequence takes one MODEL over HTTP, without --requests")
+    if options.stream and not options.grpc:
+        raise UsageError("--stream needs --grpc: streams of HTTP are measured with --path")
     if options.rate and options.concurrency:
         raise UsageError("choose --concurrency (closed loop) or --rate (open loop)")
     offers = [_Offer(options.connections, rate) for rate in options.rate]
@@ -106,19 +108,21 @@ def _plan(client: ApiClient, options: argparse.Namespace) -> Plan:
         for request in model_requests(client, name, options):
             if options.grpc:
                 version = "" if options.model_version is None else str(options.model_version)
-                messages.append(grpc_message(name, version, request))
+                messages.append(grpc_message(name, version, request, streams=options.stream))
                 continue
             path = f"{model_path(name, options.model_version)}/infer"
             for each in in_sequence(request) if options.sequence else (request,):
                 messages.append(infer_message(parts, path, each, headers, as_json=options.encoding == "json"))
     host, tls = parts.hostname or "", parts.scheme == "https"
     if options.grpc:
-        host, _, port_text = options.grpc.rpartition(":")
-        if not host or not port_text.isdigit():
-            raise UsageError(f"--grpc {options.grpc}: expected HOST:PORT")
-        port, tls = int(port_text), False
+        scheme, _, address = options.grpc.rpartition("://")
+        host, _, port_text = address.rpartition(":")
+        if not host or not port_text.isdigit() or scheme not in ("", "grpc", "grpcs"):
+            raise UsageError(f"--grpc {options.grpc}: expected HOST:PORT or grpcs://HOST:PORT")
+        port, tls = int(port_text), scheme == "grpcs"
+    grpc = GRPC_STREAM if options.stream else GRPC
     return Plan(
-        GRPC if options.grpc else HTTP,
+        grpc if options.grpc else HTTP,
         host.strip("[]"),
         port,
         tls,

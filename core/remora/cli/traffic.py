@@ -167,7 +167,13 @@ def add_bench_load(kinds: Any, count: Count, seconds: Callable[[str], float]) ->
     how.add_argument("--requests", type=Path, metavar="FILE", help="V2 requests or inputs, a JSON document per line")
     how.add_argument("--batch", type=count, default=0, metavar="ROWS", help="repeat the first row of each input")
     how.add_argument("--encoding", choices=("binary", "json"), default="binary", help="tensors over HTTP")
-    how.add_argument("--grpc", default="", metavar="HOST:PORT", help="send over gRPC; --url serves the metadata")
+    how.add_argument(
+        "--grpc",
+        default="",
+        metavar="HOST:PORT",
+        help="send over gRPC, with TLS to grpcs://HOST:PORT; --url serves the metadata",
+    )
+    how.add_argument("--stream", action="store_true", help="send over one gRPC stream for each connection")
     how.add_argument("--sequence", type=count, default=0, metavar="N", help="send sequences of N requests")
     how.add_argument("--path", default="", metavar="PATH", help="send to this path instead, such as /v1/completions")
     how.add_argument("--body", type=Path, metavar="FILE", help="bodies for --path, a JSON document per line")

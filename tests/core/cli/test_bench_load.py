@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
+import ssl
+import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -14,9 +18,13 @@ from typing import Any
 
 import pytest
 
+from conftest import EXTRA_FLAGS, free_ports
+from eventually import eventually
+from live_server import CONFIG, write_version
 from remora.cli import main
 from remora.cli.bench_load import mean_times, split_plan
 from remora.cli.load import Plan
+from remora.server.tls import make_self_signed
 
 SHORT = ("--duration=0.6", "--window=0.2", "--warm-up=0.1", "--quiet", "--json-out")
 METADATA = {
@@ -85,7 +93,9 @@ def server(digits: Any, serving: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("--encoding=json",), ("--grpc",), ("--processes=2",), ("--batch=3",), ("--rate=50",)], ids=str
+    "words",
+    [(), ("--encoding=json",), ("--grpc",), ("--grpc", "--stream"), ("--processes=2",), ("--batch=3",), ("--rate=50",)],
+    ids=str,
 )
 def test_a_real_server_is_measured_with_its_share(
     words: tuple[str, ...], server: Any, capsys: pytest.CaptureFixture[str]
@@ -102,6 +112,82 @@ def test_a_real_server_is_measured_with_its_share(
         assert 0 < level["server_us"]["whole"] < level["latency_us"]["max"]
         assert level["server_us"]["rows per batch"] >= (3 if "--batch=3" in words else 1)
         assert level["generator"]["processes"] == (2 if "--processes=2" in words else 1)
+
+
+DECOUPLED = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            array = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            for _ in range(3):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def test_a_grpc_stream_has_the_times_of_its_responses(
+    tmp_path: Path, serving: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_version(tmp_path / "models", 1)
+    (tmp_path / "models" / "m" / "config.pbtxt").write_text(
+        CONFIG.replace("max_batch_size: 8", "") + "model_transaction_policy { decoupled: true }"
+    )
+    (tmp_path / "models" / "m" / "1" / "model.py").write_text(DECOUPLED)
+    with serving(tmp_path / "models", "--backend-config=python,isolation=thread") as running:
+        words = ("--url", f"http://127.0.0.1:{running.http}", f"--grpc=127.0.0.1:{running.grpc}")
+        level = bench(capsys, "m", *words, "--stream")[0]
+        assert level["failures"] == {}
+        assert level["requests"] > 0
+        assert 0 < level["first_event_us"]["p50"] <= level["latency_us"]["max"]
+        assert "between_events_us" in level
+        refused = bench(capsys, "m", *words, "--stream", "--version=1", "--input", "IN=1,2", code=1)
+        assert "IN" in refused
+
+
+@contextmanager
+def _with_tls(models: Path, folder: Path, environment: dict[str, str]) -> Iterator[tuple[int, int]]:
+    """Start a server with a certificate on both ports and yield the ports of HTTP and gRPC."""
+    cert, key = make_self_signed(folder)
+    http, grpc = free_ports(2)
+    flags = [f"--http-server-cert={cert}", f"--http-server-key={key}", f"--grpc-server-cert={cert}"]
+    flags += [f"--grpc-server-key={key}", "--grpc-use-ssl=true", "--allow-metrics=false", *EXTRA_FLAGS]
+    flags += [f"--http-port={http}", f"--grpc-port={grpc}", "--backend-config=python,isolation=thread"]
+    command = [sys.executable, "-m", "remora", "serve", str(models), *flags]
+    server = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    context = ssl.create_default_context(cafile=str(cert))
+
+    def ready() -> bool:
+        with urllib.request.urlopen(f"https://localhost:{http}/readyz", context=context) as reply:
+            return bool(reply.status == 200)
+
+    try:
+        eventually(ready, process=server)
+        yield http, grpc
+    finally:
+        server.kill()
+        server.communicate()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="the program openssl, which makes a certificate, is absent")
+def test_servers_with_tls_are_measured(
+    tmp_path: Path,
+    child_environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_version(tmp_path / "models", 1)
+    with _with_tls(tmp_path / "models", tmp_path, child_environment) as (http, grpc):
+        url = f"https://localhost:{http}"
+        assert "certificate verify failed" in bench(capsys, "m", "--url", url, code=1)
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "localhost-cert.pem"))
+        for words in ((), (f"--grpc=grpcs://localhost:{grpc}",), (f"--grpc=grpcs://localhost:{grpc}", "--stream")):
+            level = bench(capsys, "m", "--url", url, "--concurrency=2", *words)[0]
+            assert (level["failures"], level["requests"] > 0) == ({}, True), words
+        large = bench(capsys, "m", "--url", url, "--batch=8", f"--grpc=grpcs://localhost:{grpc}", "--stream")[0]
+        assert large["server_us"]["rows per batch"] >= 8
 
 
 def test_the_server_has_answered_what_is_reported(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,6 +309,8 @@ def test_any_path_is_measured_and_streams_have_times_of_events(
         (("--path=/x", "--url=http://127.0.0.1:1"), 1, "cannot connect to 127.0.0.1:1: Connection refused"),
         (("--path=/x", "--url=ftp://h"), 2, "--url ftp://h: expected http://HOST:PORT"),
         (("--path=/x", "--grpc=h"), 2, "--grpc h: expected HOST:PORT"),
+        (("--path=/x", "--grpc=http://h:1"), 2, "expected HOST:PORT or grpcs://HOST:PORT"),
+        (("m", "--stream"), 2, "--stream needs --grpc"),
     ],
 )
 def test_a_wrong_call_is_explained(

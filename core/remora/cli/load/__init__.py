@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from remora.traffic.latencies import Histogram, from_json, merge
 
-HTTP, GRPC = "http", "grpc"
+HTTP, GRPC, GRPC_STREAM = "http", "grpc", "grpc-stream"
 _TIMES = ("latency", "service", "first", "between")
 
 
@@ -50,7 +50,7 @@ class Plan:
     """What one process sends.
 
     Attributes:
-        protocol: ``http`` or ``grpc``.
+        protocol: ``http``, ``grpc`` or ``grpc-stream``.
         host, port, tls: address of the server.
         messages: requests in the form of the protocol's codec, sent in turn.
         connections: connections with one request in flight each.

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TextIO
 
-from remora.cli.load import GRPC, Answer, Codec, Plan, Results, plan_from_json
+from remora.cli.load import GRPC_STREAM, HTTP, Answer, Codec, Plan, Results, plan_from_json
 from remora.cli.load.grpc_codec import GrpcCodec
 from remora.cli.load.http_codec import HttpCodec
 from remora.traffic.arrivals import arrivals
@@ -55,7 +55,9 @@ class _Connection:
         opened: socket.socket = socket.create_connection((plan.host, plan.port), timeout=plan.timeout_s)
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if plan.tls:
-            opened = ssl.create_default_context().wrap_socket(opened, server_hostname=plan.host)
+            context = ssl.create_default_context()
+            context.set_alpn_protocols(["http/1.1" if plan.protocol == HTTP else "h2"])
+            opened = context.wrap_socket(opened, server_hostname=plan.host)
         opened.setblocking(False)
         self.socket, self.codec = opened, self._make_codec()
         self._send(self.codec.opening())
@@ -279,7 +281,10 @@ class Generator:
 
 
 def _codec(plan: Plan) -> Codec:
-    return GrpcCodec(f"{plan.host}:{plan.port}", plan.metadata) if plan.protocol == GRPC else HttpCodec()
+    if plan.protocol == HTTP:
+        return HttpCodec()
+    streams = plan.protocol == GRPC_STREAM
+    return GrpcCodec(f"{plan.host}:{plan.port}", plan.metadata, tls=plan.tls, streams=streams)
 
 
 def main(source: TextIO = sys.stdin, target: TextIO = sys.stdout) -> int:

@@ -1,4 +1,7 @@
-"""Client side of unary gRPC over HTTP/2 with prior knowledge, for load."""
+"""Client side of gRPC for load: unary calls, or requests on one stream.
+
+HTTP/2 begins with prior knowledge.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,11 @@ _LARGE = (1 << 31) - 1
 _INITIAL = 65_535
 _FRAME = 16_384
 _LAST_STREAM = 1 << 30
+_PREFIX = 5
+_FINAL = "triton_final_response"
+_MOST_REASON = 200
+_UNARY = "/inference.GRPCInferenceService/ModelInfer"
+_STREAMS = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -24,12 +32,15 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 class GrpcCodec:
-    """One connection with one call in flight; see `Codec`.
+    """One connection with one request in flight; see `Codec`.
 
-    A message is a serialised ModelInferRequest. Raises UnsupportedError without hpack.
+    A message is a serialised ModelInferRequest. With ``streams`` all requests are sent on one call of ModelStreamInfer,
+    and a request is answered by its final response. Raises UnsupportedError without hpack.
     """
 
-    def __init__(self, authority: str, metadata: tuple[tuple[str, str], ...] = ()) -> None:
+    def __init__(
+        self, authority: str, metadata: tuple[tuple[str, str], ...] = (), *, tls: bool = False, streams: bool = False
+    ) -> None:
         try:
             import hpack
         except ImportError:
@@ -39,14 +50,17 @@ class GrpcCodec:
         encoder.header_table_size = 0  # the same block serves all requests, so that no table may change
         fields = [
             (":method", "POST"),
-            (":scheme", "http"),
-            (":path", "/inference.GRPCInferenceService/ModelInfer"),
+            (":scheme", "https" if tls else "http"),
+            (":path", _STREAMS if streams else _UNARY),
             (":authority", authority),
             ("content-type", "application/grpc"),
             ("te", "trailers"),
             *metadata,
         ]
         self._fields = encoder.encode(fields)
+        self._streams = streams
+        self._body = b""
+        self._events_ns: list[int] = []
         self._stream = -1
         self._buffer = b""
         self._pending = b""
@@ -63,10 +77,12 @@ class GrpcCodec:
         )
 
     def request(self, message: bytes) -> bytes:
+        self._pending = struct.pack(">BI", 0, len(message)) + message
+        if self._streams and self._stream > 0:
+            return self._sendable()
         self._stream += 2
         self._status = {}
         self._stream_window = self._initial
-        self._pending = struct.pack(">BI", 0, len(message)) + message
         return _frame(_HEADERS, _END_HEADERS, self._stream, self._fields) + self._sendable()
 
     def _sendable(self) -> bytes:
@@ -78,7 +94,8 @@ class GrpcCodec:
             piece, self._pending = self._pending[:size], self._pending[size:]
             self._window -= size
             self._stream_window -= size
-            frames.append(_frame(_DATA, 0 if self._pending else _END_STREAM, self._stream, piece))
+            last = not self._pending and not self._streams
+            frames.append(_frame(_DATA, _END_STREAM if last else 0, self._stream, piece))
         return b"".join(frames)
 
     def outgoing(self) -> bytes:
@@ -94,17 +111,23 @@ class GrpcCodec:
             kind, flags, stream = struct.unpack_from(">BBI", data, place + 3)
             if len(data) - place < 9 + size:
                 break
-            answer = self._frame(kind, flags, stream & _LARGE, data[place + 9 : place + 9 + size]) or answer
+            payload = data[place + 9 : place + 9 + size]
+            answer = self._frame(kind, flags, stream & _LARGE, payload, now_ns) or answer
             place += 9 + size
         self._buffer = data[place:]
         return answer
 
-    def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> Answer | None:
+    def _frame(self, kind: int, flags: int, stream: int, payload: bytes, now_ns: int) -> Answer | None:
         if kind == _DATA:
             self._received += len(payload)
             if self._received > _LARGE // 2:  # the window of the connection; that of a stream suffices for an answer
-                self._out.append(_frame(_WINDOW, 0, 0, struct.pack(">I", self._received)))
+                grown = struct.pack(">I", self._received)
+                self._out.append(_frame(_WINDOW, 0, 0, grown))
+                if self._streams:
+                    self._out.append(_frame(_WINDOW, 0, self._stream, grown))
                 self._received = 0
+            if self._streams:
+                return self._responses(payload, now_ns)
         elif kind in (_HEADERS, _CONTINUATION):
             if kind == _HEADERS:
                 payload = payload[1 : len(payload) - payload[0]] if flags & _PADDED else payload
@@ -131,6 +154,33 @@ class GrpcCodec:
             return self._answer("connection refused by GOAWAY")
         return None
 
+    def _responses(self, payload: bytes, now_ns: int) -> Answer | None:
+        """Take bytes of ModelStreamInferResponses, and return the answer after a final one."""
+        from remora.proto.inference_pb2 import ModelStreamInferResponse
+
+        self._body += payload
+        answer, place = None, 0
+        while len(self._body) - place >= _PREFIX:
+            size = int.from_bytes(self._body[place + 1 : place + _PREFIX], "big")
+            if len(self._body) - place < _PREFIX + size:
+                break
+            response = ModelStreamInferResponse.FromString(self._body[place + _PREFIX : place + _PREFIX + size])
+            place += _PREFIX + size
+            answer = self._response(response, now_ns) or answer
+        self._body = self._body[place:]
+        return answer
+
+    def _response(self, response: Any, now_ns: int) -> Answer | None:
+        parameters = response.infer_response.parameters
+        final = parameters[_FINAL].bool_param if _FINAL in parameters else True
+        if response.infer_response.outputs:
+            self._events_ns.append(now_ns)
+        if not final:
+            return None
+        answer = Answer(response.error_message[:_MOST_REASON], tuple(self._events_ns))
+        self._events_ns = []
+        return answer
+
     def _settings(self, payload: bytes) -> None:
         for number, value in struct.iter_unpack(">HI", payload):
             if number == 4:
@@ -140,7 +190,9 @@ class GrpcCodec:
 
     def _answer(self, status: str) -> Answer:
         self._pending = b""
-        closes = self._stream >= _LAST_STREAM or not status.isdigit()
+        closes = self._streams or self._stream >= _LAST_STREAM or not status.isdigit()
+        if self._streams and status == "0":
+            return Answer("the server ended the stream", (), closes)
         return Answer("" if status == "0" else f"gRPC status {status}" if status.isdigit() else status, (), closes)
 
     def end(self) -> Answer | None:

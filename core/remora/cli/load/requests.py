@@ -128,8 +128,11 @@ def json_body(request: InferRequest) -> bytes:
     return json.dumps(document).encode()
 
 
-def grpc_message(name: str, version: str, request: InferRequest) -> bytes:
-    """Return a serialised ModelInferRequest with raw tensors."""
+def grpc_message(name: str, version: str, request: InferRequest, *, streams: bool = False) -> bytes:
+    """Return a serialised ModelInferRequest with raw tensors.
+
+    In streams it requests a mark on the last response.
+    """
     from remora.proto.inference_pb2 import ModelInferRequest
 
     message = ModelInferRequest(model_name=name, model_version=version, id=request.id)
@@ -138,6 +141,8 @@ def grpc_message(name: str, version: str, request: InferRequest) -> bytes:
         message.raw_input_contents.append(bytes(serialized(tensor)))
     for output in request.outputs:
         message.outputs.add(name=output)
+    if streams:
+        message.parameters["triton_enable_empty_final_response"].bool_param = True
     return message.SerializeToString()
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from remora.cli.load import Answer
 from remora.cli.load.grpc_codec import GrpcCodec
+from remora.proto import inference_pb2 as pb
 
 
 class Peer:
@@ -102,3 +103,49 @@ def test_resets_and_http_errors_are_failures_and_pings_are_answered() -> None:
     events = peer.connection.receive_data(codec.outgoing())
     assert any(isinstance(event, h2.events.PingAckReceived) for event in events)
     assert codec.end() is None
+
+
+def stream_response(*, final: bool | None, error: str = "", outputs: int = 1) -> bytes:
+    response = pb.ModelStreamInferResponse(error_message=error)
+    for number in range(outputs):
+        response.infer_response.outputs.add(name=f"y{number}")
+    if final is not None:
+        response.infer_response.parameters["triton_final_response"].bool_param = final
+    content = response.SerializeToString()
+    return struct.pack(">BI", 0, len(content)) + content
+
+
+def streaming() -> tuple[GrpcCodec, Peer]:
+    """Return both sides after the first request."""
+    codec, peer = GrpcCodec("h:1", tls=True, streams=True), Peer()
+    peer.receive(codec.opening() + codec.request(b"one"))
+    assert peer.headers[-1][":path"] == "/inference.GRPCInferenceService/ModelStreamInfer"
+    assert peer.headers[-1][":scheme"] == "https"
+    assert peer.body == struct.pack(">BI", 0, 3) + b"one"
+    peer.connection.send_headers(peer.stream, [(":status", "200"), ("content-type", "application/grpc")])
+    return codec, peer
+
+
+def fed(codec: GrpcCodec, peer: Peer, data: bytes, now_ns: int) -> Answer | None:
+    peer.connection.send_data(peer.stream, data)
+    return codec.feed(peer.connection.data_to_send(), now_ns)
+
+
+def test_requests_share_a_stream_and_end_with_their_final_responses() -> None:
+    codec, peer = streaming()
+    assert fed(codec, peer, stream_response(final=False), 5) is None
+    both = stream_response(final=False) + stream_response(final=True, outputs=0)
+    assert fed(codec, peer, both[:7], 7) is None
+    assert fed(codec, peer, both[7:], 9) == Answer("", (5, 9))
+    assert not peer.receive(codec.outgoing() + codec.request(b"two"))
+    assert (len(peer.headers), peer.body[-3:]) == (1, b"two")
+    assert fed(codec, peer, stream_response(final=None), 11) == Answer("", (11,))
+    refused = stream_response(final=None, error="no such model", outputs=0)
+    assert fed(codec, peer, refused, 12) == Answer("no such model", ())
+
+
+@pytest.mark.parametrize(("status", "failure"), [("0", "the server ended the stream"), ("14", "gRPC status 14")])
+def test_the_end_of_a_stream_closes_the_connection(status: str, failure: str) -> None:
+    codec, peer = streaming()
+    peer.connection.send_headers(peer.stream, [("grpc-status", status)], end_stream=True)
+    assert codec.feed(peer.connection.data_to_send(), 1) == Answer(failure, (), True)
