@@ -132,5 +132,6 @@ def test_the_extras_are_the_promised_ones() -> None:
         "azureml",
         "lambda",
         "parquet",
+        "images",
     }
     assert set(PROJECT["optional-dependencies"]) == promised | {"demo", "dev"}

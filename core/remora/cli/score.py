@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from remora.cli.output import UsageError, columns, warnings_shown
 from remora.cli.scoring import Source, format_of
 from remora.cli.scoring.columns import map_columns, tensor_rows
+from remora.cli.scoring.images import IMAGE_COLUMN, ImageSource, Pixels, pixels_of
 from remora.cli.scoring.journal import Journal, explain_full_disk, write_whole
 from remora.cli.scoring.run import Progress, ScoringRun, Work
 from remora.cli.scoring.sinks import join_segments
@@ -35,7 +36,8 @@ _MOST_ROWS = 4096
 def score(options: argparse.Namespace) -> int:
     """Run the command. Raises RemoraError, UsageError, OSError."""
     form, name = format_of(options.output), options.output.rpartition("/")[2]
-    format_of(options.input)
+    if not _is_folder(options.input):
+        format_of(options.input)
     if form == "parquet":
         import_parquet(options.output)  # before the work, not after it
     if options.output == options.input:
@@ -48,8 +50,9 @@ def score(options: argparse.Namespace) -> int:
         stack.enter_context(warnings_shown("remora score"))
         engine = stack.enter_context(_open_engine(options))
         model = engine.resolve(options.model or engine.only_model() or _choose(engine))
-        source, etag = stack.enter_context(_reading(options.input))
-        work = _plan(options, model, source, form)
+        pixels = _pixels(options, model) if _is_folder(options.input) else None
+        source, etag = stack.enter_context(_reading(options.input, pixels))
+        work = _plan(options, model, source, form, pixels)
         identity = {
             "input": f"{options.input} {etag}",
             "model": f"{model.name} version {model.version_text}",
@@ -65,7 +68,7 @@ def score(options: argparse.Namespace) -> int:
             raise explain_full_disk(error, folder, 0) from error
         stack.callback(journal.close)
         run = ScoringRun(engine, work, source, journal, clock)
-        batch = _batch_size(options, run)
+        batch = _batch_size(options, run, pixels)
         progress = _Line(options.quiet)
         if journal.next_row:
             progress.note(f"continuing after {journal.next_row} rows of an earlier run")
@@ -98,7 +101,7 @@ def _choose(engine: Engine) -> str:
     raise UsageError(f"the repository holds {len(names)} models: choose one with --model: {', '.join(names)}")
 
 
-def _plan(options: argparse.Namespace, model: ServedModel, source: Source, form: str) -> Work:
+def _plan(options: argparse.Namespace, model: ServedModel, source: Source, form: str, pixels: Pixels | None) -> Work:
     if model.decoupled or model.config.HasField("sequence_batching"):
         raise InvalidArgumentError(
             f"model '{model.name}' does not answer each row by itself: it is decoupled or keeps sequences"
@@ -106,6 +109,8 @@ def _plan(options: argparse.Namespace, model: ServedModel, source: Source, form:
     info = model.metadata([model.version_text])
     batches = model.signature.max_batch_size > 0
     given = {name: text.split(",") for name, text in options.column}
+    if pixels is not None:
+        given.setdefault(pixels.input, [IMAGE_COLUMN])
     inputs = map_columns(info, source.columns, given, options.keep, batches=batches)
     outputs = {tensor.name: tensor.datatype for tensor in tensor_rows(info, options.outputs)}
     if form == "npy" and (len(outputs) != 1 or options.keep or "BYTES" in outputs.values()):
@@ -115,6 +120,23 @@ def _plan(options: argparse.Namespace, model: ServedModel, source: Source, form:
         raise UsageError(f"--batch {options.batch}: model '{model.name}' accepts at most {max(most, 1)} rows")
     segment_ns = options.segment_secs * 1_000_000_000
     return Work(model.name, inputs, outputs, options.keep, form, batches, most, options.most_bad_rows, segment_ns)
+
+
+def _is_folder(place: str) -> bool:
+    return not is_url(place) and Path(place).is_dir()
+
+
+def _pixels(options: argparse.Namespace, model: ServedModel) -> Pixels:
+    """Return the form of the images for the model. Raises InvalidArgumentError."""
+    chosen = [name for name, text in options.column if IMAGE_COLUMN in text.split(",")]
+    return pixels_of(
+        model.metadata([model.version_text]),
+        chosen[0] if chosen else "",
+        batches=model.signature.max_batch_size > 0,
+        scale=options.pixel_scale,
+        mean=options.pixel_mean,
+        deviation=options.pixel_std,
+    )
 
 
 def _digest_of(place: str) -> str:
@@ -130,12 +152,12 @@ def _digest_of(place: str) -> str:
     return whole.hexdigest()
 
 
-def _batch_size(options: argparse.Namespace, run: ScoringRun) -> int:
-    with _reading(options.input) as (sample, _):
+def _batch_size(options: argparse.Namespace, run: ScoringRun, pixels: Pixels | None) -> int:
+    with _reading(options.input, pixels) as (sample, _):
         run.measure_row(sample)
     if options.batch:
         return int(options.batch)
-    with _reading(options.input) as (sample, _):
+    with _reading(options.input, pixels) as (sample, _):
         search = run.find_batch_size(sample)
     if not options.quiet and search.rows_per_s:
         rates = ", ".join(f"{size}: {rate:,.0f}" for size, rate in search.rows_per_s.items())
@@ -147,8 +169,12 @@ def _batch_size(options: argparse.Namespace, run: ScoringRun) -> int:
 
 
 @contextmanager
-def _reading(place: str) -> Iterator[tuple[Source, str]]:
-    """Open a file or URL and yield its reader, and what identifies its content."""
+def _reading(place: str, pixels: Pixels | None) -> Iterator[tuple[Source, str]]:
+    """Open a file, URL or folder of images, and yield its reader and identity."""
+    if pixels is not None:
+        images = ImageSource(Path(place), pixels)
+        yield images, images.etag
+        return
     if is_url(place):
         from remora.repository.clouds import open_storage
 

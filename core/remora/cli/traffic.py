@@ -19,12 +19,12 @@ def add_score(commands: Any, count: Count, pair: Pair) -> argparse.ArgumentParse
         "score",
         help="run the rows of a file through a model",
         description="Run every row of INPUT through a model in this process and write the results to OUTPUT. Formats: "
-        ".csv, .jsonl, .npy, .parquet; each file is local or in a bucket (s3://, gs://, az://). A run that is "
-        "interrupted goes on where it stopped when the command is repeated. Rows that cannot be scored are written to "
-        "a file beside OUTPUT with the reason.",
+        ".csv, .jsonl, .npy, .parquet, or a folder of images; each file is local or in a bucket (s3://, gs://, az://). "
+        "A run that is interrupted goes on where it stopped when the command is repeated. Rows that cannot be scored "
+        "are written to a file beside OUTPUT with the reason.",
     )
     parser.add_argument("models", metavar="PATH", help="model file, model directory or repository, or its URL")
-    parser.add_argument("input", metavar="INPUT", help="file or URL with a row per line or record")
+    parser.add_argument("input", metavar="INPUT", help="file or URL with a row per line or record, or folder of images")
     parser.add_argument("output", metavar="OUTPUT", help="file or URL to write")
     parser.add_argument("--model", default="", metavar="NAME", help="model of a repository that holds several")
     parser.add_argument(
@@ -46,6 +46,16 @@ def add_score(commands: Any, count: Count, pair: Pair) -> argparse.ArgumentParse
         metavar="NAME",
         help="output to write (default: all); repeatable",
     )
+    numbers: dict[str, Any] = {"type": _numbers, "default": (), "metavar": "X,..."}
+    parser.add_argument(
+        "--pixel-scale",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="factor of pixels from 0 to 255 (default %(default)g)",
+    )
+    parser.add_argument("--pixel-mean", **numbers, help="numbers to subtract from the channels after the factor")
+    parser.add_argument("--pixel-std", **numbers, help="numbers to divide the channels by after that")
     parser.add_argument("--batch", type=count, default=0, metavar="ROWS", help="batch size (default: the fastest)")
     parser.add_argument(
         "--most-bad-rows", type=count, default=1000, metavar="N", help="stop after more bad rows (default %(default)s)"
@@ -66,6 +76,13 @@ def add_score(commands: Any, count: Count, pair: Pair) -> argparse.ArgumentParse
         "--backend-config", action="append", default=[], metavar="BACKEND,KEY=VALUE", help="as for serve; repeatable"
     )
     return parser
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers with commas between them, got {text!r}") from None
 
 
 def score(options: argparse.Namespace) -> int:

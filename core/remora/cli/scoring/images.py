@@ -1,0 +1,192 @@
+"""Reader of a folder of images as rows, resized and laid out for a model's input."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from remora.calls import ModelInfo
+from remora.cli.scoring import Chunk, Refusal, Values
+from remora.errors import InvalidArgumentError, UnsupportedError
+from remora.messages import Array
+from remora.system.install_advice import install_command
+
+PATH_COLUMN, IMAGE_COLUMN = "path", "image"
+_SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"))
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_MOST_PIXELS = 1 << 26
+_MOST_FILE_BYTES = 1 << 28
+
+
+class Pixels(NamedTuple):
+    """Form of the images for an input.
+
+    The values are ``(pixel * scale - mean) / deviation`` with pixels of 0 to 255, and ``mean`` and ``deviation`` for
+    each channel.
+
+    Attributes:
+        input: name of the input.
+        shape: of one image; empty for the bytes of the file.
+        channel_axis: axis of the channels in ``shape``.
+        floats: True if the values are FP32, False for UINT8.
+    """
+
+    input: str
+    shape: tuple[int, ...] = ()
+    channel_axis: int = 0
+    floats: bool = False
+    scale: float = 1.0
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
+
+    @property
+    def channels(self) -> int:
+        """Number of channels."""
+        return self.shape[self.channel_axis]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width, -1 for that of the file."""
+        height, width = (size for axis, size in enumerate(self.shape) if axis != self.channel_axis)
+        return height, width
+
+
+def pixels_of(
+    info: ModelInfo,
+    name: str,
+    *,
+    batches: bool,
+    scale: float,
+    mean: Sequence[float],
+    deviation: Sequence[float],
+) -> Pixels:
+    """Return the form of images for the input ``name``, or for the only input.
+
+    Raises InvalidArgumentError for an input that takes no images.
+    """
+    found = [tensor for tensor in info.inputs if name in ("", tensor.name)]
+    if len(found) != 1:
+        names = ", ".join(tensor.name for tensor in info.inputs)
+        raise InvalidArgumentError(f"choose the input of the images with --column INPUT={IMAGE_COLUMN}: {names}")
+    tensor = found[0]
+    shape = tuple(tensor.shape[1:] if batches else tensor.shape)
+    if tensor.datatype == "BYTES":
+        return Pixels(tensor.name)
+    axis = next((axis for axis in (0, -1) if len(shape) == 3 and shape[axis] in _MODES), None)
+    if axis is None:
+        raise InvalidArgumentError(
+            f"input '{tensor.name}' has the shape {list(shape)}: images need three dimensions, the first or the last "
+            "of 1, 3 or 4 channels"
+        )
+    floats = tensor.datatype != "UINT8"
+    channels = shape[axis]
+    for option, values in (("--pixel-mean", mean), ("--pixel-std", deviation)):
+        if len(values) not in (0, 1, channels):
+            raise InvalidArgumentError(f"{option}: expected 1 or {channels} numbers, got {len(values)}")
+    if not floats and (scale != 1 or mean or deviation):
+        raise InvalidArgumentError(f"input '{tensor.name}' is UINT8, whose pixels are neither scaled nor shifted")
+    if not math.isfinite(scale) or any(not math.isfinite(value) or value == 0 for value in deviation):
+        raise InvalidArgumentError("--pixel-scale and --pixel-std: expected finite numbers, and no deviation of 0")
+    return Pixels(tensor.name, shape, axis % 3, floats, scale, tuple(mean), tuple(deviation))
+
+
+class ImageSource:
+    """Images of a folder and the folders in it, in the order of their paths.
+
+    Raises UnsupportedError without Pillow, InvalidArgumentError for a folder without images.
+    """
+
+    columns: Sequence[str] = (PATH_COLUMN, IMAGE_COLUMN)
+
+    def __init__(self, folder: Path, pixels: Pixels) -> None:
+        if pixels.shape:
+            _import_pillow()
+        self._folder = folder
+        self._pixels = pixels
+        found = (path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file())
+        self._names = sorted(path.relative_to(folder).as_posix() for path in found)
+        self._row = 0
+        if not self._names:
+            raise InvalidArgumentError(
+                f"'{folder}' has no images: expected files that end in {', '.join(sorted(_SUFFIXES))}"
+            )
+
+    @property
+    def etag(self) -> str:
+        """Digest of the names, sizes and times of the files."""
+        whole = hashlib.sha256(repr(self._pixels).encode())
+        for name in self._names:
+            status = (self._folder / name).stat()
+            whole.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        return whole.hexdigest()
+
+    def chunks(self, first: int, wanted: Sequence[str], size: int) -> Iterator[Chunk]:
+        for begin in range(first, len(self._names), size):
+            names = self._names[begin : begin + size]
+            numbers, images, kept, refused = [], [], [], []
+            for number, name in enumerate(names, begin):
+                try:
+                    images.append(self._read(name))
+                except (OSError, ValueError, SyntaxError, ArithmeticError, MemoryError) as error:  # all are Pillow's
+                    refused.append(Refusal(number, f"the image cannot be read: {error}", {PATH_COLUMN: name}))
+                    continue
+                numbers.append(number)
+                kept.append(name)
+            self._row = begin + len(names)
+            columns: dict[str, Values] = {PATH_COLUMN: kept, IMAGE_COLUMN: _stacked(images)}
+            yield Chunk(np.array(numbers, np.int64), {name: columns[name] for name in wanted}, refused, self._row)
+
+    def _read(self, name: str) -> Any:
+        """Return an image as an array, or its bytes. Raises what Pillow does."""
+        path = self._folder / name
+        if not self._pixels.shape:
+            if path.stat().st_size > _MOST_FILE_BYTES:
+                raise ValueError(f"the file has more than {_MOST_FILE_BYTES} bytes")
+            return path.read_bytes()
+        pillow, pixels = _import_pillow(), self._pixels
+        with pillow.open(path) as image:
+            if image.width * image.height > _MOST_PIXELS:
+                raise ValueError(f"it has {image.width} x {image.height} pixels, more than {_MOST_PIXELS}")
+            height, width = pixels.size
+            wanted = (image.width if width < 0 else width, image.height if height < 0 else height)
+            image.draft(_MODES[pixels.channels], wanted)  # a JPEG is decoded at a fraction of its size
+            converted = image.convert(_MODES[pixels.channels])
+            if converted.size != wanted:
+                converted = converted.resize(wanted, pillow.Resampling.BILINEAR)
+            array: Array = np.asarray(converted)
+        array = array.reshape(*array.shape[:2], -1)
+        if pixels.floats:
+            array = array.astype(np.float32) * np.float32(pixels.scale)
+            if pixels.mean:
+                array = array - np.array(pixels.mean, np.float32)
+            if pixels.deviation:
+                array = array / np.array(pixels.deviation, np.float32)
+        return array.transpose(2, 0, 1) if pixels.channel_axis == 0 else array
+
+    def fraction(self) -> float:
+        return self._row / len(self._names)
+
+    def close(self) -> None:
+        """Close nothing: each file is closed when it has been read."""
+
+
+def _stacked(images: list[Any]) -> Values:
+    """Return images of one shape as one array, others as a list."""
+    if images and isinstance(images[0], np.ndarray) and len({image.shape for image in images}) == 1:
+        return np.stack(images)
+    return images
+
+
+def _import_pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise UnsupportedError(
+            f"images need Pillow, which is not installed. Install it with: {install_command('images')}"
+        ) from None
+    return Image
