@@ -1,4 +1,4 @@
-"""Memory, CPU usage and process age from /proc, or zeros without /proc."""
+"""Memory, CPU usage and age of processes from /proc, or zeros without /proc."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 
 def memory_bytes(proc: Path = Path("/proc")) -> tuple[int, int]:
@@ -40,6 +41,42 @@ class CpuUsage:
         except (OSError, ValueError):
             return 0, 0
         return sum(fields) - fields[3] - fields[4], sum(fields)
+
+
+class Usage(NamedTuple):
+    """CPU time in seconds and resident memory in bytes; shared pages count in parts that add up to one."""
+
+    cpu_s: float
+    resident_bytes: int
+
+
+def usage_with_children(proc: Path = Path("/proc"), pid: int | None = None) -> Usage:
+    """Return the usage of a process (default: this one) and all its descendants, without those that have ended."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for folder in proc.glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            parents[int(folder.name)], ticks[int(folder.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+        except (OSError, ValueError, IndexError):  # the process has ended
+            continue
+    family = {os.getpid() if pid is None else pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    cpu_s = sum(ticks.get(each, 0) for each in family) / os.sysconf("SC_CLK_TCK")
+    return Usage(cpu_s, sum(_resident_bytes(proc / str(each)) for each in family))
+
+
+def _resident_bytes(folder: Path) -> int:
+    for name, key in (("smaps_rollup", "Pss:"), ("status", "VmRSS:")):
+        try:
+            text = (folder / name).read_text(errors="replace")
+        except OSError:
+            continue
+        words = next((line.split() for line in text.splitlines() if line.startswith(key)), [])
+        if len(words) > 1 and words[1].isdecimal():
+            return int(words[1]) * 1024
+    return 0
 
 
 def process_age_s(proc: Path = Path("/proc"), boot_age_s: Callable[[], float] | None = None) -> float:
