@@ -8,13 +8,12 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from remora.cli.charts import chart, page
 from remora.cli.load import Results
 from remora.cli.output import columns
 from remora.traffic.latencies import Histogram
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
-_WIDTH, _HEIGHT, _MARGIN = 640, 320, 48
-_COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#0a7ea4", "#bf3989", "#57606a")
 
 
 class Level(NamedTuple):
@@ -112,14 +111,13 @@ def as_csv(levels: Sequence[Level]) -> str:
 def as_html(title: str, levels: Sequence[Level]) -> str:
     """Return a page without scripts and external resources: curves of latency, and the tables."""
     curves = [(level.load, level.results.latency) for level in levels if level.results.latency.count]
-    return (
-        "<!doctype html><html lang=en><head><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<title>{html.escape(title)}</title><style>body{{font:15px system-ui,sans-serif;margin:2rem auto;"
-        "max-width:60rem;padding:0 1rem}pre{overflow-x:auto}svg{max-width:100%}</style></head><body>"
-        f"<h1>{html.escape(title)}</h1>"
-        f"<h2>Latency by percentile</h2>{_latency_chart(curves)}"
-        f"<h2>Latency by throughput</h2>{_throughput_chart(levels)}"
-        f"<h2>Results</h2><pre>{html.escape(as_table(levels))}</pre></body></html>"
+    return page(
+        title,
+        [
+            ("Latency by percentile", _latency_chart(curves)),
+            ("Latency by throughput", _throughput_chart(levels)),
+            ("Results", f"<pre>{html.escape(as_table(levels))}</pre>"),
+        ],
     )
 
 
@@ -133,7 +131,7 @@ def _latency_chart(curves: Sequence[tuple[str, Histogram]]) -> str:
         points = [(min(-math.log10(max(1 - share, 1e-4)), 4) / 4, ns / most) for ns, share in values.curve()]
         lines.append((load, points))
     ticks = [(-math.log10(1 - p / 100) / 4, f"{p:g}%") for p in (50, 90, 99, 99.9, 99.99)]
-    return _chart(lines, ticks, f"{most / 1e6:.3g} ms")
+    return chart(lines, ticks, f"{most / 1e6:.3g} ms")
 
 
 def _throughput_chart(levels: Sequence[Level]) -> str:
@@ -144,24 +142,4 @@ def _throughput_chart(levels: Sequence[Level]) -> str:
         found = [(level.results.rate_per_s, level.results.latency.percentile(percent)) for level in levels]
         lines.append((f"p{percent:g}", [(rate / most_rate, ns / most) for rate, ns in sorted(found)]))
     ticks = [(part, f"{most_rate * part:.0f}/s") for part in (0.25, 0.5, 0.75, 1.0)]
-    return _chart(lines, ticks, f"{most / 1e6:.3g} ms")
-
-
-def _chart(
-    lines: Sequence[tuple[str, Sequence[tuple[float, float]]]], ticks: Sequence[tuple[float, str]], top: str
-) -> str:
-    """Return an SVG of lines whose points are between 0 and 1 on both axes."""
-    pieces = [f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role=img xmlns='http://www.w3.org/2000/svg' font-size=12>"]
-    wide, high = _WIDTH - 2 * _MARGIN, _HEIGHT - 2 * _MARGIN
-    pieces.append(f"<rect x={_MARGIN} y={_MARGIN} width={wide} height={high} fill=none stroke='#d0d7de'/>")
-    pieces.append(f"<text x=0 y={_MARGIN - 8}>{html.escape(top)}</text><text x=0 y={_HEIGHT - _MARGIN}>0</text>")
-    for place, text in ticks:
-        x = _MARGIN + place * wide
-        pieces.append(f"<text x={x:.1f} y={_HEIGHT - _MARGIN + 16} text-anchor=middle>{html.escape(text)}</text>")
-    for number, (name, points) in enumerate(lines):
-        colour = _COLOURS[number % len(_COLOURS)]
-        path = " ".join(f"{_MARGIN + x * wide:.1f},{_MARGIN + (1 - y) * high:.1f}" for x, y in points)
-        pieces.append(f"<polyline points='{path}' fill=none stroke='{colour}' stroke-width=2 />")
-        y = _MARGIN + 16 * (number + 1)
-        pieces.append(f"<text x={_MARGIN + 8} y={y} fill='{colour}'>{html.escape(name)}</text>")
-    return "".join([*pieces, "</svg>"])
+    return chart(lines, ticks, f"{most / 1e6:.3g} ms")

@@ -47,7 +47,7 @@ def model_requests(client: ApiClient, name: str, options: argparse.Namespace) ->
     else:
         found = [_request_of(info, document) for document in read_lines(options.requests)]
     if options.batch:
-        found = [_with_rows(request, options.batch) for request in found]
+        found = [with_rows(request, options.batch) for request in found]
     return found
 
 
@@ -76,7 +76,7 @@ def read_lines(path: Path) -> Iterator[Any]:
             raise InvalidArgumentError(f"{path} line {number} is not JSON: {error}") from error
 
 
-def _with_rows(request: InferRequest, rows: int) -> InferRequest:
+def with_rows(request: InferRequest, rows: int) -> InferRequest:
     """Return the request with its first row ``rows`` times."""
     inputs = tuple(each._replace(data=np.repeat(each.data[:1], rows, axis=0)) for each in request.inputs)
     return replace(request, inputs=inputs)
