@@ -41,7 +41,7 @@ _GROUPS = (
     ("Talk to a running server", ("infer", "models", "explain", "startup")),
     ("Release versions", ("release",)),
     ("Score files", ("score",)),
-    ("Measure", ("bench", "cost", "replay")),
+    ("Measure", ("bench", "tune", "cost", "replay")),
     ("Platforms", ("emulate", "manifests", "image", "deploy")),
     ("Models in clouds", ("pull", "cache")),
     ("Security", ("keys",)),

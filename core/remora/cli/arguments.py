@@ -15,34 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from remora.cli import functions, platforms, traffic
-from remora.cli.output import UsageError, columns, reason_of
+from remora.cli.output import UsageError, reason_of
 from remora.errors import RemoraError
 
 Command = Callable[[argparse.Namespace], int]
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 FORMATS = ("pbtxt", "json", "yaml")
-
-_RUNTIMES = (
-    # Distributions, not modules: runtimes of models, codecs and front ends.
-    "numpy",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "torch",
-    "tensorrt",
-    "openvino",
-    "tensorflow",
-    "xgboost",
-    "lightgbm",
-    "scikit-learn",
-    "protobuf",
-    "orjson",
-    "httptools",
-    "uvloop",
-    "fastapi",
-    "grpcio",
-    "obstore",
-)
 
 
 def add_commands(commands: Any) -> None:
@@ -68,6 +47,10 @@ def add_commands(commands: Any) -> None:
     _add_bench(commands)
     _add_replay(commands)
     _bind(traffic.add_score(commands, _count, _pair), traffic.score)
+    tune = traffic.add_tune(commands, _count, _seconds)
+    _add_inputs(tune, "--request")
+    tune.set_defaults(output=[], classes=0)
+    _bind(tune, traffic.tune)
     for parser in traffic.add_release(commands, _count, _add_release_server):
         _bind(parser, traffic.release)
     _add_cost(commands)
@@ -93,7 +76,13 @@ def add_commands(commands: Any) -> None:
         help="print the installed versions",
         description="Print the versions of remora, Python and the installed runtimes.",
     )
-    _bind(version, _version)
+
+    def print_versions(options: argparse.Namespace) -> int:
+        from remora.cli import versions as cli_versions
+
+        return cli_versions.versions(options)
+
+    _bind(version, print_versions)
 
 
 def _bind(parser: argparse.ArgumentParser, command: Command) -> None:
@@ -160,12 +149,15 @@ def _add_infer(commands: Any) -> None:
     _bind(infer, run)
 
 
-def _add_inputs(parser: argparse.ArgumentParser) -> None:
+def _add_inputs(parser: argparse.ArgumentParser, document: str = "--json") -> None:
+    """Add the arguments of a request's inputs; ``document`` is the flag of a JSON document."""
     inputs = parser.add_argument_group("inputs")
     inputs.add_argument(
         "--random", action="store_true", help="generate every input that is not given, with fixed pseudo-random values"
     )
-    inputs.add_argument("--json", metavar="FILE", help='V2 request, or {"NAME": VALUES, ...}; - reads standard input')
+    inputs.add_argument(
+        document, dest="json", metavar="FILE", help='V2 request, or {"NAME": VALUES, ...}; - reads standard input'
+    )
     inputs.add_argument(
         "--npy", type=_pair, action="append", default=[], metavar="NAME=FILE", help="input from a .npy file; repeatable"
     )
@@ -450,25 +442,6 @@ def _add_cost(commands: Any) -> None:
     from remora.cli import cost as cli_cost
 
     _bind(cli_cost.add_cost(commands), cli_cost.cost)
-
-
-# -- version ----------------------------------------------------------------------------------------------------------
-
-
-def _version(options: argparse.Namespace) -> int:
-    import platform
-    from importlib.metadata import PackageNotFoundError, version
-
-    from remora._version import __version__
-
-    rows = [("remora", __version__), ("python", platform.python_version())]
-    for name in _RUNTIMES:
-        try:
-            rows.append((name, version(name)))
-        except PackageNotFoundError:
-            continue
-    print(columns(rows))
-    return 0
 
 
 # -- argument types ---------------------------------------------------------------------------------------------------

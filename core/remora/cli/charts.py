@@ -18,7 +18,10 @@ Line = tuple[str, Sequence[tuple[float, float]]]
 
 
 class Dot(NamedTuple):
-    """A point of a scatter chart, with coordinates between 0 and 1; ``marked`` dots are large and show their text."""
+    """A point of a scatter chart, with coordinates between 0 and 1.
+
+    ``marked`` dots are large and show their text.
+    """
 
     x: float
     y: float

@@ -1,13 +1,15 @@
-"""Arguments of the commands that score files, generate load and release versions."""
+"""Arguments of the commands that score files, generate load, and tune or release models."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from remora.traffic.arrivals import SHAPES
+from remora.traffic.objective import Slo
 
 Count = Callable[[str], int]
 Pair = Callable[[str], tuple[str, str]]
@@ -90,6 +92,80 @@ def score(options: argparse.Namespace) -> int:
     from remora.cli import score as cli_score
 
     return cli_score.score(options)
+
+
+def add_tune(commands: Any, count: Count, seconds: Callable[[str], float]) -> argparse.ArgumentParser:
+    """Add the arguments of `remora tune`, except those of its requests."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "tune",
+        help="find the settings of models for a latency objective",
+        description="Search batch size, queue delay, instances, threads and accelerators of the models at PATH: the "
+        "highest throughput that holds the objective, or with --rate the fewest instances. Models are loaded and "
+        "measured in this process. Ensembles and several models are tuned together. The exit code is 1 if no measured "
+        "configuration holds the objective; an interrupt prints the best so far.",
+    )
+    parser.add_argument("models", metavar="PATH", help="model file, model directory, repository or Python file")
+    parser.add_argument(
+        "--slo", type=_objective, required=True, metavar="p99<=20ms", help="percentile of the latency and its limit"
+    )
+    parser.add_argument(
+        "--model", action="append", default=[], metavar="NAME", help="model to tune (default: all); repeatable"
+    )
+    parser.add_argument(
+        "--rate", type=seconds, default=0.0, metavar="R", help="requests per second to hold with the fewest instances"
+    )
+    parser.add_argument(
+        "--budget", type=_duration_s, default=120.0, metavar="2m", help="time for measurements (default 2m)"
+    )
+    parser.add_argument(
+        "--memory", type=_bytes, default=0, metavar="2GiB", help="most resident memory of the process and its workers"
+    )
+    parser.add_argument(
+        "--window", type=_duration_s, default=1.0, metavar="1s", help="least time of a measurement (default 1s)"
+    )
+    parser.add_argument("--batch", type=count, default=0, metavar="ROWS", help="rows of each request (default 1)")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="also write a page with the Pareto chart")
+    parser.add_argument("--json", type=Path, dest="json_file", metavar="FILE", help="also write the results as JSON")
+    parser.add_argument("--apply", action="store_true", help="write the best settings into each model's config.pbtxt")
+    parser.add_argument("--quiet", action="store_true", help="print no progress")
+    parser.add_argument(
+        "--backend-config", action="append", default=[], metavar="BACKEND,KEY=VALUE", help="as for serve; repeatable"
+    )
+    return parser
+
+
+def tune(options: argparse.Namespace) -> int:
+    """Run `remora tune`."""
+    from remora.cli import tune as cli_tune
+
+    return cli_tune.tune(options)
+
+
+def _objective(text: str) -> Slo:
+    """Parse "p99<=20ms"."""
+    match = re.fullmatch(r"p(\d{1,2}(?:\.\d+)?)\s*<=?\s*(\d.*)", text.strip(), re.ASCII)
+    if match is None or not 0 < float(match[1]) < 100:
+        raise argparse.ArgumentTypeError(f"expected a percentile and its limit such as 'p99<=20ms', got {text!r}")
+    return Slo(float(match[1]), round(_duration_s(match[2]) * 1e9))
+
+
+def _duration_s(text: str) -> float:
+    """Parse "2m", "90s", "20ms" or "500us" to seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s|m|h)", text.strip(), re.ASCII)
+    value = float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2]] if match else 0.0
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"expected a time such as 2m, 90s or 20ms, got {text!r}")
+    return value
+
+
+def _bytes(text: str) -> int:
+    """Parse "2GiB" or "500MiB" to bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B?)?", text.strip(), re.ASCII)
+    units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    value = int(float(match[1]) * units[(match[2] or "")[:1]]) if match else 0
+    if not 0 < value < 1 << 60:
+        raise argparse.ArgumentTypeError(f"expected an amount of memory such as 2GiB, got {text!r}")
+    return value
 
 
 def add_replay(commands: Any, count: Count, number: Callable[[str], float]) -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""Simulation of models that serve one load together, on a simulated clock. Pure and repeatable.
+"""Simulation of models that serve one load together. Pure and repeatable.
 
 As in `simulation`, batches are the plans of the queues that serve, and only instances, processors and clients are
 simulated.
@@ -21,7 +21,7 @@ _WARM_UP = 5
 
 
 class Station(NamedTuple):
-    """A model: its batching, the duration of a batch by rows, its instances, and the processors that a batch uses."""
+    """A model: batching, cost of a batch by rows, instances, and processors that a batch uses."""
 
     policy: BatchPolicy
     cost: Cost
@@ -30,10 +30,10 @@ class Station(NamedTuple):
 
 
 class Offered(NamedTuple):
-    """A load: ``connections`` of a closed loop, or Poisson arrivals ``per_s``, until ``requests`` are answered.
+    """A load: ``connections`` of a closed loop, or Poisson arrivals ``per_s``.
 
-    The requests take the routes in turn and have ``rows`` rows. A front uses ``front_ns`` for each request, one after
-    the other.
+    It ends when ``requests`` are answered. The requests take the routes in turn and have ``rows`` rows. A front uses
+    ``front_ns`` for each request, one after the other.
     """
 
     connections: int = 0

@@ -44,14 +44,17 @@ class CpuUsage:
 
 
 class Usage(NamedTuple):
-    """CPU time in seconds and resident memory in bytes; shared pages count in parts that add up to one."""
+    """CPU time in seconds and resident memory in bytes.
+
+    A page that several processes share counts once.
+    """
 
     cpu_s: float
     resident_bytes: int
 
 
 def usage_with_children(proc: Path = Path("/proc"), pid: int | None = None) -> Usage:
-    """Return the usage of a process (default: this one) and all its descendants, without those that have ended."""
+    """Return the usage of a process (default: this one) and its living descendants."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for folder in proc.glob("[0-9]*"):

@@ -1,0 +1,79 @@
+"""Predictions from measured durations, and their correction."""
+
+from __future__ import annotations
+
+import pytest
+
+from remora.cli.tuning import Load, ModelSpace, Runtime, Settings, System
+from remora.cli.tuning.prediction import Costs, Predictor, distance, percentile
+from served_model_formula import goal_of
+
+ONE, TWO = Runtime(1), Runtime(2)
+PRESENT = Settings(8, True, (), 0, 1, ONE)
+SYSTEM = System((ModelSpace("m", PRESENT, (1, 8), ((1, ONE), (1, TWO))),), ((0,),), cores=4, most_rows=8)
+
+
+def predictor(points: dict[int, float], cores: float = 0.0) -> Predictor:
+    costs = Costs(1)
+    costs.add(0, ONE, points, cores)
+    return Predictor(SYSTEM, goal_of(20), costs)
+
+
+def test_a_runtime_with_few_sizes_takes_the_shape_of_another() -> None:
+    costs = Costs(1)
+    costs.add(0, ONE, {1: 1e6, 16: 4e6, 64: 10e6}, 1.0)
+    costs.add(0, TWO, {1: 0.6e6, 16: 2e6}, 1.7)
+    curve = costs.curve(0, TWO)
+    assert curve(1) == pytest.approx(0.6e6)
+    assert curve(16) == pytest.approx(2e6)
+    assert curve(64) == pytest.approx(5e6)
+    assert costs.known(0, TWO)
+    assert not costs.known(0, Runtime(4))
+    assert costs.cores(0, TWO) == 1.7
+
+
+def test_a_closed_loop_fills_the_batches() -> None:
+    found = predictor({1: 2e6, 8: 4e6})
+    rate, latency = found.raw((PRESENT,), Load(16))
+    assert rate == pytest.approx(8 / 4e6 * 1e9, rel=0.05)
+    assert latency == pytest.approx(8e6, rel=0.05)
+    assert found.bound((PRESENT,)) == pytest.approx(2000)
+
+
+def test_processors_bound_the_throughput() -> None:
+    many = (PRESENT._replace(instances=16),)
+    assert predictor({1: 2e6, 8: 4e6}, cores=1.0).bound(many) == pytest.approx(4 * 2000)
+    assert predictor({1: 2e6, 8: 4e6}, cores=0.0).bound(many) == pytest.approx(16 * 2000)
+
+
+def test_measurements_correct_the_plans_near_them() -> None:
+    found = predictor({1: 2e6, 8: 4e6})
+    near, far = (PRESENT._replace(delay_us=100),), (PRESENT._replace(instances=4),)
+    rate, latency = found.raw((PRESENT,), Load(16))
+    found.learn((PRESENT,), Load(16), rate / 2, latency * 2)
+    found.learn(far, Load(16), *found.raw(far, Load(16)))
+    assert found.correction(near) == pytest.approx((0.5, 2.0))
+    assert found.correction(far) == pytest.approx((1.0, 1.0))
+    assert found.expect((PRESENT,), Load(16)) == pytest.approx((rate / 2, latency * 2))
+
+
+def test_the_nearest_load_corrects_most() -> None:
+    found = predictor({1: 2e6, 8: 4e6})
+    for connections, factor in ((1, 1.0), (64, 0.5)):
+        rate, latency = found.raw((PRESENT,), Load(connections))
+        found.learn((PRESENT,), Load(connections), rate * factor, latency)
+    assert found.correction((PRESENT,), Load(2))[0] == pytest.approx(1.0)
+    assert found.correction((PRESENT,), Load(32))[0] == pytest.approx(0.5)
+
+
+def test_instances_and_runtimes_are_further_apart_than_delays() -> None:
+    delayed = distance((PRESENT,), (PRESENT._replace(delay_us=100),))
+    assert 0 < delayed < distance((PRESENT,), (PRESENT._replace(instances=2),))
+    assert delayed < distance((PRESENT,), (PRESENT._replace(runtime=TWO),))
+    assert distance((PRESENT,), (PRESENT,)) == 0
+
+
+def test_a_percentile_is_a_value_of_the_list() -> None:
+    assert percentile([], 99) == 0.0
+    assert percentile([3, 1, 2], 99) == 3
+    assert percentile(list(range(200)), 99) == 198
