@@ -137,17 +137,17 @@ class Server:
         raw = body if body is not None else json.dumps({"model": "m", "prompt": "Hi", **fields}).encode()
         return self.routes.handle(where, head, raw, exchange), exchange
 
-    async def turn(self, count: int = 1) -> None:
+    async def turn(self, count: int = 1, runs: FakeModel | None = None) -> None:
         """Run steps, and let the event loop deliver what they made."""
         for _ in range(count):
-            self.model.loop.turn()
+            (runs or self.model).loop.turn()
             await asyncio.sleep(0)
 
-    async def answer(self, exchange: FakeExchange) -> tuple[int, Any]:
+    async def answer(self, exchange: FakeExchange, runs: FakeModel | None = None) -> tuple[int, Any]:
         for _ in range(100):
             if exchange.answers:
                 break
-            await self.turn()
+            await self.turn(runs=runs)
         (answer,) = exchange.answers
         return answer.status, json.loads(b"".join(answer.body))
 
@@ -570,10 +570,7 @@ async def test_one_version_of_a_release_writes_the_whole_answer() -> None:
     routed = FakeRouted(canary)
     server = Server(routed)
     _, exchange = server.ask()
-    while not exchange.answers:
-        canary.loop.turn()
-        await asyncio.sleep(0)
-    status, answer = await server.answer(exchange)
+    status, answer = await server.answer(exchange, canary)
     assert (status, answer["choices"][0]["text"]) == (200, "from the canary")
     assert (canary.users, server.model.users) == (0, 0)
     assert routed.counted == [None]
@@ -593,8 +590,6 @@ async def test_a_release_counts_failures_and_no_cancelled_answers() -> None:
     assert (canary.users, routed.counted) == (0, [])
     canary.broken = True
     _, exchange = server.ask()
-    while not exchange.answers:
-        canary.loop.turn()
-        await asyncio.sleep(0)
+    await server.answer(exchange, canary)
     (error,) = routed.counted
     assert isinstance(error, RemoraError)
