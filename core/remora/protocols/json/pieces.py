@@ -132,8 +132,14 @@ def _put_back(document: Any, mark: str, pieces: list[Any]) -> bool:
         if isinstance(container, list):
             containers += [value for value in container if isinstance(value, (list, dict))]
             found = [index for index, value in enumerate(container) if piece_of(value) is not None]
-            for index in reversed(found):
-                container[index : index + 1] = piece_of(container[index])
+            if found:
+                whole: list[Any] = []
+                at = 0
+                for index in found:
+                    whole += container[at:index]
+                    whole += piece_of(container[index])
+                    at = index + 1
+                container[:] = whole + container[at:]
         elif isinstance(container, dict):
             containers += [value for value in container.values() if isinstance(value, (list, dict))]
             found = [name for name in container if piece_of(name) is not None]

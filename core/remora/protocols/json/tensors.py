@@ -82,6 +82,12 @@ def _joined(rows: list[list[Any]]) -> list[Any]:
     return elements
 
 
+def _release(values: list[Any]) -> None:
+    """Free the values of a list that is not used any more, a bounded number at a time."""
+    while len(values) > _STEP:
+        del values[-_STEP:]
+
+
 def strings(name: str, data: list[Any], max_depth: int, max_bytes: int) -> list[bytes]:
     """Return the elements of a BYTES tensor. The engine checks their number [B02]."""
     flat, kinds = flatten(data, max_depth)
@@ -97,6 +103,8 @@ def strings(name: str, data: list[Any], max_depth: int, max_bytes: int) -> list[
 
 def array(name: str, datatype: str, data: list[Any], count: int, max_depth: int, max_bytes: int) -> Array:
     """Return the values of a tensor other than BYTES, flat, in the datatype's dtype.
+
+    ``data`` loses values if it is long, because freeing all of them at once would keep other threads waiting.
 
     Raises InvalidArgumentError for datatypes that JSON cannot carry [H17, H18] and for tensors beyond ``max_bytes``,
     MalformedError for a wrong kind or number of values.
@@ -122,6 +130,8 @@ def array(name: str, datatype: str, data: list[Any], count: int, max_depth: int,
         values = _convert(flat, kinds, dtype)
     if len(flat) != count:
         raise MalformedError("Unable to parse 'data': Shape does not match true shape of 'data' field")
+    _release(flat)
+    _release(data)
     return values
 
 
