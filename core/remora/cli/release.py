@@ -59,8 +59,13 @@ def print_status(status: Mapping[str, Any]) -> str:
     ):
         if value:
             lines.append(f"{title}: {one_line(value)}")
-    lines += [f"- {event['action']}: {one_line(event['reason'])}" for event in status.get("events", [])[-5:]]
+    lines += [_event(event) for event in status.get("events", [])[-5:]]
     return "\n".join(lines)
+
+
+def _event(event: Mapping[str, Any]) -> str:
+    reason = one_line(event["reason"])
+    return f"- {event['action']}: {reason}" if reason else f"- {event['action']}"
 
 
 def _headline(status: Mapping[str, Any]) -> str:

@@ -137,6 +137,11 @@ def test_a_shadow_and_its_latest_differences_are_shown() -> None:
     assert "shadow: version 4 gets copies of 50 %: 7 compared, 2 differing, 1 failed, 0 dropped\n  x\n" in text
 
 
+def test_an_event_without_a_reason_ends_with_its_action() -> None:
+    event = {"at_ms": 1, "action": "copy 20 % to version 4", "reason": ""}
+    assert command.print_status({**STATUS, "events": [event]}).endswith("\n- copy 20 % to version 4")
+
+
 def test_another_server_is_recognised(server: _Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.answer = ApiAnswer(200, None, b'["hello"]')
     assert main(["release", "status", "m"]) == 1
