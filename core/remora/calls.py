@@ -102,6 +102,13 @@ class Startup(NamedTuple):
     """
 
 
+class RecentTraces(NamedTuple):
+    """Query for the last finished traces.
+
+    Result: list of JSON objects (`remora.tracing.recent`), empty if tracing was never on.
+    """
+
+
 class RepositoryIndex(NamedTuple):
     """Query for the models of the repository.
 
@@ -192,6 +199,7 @@ Call = (
     | ModelSequences
     | ModelExplain
     | Startup
+    | RecentTraces
     | RepositoryIndex
     | ModelLoad
     | ModelUnload

@@ -66,6 +66,7 @@ READS = [
     Way("read", "POST", "/v2/repository/index", {}),
     Way("read", "GET", "/v2/logging"),
     Way("read", "GET", "/v2/trace/setting"),
+    Way("read", "GET", "/v2/trace/recent"),
     Way("read", "GET", "/v2/systemsharedmemory/status"),
     Way("read", "GET", "/v2/cudasharedmemory/status"),
 ]

@@ -117,6 +117,8 @@ class CallAnswers:
                 return self._explain(model, version, request)
             case calls.Startup():
                 return self._startup()
+            case calls.RecentTraces():
+                return self.traces.recent()
             case calls.RepositoryIndex(ready):
                 return self._lifecycle.index(ready=ready)
             case calls.ModelLoad(model, parameters):

@@ -44,6 +44,7 @@ GROUP_OF_ACTION: Mapping[str, str] = {
     "system_shm": "shared-memory",
     "cuda_shm": "shared-memory",
     "trace": "trace",
+    "recent_traces": "trace",
     "logging": "logging",
 }
 """The group of each HTTP action, our own pages and metrics among them."""

@@ -22,6 +22,7 @@ from remora.tracing.settings import TraceSettings
 
 if TYPE_CHECKING:
     from remora.tracing.context import Carrier
+    from remora.tracing.recent import RecentTraces
     from remora.tracing.records import Trace
     from remora.tracing.traced import TracedRequest, TracedTask
     from remora.tracing.writer import Finished, TraceWriter
@@ -67,6 +68,7 @@ class Traces:
         self._ids = count(1)
         self._open: weakref.WeakValueDictionary[int, TracedRequest] = weakref.WeakValueDictionary()
         self._writer: TraceWriter[Finished] | None = None
+        self._recent: RecentTraces | None = None
         self.apply({"": settings})
 
     # -- settings ---------------------------------------------------------------------------------------------------
@@ -103,8 +105,10 @@ class Traces:
     def _make_writer(self) -> None:
         if self._writer is not None:
             return
-        from remora.tracing.writer import TraceWriter  # imported here because tracing is usually off
+        from remora.tracing.recent import RecentTraces  # imported here because tracing is usually off
+        from remora.tracing.writer import TraceWriter
 
+        self._recent = RecentTraces()
         settings, export = self._initial, self._initial.export
         if not settings.exports:
             from remora.tracing.trace_file import TraceFile
@@ -147,6 +151,10 @@ class Traces:
     def dropped(self) -> int:
         """The number of traces lost because the queue was full or delivery failed."""
         return self._writer.dropped if self._writer is not None else 0
+
+    def recent(self) -> list[dict[str, Any]]:
+        """Return the last finished traces as JSON values, the newest first; see `remora.tracing.recent`."""
+        return [] if self._recent is None else self._recent.documents(self.now())
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -193,6 +201,8 @@ class Traces:
         """Queue a finished trace for delivery; ``size`` is its weight in the queue."""
         if self._writer is not None:
             self._writer.finish(sampling, trace, size)
+        if self._recent is not None:
+            self._recent.add(trace)
 
 
 def _number_of(text: str, default: int) -> int:

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eventually import eventually
 from fakes import DOUBLER, FakeBackend, FakeClock, write_model
+from remora.calls import RecentTraces
 from remora.engine import Engine
 from remora.errors import InternalError, InvalidArgumentError
 from remora.messages import InferForm, InputSpec, Outcome, Request, Response, Tensor, Ticket
@@ -103,6 +105,22 @@ def test_a_request_leaves_what_triton_would_write_of_it(traced: Engine, tmp_path
     times = {row["timestamps"][0]["name"]: row["timestamps"][0]["ns"] for row in rows if "timestamps" in row}
     order = [*RECEIVED, "REQUEST_START", "QUEUE_START", *RAN[:-1], "INFER_RESPONSE_COMPLETE", "REQUEST_END"]
     assert [times[name] for name in order] == sorted(times[name] for name in order)
+
+
+def test_the_last_traces_can_be_read_while_they_are_written(traced: Engine) -> None:
+    ask(traced, "m", id="first")
+    ask(traced, "both", name="A", id="second")
+    eventually(lambda: len(traced.perform(RecentTraces())) == 2)
+    newest, oldest = traced.perform(RecentTraces())
+    assert (newest["model"], newest["request_id"]) == ("both", "second")
+    assert [each["name"] for each in newest["spans"] if each["depth"] == 1].count("m/1") == 2
+    assert (oldest["model"], oldest["request_id"]) == ("m", "first")
+
+
+def test_without_tracing_there_are_no_last_traces(models: Path) -> None:
+    with engine_of(models) as engine:
+        ask(engine, "m")
+        assert engine.perform(RecentTraces()) == []
 
 
 def test_the_steps_of_an_ensemble_name_it_as_their_parent_and_only_they_compute(traced: Engine, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from remora.calls import (
     ModelStatistics,
     ModelStats,
     ModelUnload,
+    RecentTraces,
     RepositoryIndex,
     ResponseStats,
     SequenceReport,
@@ -208,6 +209,7 @@ _CALLS: dict[str, Callable[[Route, bytes], Call]] = {
     "all_stats": lambda route, body: ModelStatistics(),
     "model_explain": lambda route, body: ModelExplain(route.model, route.version, route.request),
     "startup": lambda route, body: Startup(),
+    "recent_traces": lambda route, body: RecentTraces(),
     "index": _index,
     "load": _load,
     "unload": _unload,
@@ -376,6 +378,13 @@ def _release_status(result: Any) -> bytes:
     return json.dumps(result).encode()
 
 
+def _recent_traces(result: Any) -> bytes:
+    """Return remora's page of traces as JSON (docs/tracing.md)."""
+    import json  # imported on first use, because this page is rarely requested
+
+    return json.dumps({"traces": result}).encode()
+
+
 def _explanation(result: Any) -> bytes:
     import orjson  # remora's own page, so Triton's exact bytes do not matter
 
@@ -393,6 +402,7 @@ _RESULTS: dict[str, Callable[[Any], bytes]] = {
     "model_stats": _statistics,
     "model_sequences": _sequences,
     "startup": _startup,
+    "recent_traces": _recent_traces,
     "all_stats": _statistics,
     "model_explain": _explanation,
     "index": _entries,

@@ -132,6 +132,8 @@ def _find(parts: list[str]) -> tuple[Route, str] | None:
             return _repository(rest)
         case ["trace", "setting"]:
             return Route("trace"), ""
+        case ["trace", "recent"]:  # ours
+            return Route("recent_traces"), ""
         case ["logging"]:
             return Route("logging"), ""
         case ["startup"]:  # ours
