@@ -1,7 +1,8 @@
 """Visit to the page at / in a headless Chromium: prints what a user would see as JSON.
 
-Runs under the Python of an environment with playwright: ``python home_page_browser.py URL FOLDER CHROMIUM [IMAGE]``.
-Without IMAGE it writes the pictures of the README.
+Runs under the Python of an environment with playwright:
+``python home_page_browser.py models|openai|pictures URL FOLDER CHROMIUM [FILES]``. ``models`` needs a folder with a
+picture and a sound, ``pictures`` writes those of the README.
 """
 
 from __future__ import annotations
@@ -11,10 +12,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 ANSWER = "#answer"
 PAINTS = 10
+STOP_AT_FIRST_WORDS = """() => new MutationObserver((_, self) => {
+    const line = document.querySelector('.chat .assistant');
+    if (!line || !line.textContent) return;
+    self.disconnect();
+    document.querySelector('section:has(.chat) .small').click();
+}).observe(document.querySelector('.chat'), { childList: true, subtree: true, characterData: true })"""
 
 
 def send(page: Page, model: str, values: dict[str, str], until: str) -> str:
@@ -28,22 +35,26 @@ def send(page: Page, model: str, values: dict[str, str], until: str) -> str:
     return page.inner_text(ANSWER)
 
 
-def visit(url: str, folder: Path, chromium: str, image: str) -> dict[str, Any]:
+def watched(browser: Browser, url: str, seen: dict[str, Any]) -> Page:
+    """Return a page whose errors, and requests to other places, are noted."""
+    page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
+    page.on("pageerror", lambda error: seen["errors"].append(str(error)))
+    page.on(
+        "request",
+        lambda request: request.url.startswith((url, f"blob:{url}", "data:")) or seen["elsewhere"].append(request.url),
+    )
+    return page
+
+
+def visit(url: str, folder: Path, chromium: str, files: Path) -> dict[str, Any]:
     """Use the page as a person would and return what it showed."""
     seen: dict[str, Any] = {"errors": [], "elsewhere": []}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
-        page.on("pageerror", lambda error: seen["errors"].append(str(error)))
-        page.on(
-            "request",
-            lambda request: (
-                request.url.startswith((url, f"blob:{url}", "data:")) or seen["elsewhere"].append(request.url)
-            ),
-        )
+        page = watched(browser, url, seen)
         page.goto(url)
-        page.wait_for_selector("nav button")
-        seen["models"] = page.locator("nav button").all_inner_texts()
+        page.wait_for_selector("#models button")
+        seen["models"] = page.locator("#models button").all_inner_texts()
         seen["numbers"] = send(page, "total", {"x": "[[1, 2, 3], [4, 5, 6]]"}, "table")
         seen["curl"] = page.inner_text("pre[tabindex='0']")
         for name in ("Python", "JavaScript", "tritonclient", "plain JSON"):
@@ -58,11 +69,27 @@ def visit(url: str, folder: Path, chromium: str, image: str) -> dict[str, Any]:
         seen["probabilities"] = send(page, "spread", {"n": "4"}, "progress")
         page.click("nav button[data-name='turn/1']")
         page.wait_for_selector("#input-picture")
-        page.set_input_files("input[type=file]", image)
+        page.set_input_files("input[type=file]", files / "picture.png")
+        page.wait_for_selector(".preview img")
         page.click("button.primary")
         page.wait_for_selector(f"{ANSWER} img")
         seen["image"] = page.locator(f"{ANSWER} img").evaluate("each => [each.naturalWidth, each.naturalHeight]")
         page.wait_for_selector(".facts b >> nth=0 >> text=/^1$/")
+        send(page, "speak", {"text": "hello"}, "audio")
+        page.wait_for_function("document.querySelector('#answer audio').duration > 0")
+        seen["spoken_s"] = page.locator(f"{ANSWER} audio").evaluate("each => each.duration")
+        page.screenshot(path=str(folder / "sound.png"), full_page=True)
+        page.click("nav button[data-name='hear/1']")
+        page.wait_for_selector("#input-sound")
+        page.set_input_files("input[type=file]", files / "sound.wav")
+        page.wait_for_selector(".preview audio")
+        page.click("button.primary")
+        page.wait_for_selector(f"{ANSWER} pre")
+        seen["heard"] = page.inner_text(f"{ANSWER} pre")
+        seen["stopped"] = stopped_stream(page)
+        seen["charts"] = page.locator(".charts svg").evaluate_all(
+            "all => all.map(each => each.getAttribute('aria-label'))"
+        )
         page.click("nav button[data-name='total/1']")
         send(page, "total", {"x": "[[1, 2, 3]]"}, "pre")  # one batch alone has no rate
         page.click("text=Explain this model")
@@ -71,17 +98,113 @@ def visit(url: str, folder: Path, chromium: str, image: str) -> dict[str, Any]:
         page.click("text=Show the start")
         page.wait_for_selector(".output h3:has-text('This model')")
         seen["start"] = page.inner_text("section:has(> h2:text-is('Start'))")
+        page.click("text=Show the last traces")
+        page.click("text=Trace the next 50 requests")
+        page.wait_for_selector("text=On: send requests")
+        send(page, "total", {"x": "[[1, 2, 3]]"}, "pre")
+        seen["traces"] = last_trace(page)
         page.screenshot(path=str(folder / "wide.png"), full_page=True)
-        page.keyboard.press("Tab")
-        seen["focused"] = page.evaluate("document.activeElement.tagName")
+        page.evaluate("document.activeElement.blur()")
+        seen["keyboard"] = reached_by_keyboard(page)
+        page.click("#server-view")
+        page.wait_for_selector("figcaption:has-text('Memory used') b:text-matches('[1-9]')")
+        page.wait_for_selector(".charts path[d^='M']")
+        page.click("text=Show the start")
+        page.wait_for_selector(".output h3:has-text('Models')")
+        page.click("text=Show the last traces")
+        page.wait_for_selector("details")
+        seen["server"] = page.inner_text("#view")
+        page.screenshot(path=str(folder / "server.png"), full_page=True)
         narrow = browser.new_page(viewport={"width": 360, "height": 740}, color_scheme="dark")
         narrow.goto(f"{url}#total")
         narrow.wait_for_selector("#input-x")
         seen["narrow_width"] = narrow.evaluate("document.documentElement.scrollWidth")
         narrow.screenshot(path=str(folder / "narrow.png"), full_page=True)
+        narrow.click("#server-view")
+        narrow.wait_for_selector(".charts")
+        seen["narrow_server_width"] = narrow.evaluate("document.documentElement.scrollWidth")
         seen["bytes"], seen["first_paint_ms"] = first_paint(narrow, url)
         browser.close()
     return seen
+
+
+def stopped_stream(page: Page) -> str:
+    """Return the answer of a stream without an end that is stopped while it arrives."""
+    page.click("nav button[data-name='endless/1']")
+    page.fill("#input-n", "1")
+    page.click("button.primary")
+    page.wait_for_selector(f"{ANSWER} pre:text-matches('.')")
+    page.click("text=Stop")
+    page.wait_for_selector(f"{ANSWER} >> text=stopped")
+    page.wait_for_selector("figcaption:has-text('Requests') b:has-text('running 0')")
+    return page.inner_text(ANSWER)
+
+
+def last_trace(page: Page) -> str:
+    """Return the text of the newest trace, opened. It is finished a moment after its request was answered."""
+    while not page.locator("details").count():
+        page.click("text=Show the last traces")
+        page.wait_for_selector("section:has(> h2:text-is('Traces')) .output p:has-text('Traced')")
+    page.click("summary >> nth=0")
+    return page.inner_text("details >> nth=0")
+
+
+def reached_by_keyboard(page: Page) -> list[str]:
+    """Return the names of the controls that Tab reaches from the top of the page."""
+    found = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        found.append(page.evaluate("document.activeElement.id || document.activeElement.innerText.split('\\n')[0]"))
+    return found
+
+
+def visit_openai(url: str, folder: Path, chromium: str) -> dict[str, Any]:
+    """Chat with the model `tiny`, stop an answer, and compare texts with `meaning`."""
+    seen: dict[str, Any] = {"errors": [], "elsewhere": []}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = watched(browser, url, seen)
+        page.goto(f"{url}#tiny")
+        page.wait_for_selector("#chat-text")
+        page.fill("#chat-tokens", "12")
+        page.fill("#chat-text", "What is two plus two?")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("text=/[0-9]+ tokens,/")
+        seen["chat"] = page.locator(".chat p").all_inner_texts()
+        page.screenshot(path=str(folder / "chat.png"), full_page=True)
+        seen["attempts"] = stop_chat(page)
+        page.click("text=New conversation")
+        page.check("text=Continue the text")
+        page.fill("#chat-tokens", "3")
+        page.fill("#chat-text", "The baker")
+        page.click("section:has(.chat) button.primary")
+        page.wait_for_selector("text=/[0-9]+ tokens?,/")
+        seen["continued"] = page.locator(".chat p").all_inner_texts()
+        page.click("text=Show the last traces")
+        page.wait_for_selector("text=/Tracing is off/")
+        seen["traces"] = page.inner_text("section:has(> h2:text-is('Traces'))")
+        page.click("nav button[data-name='meaning/1']")
+        page.fill("#embedding-texts", "one\none\nanother text")
+        page.click("text=Compare")
+        page.wait_for_selector(".cosines")
+        seen["cosines"] = page.locator(".cosines td").all_inner_texts()
+        page.screenshot(path=str(folder / "embeddings.png"), full_page=True)
+        browser.close()
+    return seen
+
+
+def stop_chat(page: Page) -> int:
+    """Stop a long answer at its first words, and return how many answers it took, because a fast one may end first."""
+    page.fill("#chat-tokens", "400")
+    for attempt in range(1, 20):
+        page.click("text=New conversation")
+        page.evaluate(STOP_AT_FIRST_WORDS)
+        page.fill("#chat-text", "Write a short story about a cat.")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("section:has(.chat) [role=status]:text-matches('stopped|tokens,')")
+        if "stopped" in page.inner_text("section:has(.chat) [role=status]"):
+            return attempt
+    return 0
 
 
 def first_paint(page: Page, url: str) -> tuple[int, float]:
@@ -113,7 +236,10 @@ def pictures(url: str, folder: Path, chromium: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 4:
-        print(json.dumps(visit(sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4])))
+    kind, where, kept, browser_path = sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4]
+    if kind == "models":
+        print(json.dumps(visit(where, kept, browser_path, Path(sys.argv[5]))))
+    elif kind == "openai":
+        print(json.dumps(visit_openai(where, kept, browser_path)))
     else:
-        pictures(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
+        pictures(where, kept, browser_path)

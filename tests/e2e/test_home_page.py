@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import struct
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 
 from conftest import ROOT, free_ports
+from eventually import eventually
+from generation_models import tiny
 from live_server import client, process, until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
@@ -25,6 +28,9 @@ pytestmark = [
 ]
 
 APP = """
+import pathlib
+import threading
+
 import numpy as np
 import remora
 
@@ -56,7 +62,21 @@ def spread(n: int) -> list[float]:
 @remora.model(isolation="thread")
 def turn(picture: bytes) -> bytes:
     return picture
+
+@remora.model(isolation="thread")
+def speak(text: str) -> bytes:
+    return (pathlib.Path(__file__).parent / "sound.wav").read_bytes()
+
+@remora.model(isolation="thread")
+def hear(sound: remora.Array[np.float32, -1]) -> int:
+    return len(sound)
+
+@remora.model(isolation="thread")
+def endless(n: int):
+    while not threading.Event().wait(0.01):
+        yield {"n": n}
 """
+SOUND_S = 0.5
 
 
 def _png(width: int, height: int) -> bytes:
@@ -68,27 +88,87 @@ def _png(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
+def _wav() -> bytes:
+    """Return half a second of a tone, 8,000 samples a second."""
+    rate = 8000
+    samples = b"".join(struct.pack("<h", int(8000 * math.sin(number / 3))) for number in range(int(SOUND_S * rate)))
+    head = struct.pack("<IHHIIHH", 16, 1, 1, rate, 2 * rate, 2, 16)
+    chunks = b"fmt " + head + b"data" + struct.pack("<I", len(samples)) + samples
+    return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
+
+
+def _visit(kind: str, port: int, kept: Path, *more: str) -> str:
+    """Return what a visit printed; see `home_page_browser`."""
+    script = [PYTHON, str(ROOT / "tests" / "home_page_browser.py"), kind, f"http://127.0.0.1:{port}/", str(kept)]
+    done = subprocess.run([*script, CHROMIUM, *more], capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a visit to the page shows."""
     folder = tmp_path_factory.mktemp("page")
     (folder / "app.py").write_text(APP)
     (folder / "picture.png").write_bytes(_png(5, 3))
+    (folder / "sound.wav").write_bytes(_wav())
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     (port,) = free_ports(1)
-    with process(folder / "app.py", port, dict(os.environ)) as server:
+    traced = f"--trace-config=triton,file={folder}/traces.json"
+    with process(folder / "app.py", port, dict(os.environ), traced, "--allow-metrics=true") as server:
         until(port, "/v2/health/ready", server)
-        script = [PYTHON, str(ROOT / "tests" / "home_page_browser.py"), f"http://127.0.0.1:{port}/", str(SCREENSHOTS)]
-        done = subprocess.run(
-            [*script, CHROMIUM, str(folder / "picture.png")], capture_output=True, text=True, check=False, timeout=240
-        )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+        found: dict[str, Any] = json.loads(_visit("models", port, SCREENSHOTS, str(folder)))
     return found
 
 
+MEANING_CONFIG = """
+backend: "python" max_batch_size: 8
+input { name: "TEXT" data_type: TYPE_STRING dims: 1 }
+output { name: "VECTOR" data_type: TYPE_FP32 dims: 3 }
+"""
+MEANING = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            texts = pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy().ravel()
+            rows = np.array([[len(text), text.count(b"e"), 1] for text in texts], np.float32)
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("VECTOR", rows)]))
+        return answers
+"""
+
+
+@pytest.fixture(scope="module")
+def chatted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a visit to the page of a server with a language model and embeddings shows."""
+    models = tmp_path_factory.mktemp("language") / "models"
+    tiny(models)
+    (models / "meaning" / "1").mkdir(parents=True)
+    (models / "meaning" / "config.pbtxt").write_text(MEANING_CONFIG)
+    (models / "meaning" / "1" / "model.py").write_text(MEANING)
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    (port,) = free_ports(1)
+    with process(models, port, dict(os.environ), "--openai", "--allow-metrics=true") as server:
+        until(port, "/v2/health/ready", server)
+        found: dict[str, Any] = json.loads(_visit("openai", port, SCREENSHOTS))
+        eventually(lambda: _rows(port, "vllm:num_requests_running") == [0])
+        found["aborted"] = sum(_rows(port, "vllm:request_success_total", 'finished_reason="abort"'))
+    return found
+
+
+def _rows(port: int, name: str, label: str = "") -> list[float]:
+    """Return the values of a metric, of the rows with a label."""
+    with client(port) as connection:
+        connection.request("GET", "/v2/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+    return [float(line.split()[-1]) for line in lines if line.startswith(name + "{") and label in line]
+
+
 def test_all_models_are_listed_with_their_state(seen: dict[str, Any]) -> None:
-    assert len(seen["models"]) == 7
+    assert len(seen["models"]) == 10
     assert all("ready" in each for each in seen["models"])
 
 
@@ -126,8 +206,60 @@ def test_the_page_needs_no_other_place_and_has_no_errors(seen: dict[str, Any]) -
     assert seen["errors"] == []
 
 
+def test_sound_is_played_and_a_file_of_sound_becomes_samples(seen: dict[str, Any]) -> None:
+    assert seen["spoken_s"] == pytest.approx(SOUND_S)
+    assert int(seen["heard"]) == pytest.approx(SOUND_S * 16_000, rel=0.01)
+
+
+def test_a_stream_can_be_stopped_which_frees_its_instance(seen: dict[str, Any]) -> None:
+    assert "stopped" in seen["stopped"]
+
+
+def test_charts_show_rate_latency_queue_and_batches(seen: dict[str, Any]) -> None:
+    shown = [label.partition(":")[0] for label in seen["charts"]]
+    assert shown == ["Requests per second", "Latency, ms", "Requests", "Rows of a batch, mean", "batches by rows"]
+    server = seen["server"]
+    for name in ("Memory used, MiB", "Processors, %", "Open connections", "Requests per second", "Latency, ms"):
+        assert name in server
+
+
+def test_the_last_traces_are_bars_with_the_time_of_each_phase(seen: dict[str, Any]) -> None:
+    for phase in ("HTTP, total/1", "receive", "queue", "compute", "send", "µs"):
+        assert phase in seen["traces"]
+    assert "total/1" in seen["server"]
+
+
+def test_the_page_can_be_used_by_the_keyboard_alone(seen: dict[str, Any]) -> None:
+    reached = [each for each in seen["keyboard"] if each]
+    for name in ("server-view", "input-x", "Send", "curl", "Copy", "Explain this model", "Show the last traces"):
+        assert any(each.startswith(name) for each in reached), (name, reached)
+
+
+def test_a_chat_streams_stops_and_frees_its_row(chatted: dict[str, Any]) -> None:
+    question, answer = chatted["chat"]
+    assert question == "What is two plus two?"
+    assert answer
+    assert chatted["attempts"]
+    assert chatted["aborted"] >= 1
+    assert chatted["continued"][0] == "The baker"
+    assert (chatted["errors"], chatted["elsewhere"]) == ([], [])
+    assert (SCREENSHOTS / "chat.png").stat().st_size > 5_000
+
+
+def test_without_traces_the_page_says_how_to_turn_them_on(chatted: dict[str, Any]) -> None:
+    assert "--trace-config level=TIMESTAMPS" in chatted["traces"]
+
+
+def test_embeddings_are_compared_by_their_cosines(chatted: dict[str, Any]) -> None:
+    cells = [float(each) for each in chatted["cosines"] if each]
+    assert len(cells) == 9
+    assert cells[0] == cells[1] == cells[4] == 1
+    assert cells[2] == cells[6] < 1
+
+
 def test_a_narrow_screen_needs_no_sideways_scrolling(seen: dict[str, Any]) -> None:
     assert seen["narrow_width"] == 360
+    assert seen["narrow_server_width"] == 360
     assert (SCREENSHOTS / "wide.png").stat().st_size > 10_000
     assert (SCREENSHOTS / "narrow.png").stat().st_size > 5_000
 
@@ -168,9 +300,7 @@ def test_the_pictures_of_the_readme_can_be_taken_again(tmp_path: Path) -> None:
             for number in range(400):
                 connection.request("POST", "/models/distance", json.dumps({"points": [[3, number]] * (number % 5 + 1)}))
                 assert connection.getresponse().read()
-        script = [PYTHON, str(ROOT / "tests" / "home_page_browser.py"), f"http://127.0.0.1:{port}/", str(tmp_path)]
-        done = subprocess.run([*script, CHROMIUM], capture_output=True, text=True, check=False, timeout=240)
-    assert done.returncode == 0, done.stderr
+        _visit("pictures", port, tmp_path)
     for name in PICTURES:
         assert 5_000 < (tmp_path / name).stat().st_size < 150_000
         if os.environ.get("KEEP_PICTURES"):

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 from remora._version import __version__
 from remora.calls import IndexEntry, RepositoryIndex, ServerMetadata, ServerReady, TensorInfo
 from remora.engine import Engine
+from remora.errors import ConfigError
 from remora.management.explain import Explanation
 from remora.messages import DTYPES
 from remora.models.served_model import ServedModel
@@ -42,6 +43,8 @@ _HEADERS = (
     (b"Content-Security-Policy", _POLICY),
     (b"X-Content-Type-Options", b"nosniff"),
 )
+_SCRIPTS = ("document", "live", "form", "answers", "code", "reports", "openai", "main")
+"""Files of the application's script in their order; main.js starts it."""
 _HOST = re.compile(r"[A-Za-z0-9.:\[\]-]+")
 _PATH_NAME = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@-]+")
 """Names that fit into a path. Other models are unreachable over HTTP, because paths are not percent-decoded [H02]."""
@@ -82,11 +85,18 @@ def render(engine: Engine, head: Head, scheme: str = "", root_path: str = "", *,
 
 @cache
 def home_page() -> HttpAnswer:
-    """Return the application for browsers, whose script may only run and connect as this file says."""
-    text = Path(__file__).with_name("home.html").read_text(encoding="utf-8")
-    begin = text.index("<script>") + len("<script>")
-    digest = base64.b64encode(hashlib.sha256(text[begin : text.index("</script>")].encode()).digest())
-    policy = _POLICY + b"; script-src 'sha256-" + digest + b"'; connect-src 'self'; img-src data: blob:"
+    """Return the application for browsers: the files of ``home`` as one document.
+
+    Its policy permits this script alone, and connections to this server alone.
+    """
+    folder = Path(__file__).with_name("home")
+    page, style = ((folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css"))
+    script = "".join((folder / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
+    text = page.replace("/* page.css */", style).replace("/* scripts */", script)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest())
+    policy = (
+        _POLICY + b"; script-src 'sha256-" + digest + b"'; connect-src 'self'; img-src data: blob:; media-src blob:"
+    )
     headers = tuple((name, policy if name == b"Content-Security-Policy" else value) for name, value in _HEADERS)
     return HttpAnswer(200, (_HTML, _VARY, *headers), [text.encode()])
 
@@ -370,7 +380,12 @@ def status(engine: Engine) -> Json:
     info = engine.perform(ServerMetadata())
     entries = engine.perform(RepositoryIndex())
     return {
-        "server": {"name": info.name, "version": info.version, "ready": engine.perform(ServerReady())},
+        "server": {
+            "name": info.name,
+            "version": info.version,
+            "ready": engine.perform(ServerReady()),
+            "control": engine.options.model_control_mode,
+        },
         "models": [_model_status(entry, served.get((entry.name, entry.version))) for entry in entries],
     }
 
@@ -382,6 +397,8 @@ def _model_status(entry: IndexEntry, model: ServedModel | None) -> Json:
     successes = max(numbers.success.count, 1)
     return entry._asdict() | {
         "backend": model.config.backend or model.platform,
+        "openai": _openai_task(model),
+        "generates": model.generation is not None,
         "load_ms": round(model.load_ns / 1e6, 3),
         "requests": {"success": numbers.success.count, **dict(model.statistics.failures)},
         "inferences": numbers.inference_count,
@@ -396,6 +413,19 @@ def _model_status(entry: IndexEntry, model: ServedModel | None) -> Json:
         "batches": {str(batch.batch_size): batch.compute_infer.count for batch in numbers.batches},
         "batch_cost_us": {str(rows): round(ns / 1e3, 1) for rows, ns in model.scheduler.costs.curve().items()},
     }
+
+
+def _openai_task(model: ServedModel) -> str:
+    """Return what OpenAI's routes could use a model for: "text", "embeddings" or "score", else ""."""
+    from remora.protocols.openai.mapping import derive_use  # imported here, because startup does not need it
+
+    if model.generation is not None:
+        return "text"
+    try:
+        use = derive_use(model.config)
+    except ConfigError:  # reported by OpenAI's routes
+        return ""
+    return use.task if use is not None else ""
 
 
 # -- HTML -----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,212 @@
+// Form of a model, made from its signature, and its request.
+
+const BYTES_OF = { BOOL: 1, UINT8: 1, INT8: 1, UINT16: 2, INT16: 2, FP16: 2, BF16: 2, UINT32: 4, INT32: 4, FP32: 4, FP64: 8, UINT64: 8, INT64: 8 };
+const AUDIO_RATE = 16000;  // samples per second, usual for models of speech
+
+// `note` is shown above the fields.
+function form(note) {
+  const { metadata, config } = chosen;
+  const documents = new Set((config.parameters?.JSON_TENSORS?.string_value || "").split(","));
+  const optional = new Set(config.input.filter((each) => each.optional).map((each) => each.name));
+  chosen.batched = config.max_batch_size > 0;
+  chosen.fields = metadata.inputs.map((tensor) => field(tensor, documents.has(tensor.name), optional.has(tensor.name)));
+  chosen.stream = Boolean(config.model_transaction_policy?.decoupled);
+  const answer = element("div", { id: "answer", "aria-live": "polite" });
+  const send = element("button", { class: "primary", type: "submit" }, chosen.stream ? "Send and stream" : "Send");
+  const stop = stopButton();
+  const box = element("form", { oninput: snippets, onsubmit: async (event) => {
+    event.preventDefault();
+    send.disabled = true;
+    answer.replaceChildren(element("p", { class: "soft" }, "waiting for the answer"));
+    const begin = performance.now();
+    try {
+      const asked = await requestOf();
+      const signal = stop.begin();
+      if (chosen.stream) await stream(asked, answer, signal);
+      else answer.replaceChildren(...await infer(asked, signal));
+      answer.append(element("p", { class: "soft" }, `${(performance.now() - begin).toFixed(1)} ms, with the network`));
+    } catch (error) {
+      if (stop.stopped) answer.append(element("p", { class: "soft" }, "stopped"));
+      else answer.replaceChildren(failure(error));
+    } finally {
+      stop.end();
+      send.disabled = false;
+    }
+  } }, chosen.fields.map((each) => each.box), send, stop.button);
+  const signature = element("div", { class: "scroll" }, element("table", {}, element("tbody", {}, metadata.outputs.map((each) => element("tr", {},
+    element("th", { scope: "row" }, each.name), element("td", {}, `${each.datatype} [${each.shape}]`))))));
+  chosen.snippets = element("pre", { tabindex: "0" });
+  chosen.language = chosen.language || "curl";
+  const tabs = element("div", { role: "tablist" }, Object.keys(LANGUAGES).map((name) => element("button", {
+    type: "button", role: "tab", class: "small", "aria-selected": String(name === chosen.language),
+    onclick: (event) => { chosen.language = name; for (const tab of tabs.children) tab.setAttribute("aria-selected", String(tab === event.target)); snippets(); },
+  }, name)));
+  const copy = element("button", { type: "button", class: "small", onclick: async () => {
+    try { await navigator.clipboard.writeText(chosen.snippets.textContent); copy.textContent = "Copied"; }
+    catch { getSelection().selectAllChildren(chosen.snippets); copy.textContent = "Selected: press Ctrl-C"; }
+    setTimeout(() => { copy.textContent = "Copy"; }, 2000);
+  } }, "Copy");
+  return element("section", {}, element("h2", {}, metadata.name, " ", element("small", { class: "soft" }, `version ${chosen.version}`)),
+    controls(), note || null, box, element("h3", {}, "Answer"), answer, element("h3", {}, "Outputs"), signature,
+    element("h3", {}, "The same request as code"), tabs, chosen.snippets, copy);
+}
+
+function field(tensor, isJson, isOptional) {
+  const id = `input-${tensor.name}`;
+  const shape = tensor.shape.map((size) => (Number(size) < 0 ? 1 : Number(size)));
+  const isOpen = tensor.shape.slice(chosen.batched ? 1 : 0).some((size) => Number(size) < 0);  // any number of values
+  const count = shape.reduce((product, size) => product * size, 1);
+  const title = element("label", { for: id }, tensor.name, " ",
+    element("small", { class: "soft" }, `${isJson ? "JSON" : tensor.datatype} [${tensor.shape}]${isOptional ? ", optional" : ""}`));
+  let control, file;
+  if (tensor.datatype === "BOOL" && count === 1) {
+    control = element("select", { id }, isOptional ? element("option", { value: "" }, "-") : null, element("option", {}, "false"), element("option", {}, "true"));
+  } else if (tensor.datatype === "BYTES") {
+    control = element("textarea", { id, rows: 3, spellcheck: "false" });
+    control.value = isOptional ? "" : isJson ? "{}" : "";
+    file = element("input", { type: "file", "aria-label": `file for ${tensor.name}` });
+  } else if (count === 1 && !isOpen) {
+    control = element("input", { id, inputmode: "decimal", autocomplete: "off" });
+    control.value = isOptional ? "" : "0";
+  } else {
+    control = element("textarea", { id, rows: 3, spellcheck: "false" });
+    const zeros = (sizes) => (sizes.length ? Array.from({ length: sizes[0] }, () => zeros(sizes.slice(1))) : 0);
+    control.value = isOptional ? "" : count <= 4096 ? JSON.stringify(zeros(shape)) : "";
+    const kinds = tensor.datatype === "FP32" ? `raw little-endian FP32, or sound as ${AUDIO_RATE} samples per second` : `raw little-endian ${tensor.datatype}`;
+    file = element("input", { type: "file", "aria-label": `file for ${tensor.name}: ${kinds}`, title: kinds });
+  }
+  const preview = element("div", { class: "preview" });
+  file?.addEventListener("change", () => preview.replaceChildren(...previewOf(file.files[0])));
+  return { tensor, isJson, isOptional, control, file, box: element("div", {}, title, control, file, preview) };
+}
+
+// Return what a chosen file looks or sounds like.
+function previewOf(file) {
+  if (!file) return [];
+  const source = () => URL.createObjectURL(file);
+  if (file.type.startsWith("image/")) return [element("img", { src: source(), alt: file.name })];
+  if (file.type.startsWith("audio/")) return [element("audio", { src: source(), controls: true, "aria-label": file.name })];
+  return [];
+}
+
+// Return the bytes of a file as the tensor takes them; sound becomes samples of one channel for a tensor of floats.
+async function bytesOf(file, tensor) {
+  const content = await file.arrayBuffer();
+  if (tensor.datatype !== "FP32" || !file.type.startsWith("audio/")) return new Uint8Array(content);
+  const sound = await new OfflineAudioContext(1, 1, AUDIO_RATE).decodeAudioData(content);
+  const samples = new Float32Array(sound.length);
+  for (let channel = 0; channel < sound.numberOfChannels; channel += 1) {
+    sound.getChannelData(channel).forEach((each, index) => { samples[index] += each / sound.numberOfChannels; });
+  }
+  return new Uint8Array(samples.buffer);
+}
+
+function shapeOf(value) {
+  const shape = [];
+  for (let each = value; Array.isArray(each); each = each[0]) shape.push(each.length);
+  return shape;
+}
+
+// Return the declared shape with its variable dimensions filled in from the number of values.
+function filledShape(tensor, count) {
+  const sizes = tensor.shape.map(Number);
+  const known = sizes.filter((size) => size > 0).reduce((product, size) => product * size, 1);
+  const open = sizes.filter((size) => size < 0).length;
+  if (!open) return sizes;
+  let rest = Math.max(1, Math.floor(count / known));
+  return sizes.map((size, index) => {
+    if (size > 0) return size;
+    if (sizes.slice(index + 1).some((other) => other < 0)) return 1;
+    return rest;
+  });
+}
+
+// Return { header, binary }: the JSON of the request, and the bytes of the inputs that came from files.
+async function requestOf() {
+  const inputs = [], binary = [];
+  for (const { tensor, isJson, isOptional, control, file } of chosen.fields) {
+    const picked = file?.files?.[0];
+    const text = control.value;
+    if (isOptional && !picked && text === "") continue;
+    if (picked) {
+      const bytes = await bytesOf(picked, tensor);
+      let data = bytes, count;
+      if (tensor.datatype === "BYTES") {
+        data = new Uint8Array(bytes.length + 4);
+        new DataView(data.buffer).setUint32(0, bytes.length, true);
+        data.set(bytes, 4);
+        count = 1;
+      } else {
+        count = Math.floor(bytes.length / BYTES_OF[tensor.datatype]);
+      }
+      binary.push(data);
+      inputs.push({ name: tensor.name, datatype: tensor.datatype, shape: filledShape(tensor, count), parameters: { binary_data_size: data.length } });
+      continue;
+    }
+    inputs.push({ name: tensor.name, datatype: tensor.datatype, ...valueOf(tensor, isJson, text) });
+  }
+  const outputs = chosen.metadata.outputs.filter((each) => each.datatype === "BYTES" || each.datatype === "FP16" || each.datatype === "BF16")
+    .map((each) => each.name);
+  return { inputs, binary, binaryOutputs: outputs };
+}
+
+function valueOf(tensor, isJson, text) {
+  if (isJson) {
+    try { JSON.parse(text); } catch (error) { throw new Error(`${tensor.name}: the text is not JSON: ${error.message}`); }
+    return { shape: filledShape(tensor, 1), data: [text] };
+  }
+  if (tensor.datatype === "BYTES") {
+    const known = tensor.shape.map(Number).filter((size) => size > 0).reduce((product, size) => product * size, 1);
+    if (known === 1) return { shape: filledShape(tensor, 1), data: [text] };
+    const lines = text.split("\n");
+    return { shape: filledShape(tensor, lines.length), data: lines };
+  }
+  const cleaned = text.trim();
+  let value;
+  try { value = JSON.parse(cleaned.startsWith("[") ? cleaned : cleaned.includes(",") ? `[${cleaned}]` : cleaned); }
+  catch { throw new Error(`${tensor.name}: expected ${tensor.datatype === "BOOL" ? "true or false" : "numbers"}, such as 1.5 or [[1, 2], [3, 4]]`); }
+  if (!Array.isArray(value)) value = [value];
+  const shape = shapeOf(value);
+  const flat = value.flat(Infinity);
+  return { shape: shape.length === tensor.shape.length ? shape : filledShape(tensor, flat.length), data: flat };
+}
+
+async function infer({ inputs, binary, binaryOutputs }, signal) {
+  const asked = { inputs, outputs: chosen.metadata.outputs.map((each) => ({ name: each.name, ...(binaryOutputs.includes(each.name) ? { parameters: { binary_data: true } } : {}) })) };
+  const header = new TextEncoder().encode(JSON.stringify(asked));
+  const answer = await request(`${pathOf(chosen.name, chosen.version)}/infer`, undefined, { method: "POST", signal,
+    body: new Blob([header, ...binary]), headers: { "Inference-Header-Content-Length": String(header.length) } });
+  const bytes = new Uint8Array(await answer.arrayBuffer());
+  const length = Number(answer.headers.get("Inference-Header-Content-Length")) || bytes.length;
+  const text = new TextDecoder().decode(bytes.subarray(0, length));
+  const value = JSON.parse(text);
+  let offset = length;
+  return value.outputs.map((output) => {
+    const size = output.parameters?.binary_data_size;
+    if (size !== undefined) {
+      output.bytes = bytes.subarray(offset, offset + size);
+      offset += size;
+    }
+    return shown(output);
+  });
+}
+
+// Show the events of generate_stream as they arrive.
+async function stream({ inputs, binary }, place, signal) {
+  if (binary.length) throw new Error("streams take no files: use a gRPC client, or paste the text");
+  const body = Object.fromEntries(inputs.map((each) => [each.name, each.data.length === 1 ? each.data[0] : each.data]));
+  const answer = await request(`${pathOf(chosen.name, chosen.version)}/generate_stream`, body, { signal });
+  const names = chosen.metadata.outputs.map((each) => each.name);
+  const lines = element("pre", {});
+  place.replaceChildren(lines);
+  let events = 0;
+  for await (const data of eventsOf(answer)) {
+    const event = JSON.parse(data);
+    if (event.error) throw new Error(event.error);
+    events += 1;
+    const found = names.map((name) => event[name]);
+    const isText = found.every((each) => typeof each === "string" && !/^[\[{"]/.test(each));
+    lines.append(isText ? found.join(" ") : `${JSON.stringify(found.length === 1 ? found[0] : found)}\n`);
+  }
+  place.append(element("p", { class: "soft" }, `${events} ${events === 1 ? "event" : "events"}`));
+}

@@ -1,0 +1,181 @@
+// Live figures: the status and the metrics of the server, read once a second, as small charts.
+
+const POLL_MS = 1000;
+const POINTS = 120;
+const WINDOW = 5;       // samples over which quantiles are computed
+const series = new Map();  // values over time, by model ("name/version", "" for the server) and name
+const samples = new Map(); // last samples of counters, by model
+let metricsError = "";
+let shownCharts = [];
+
+const WANTED = /^(remora_request_duration_seconds_bucket|remora_memory_|nv_cpu_utilization|nv_gpu_|remora_open_connections)/;
+
+// Return the rows of Prometheus' text that the page shows.
+function metricsOf(text) {
+  const rows = [];
+  for (const line of text.split("\n")) {
+    if (!WANTED.test(line)) continue;
+    const [, name, labels = "", value] = /^([\w:]+)(?:\{(.*)\})? (\S+)/.exec(line) || [];
+    if (name) rows.push({ name, value: Number(value), labels: Object.fromEntries([...labels.matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)].map((each) => [each[1], each[2]])) });
+  }
+  return rows;
+}
+
+// Return the duration in ms that the part `share` of requests did not exceed, null without requests.
+function quantile(now, before, share) {
+  const counts = now.map(([bound, count], index) => [bound, count - (before[index]?.[1] || 0)]);
+  const total = counts.at(-1)?.[1] || 0;
+  if (total <= 0) return null;
+  let lower = 0, below = 0;
+  for (const [bound, count] of counts) {
+    if (count >= share * total) {
+      if (!Number.isFinite(bound)) return lower * 1000;
+      return 1000 * (lower + (bound - lower) * (share * total - below) / Math.max(count - below, 1e-9));
+    }
+    lower = bound;
+    below = count;
+  }
+  return lower * 1000;
+}
+
+function push(key, name, value) {
+  const id = `${key} ${name}`;
+  if (!series.has(id)) series.set(id, []);
+  const values = series.get(id);
+  values.push(value);
+  if (values.length > POINTS) values.shift();
+}
+
+// Add the change of a model's (or the server's) counters to its series.
+function observe(key, sample) {
+  if (!samples.has(key)) samples.set(key, []);
+  const known = samples.get(key);
+  const last = known.at(-1);
+  known.push(sample);
+  if (known.length > WINDOW + 1) known.shift();
+  if (!last) return;
+  const reloaded = sample.requests < last.requests;  // a new version counts from 0
+  if (reloaded) known.splice(0, known.length - 1);
+  const seconds = (sample.time - last.time) / 1000;
+  const executions = sample.executions - last.executions;
+  push(key, "rate", reloaded ? 0 : (sample.requests - last.requests) / seconds);
+  push(key, "waiting", sample.waiting);
+  push(key, "running", sample.running);
+  push(key, "batch", executions > 0 ? (sample.rows - last.rows) / executions : null);
+  push(key, "p50", quantile(sample.buckets, known[0].buckets, 0.5));
+  push(key, "p99", quantile(sample.buckets, known[0].buckets, 0.99));
+}
+
+function addUp(all) {
+  const sum = (name) => all.reduce((total, each) => total + each[name], 0);
+  const buckets = (all[0]?.buckets || []).map(([bound], index) => [bound, all.reduce((total, each) => total + (each.buckets[index]?.[1] || 0), 0)]);
+  return { time: performance.now(), requests: sum("requests"), rows: sum("rows"), executions: sum("executions"), waiting: sum("waiting"), running: sum("running"), buckets };
+}
+
+async function observeAll(status) {
+  let rows = [];
+  if (!metricsError) {
+    try { rows = metricsOf(await (await request("v2/metrics")).text()); } catch (error) { metricsError = error.message; }
+  }
+  const buckets = new Map();
+  for (const { name, labels, value } of rows) {
+    if (!name.endsWith("_bucket")) continue;
+    const key = `${labels.model}/${labels.version}`;
+    if (!buckets.has(key)) buckets.set(key, []);
+    buckets.get(key).push([labels.le === "+Inf" ? Infinity : Number(labels.le), value]);
+  }
+  const time = performance.now();
+  const found = status.models.filter((each) => each.requests).map((each) => {
+    const key = `${each.name}/${each.version}`;
+    const sample = { time, requests: each.requests.success, rows: each.inferences, executions: each.executions,
+      waiting: each.queue.waiting, running: each.queue.running, buckets: buckets.get(key) || [] };
+    observe(key, sample);
+    return sample;
+  });
+  observe("", addUp(found));
+  const value = (name) => rows.find((each) => each.name === name)?.value ?? null;
+  const memory = value("remora_memory_used_bytes"), processor = value("nv_cpu_utilization");
+  push("", "memory", memory == null ? null : memory / 2 ** 20);
+  push("", "processor", processor == null ? null : 100 * processor);
+  push("", "connections", rows.filter((each) => each.name === "remora_open_connections").reduce((total, each) => total + each.value, 0));
+  const gpus = new Set(rows.filter((each) => each.labels.gpu_uuid).map((each) => each.labels.gpu_uuid));
+  for (const gpu of gpus) {
+    const of = (name) => rows.find((each) => each.name === name && each.labels.gpu_uuid === gpu)?.value ?? null;
+    push("", `use of ${gpu}`, of("nv_gpu_utilization") == null ? null : 100 * of("nv_gpu_utilization"));
+    push("", `memory of ${gpu}`, of("nv_gpu_memory_used_bytes") == null ? null : of("nv_gpu_memory_used_bytes") / 2 ** 20);
+  }
+  if (gpus.size !== live.gpus.length) { live.gpus = [...gpus]; if (!chosen) showServer(); }
+  for (const each of shownCharts) each();
+}
+
+const live = { gpus: [] };
+
+// Return a chart of one or two series: [[label, name of the series], ...].
+function chart(key, title, digits, lines) {
+  const paths = lines.map(() => drawing("path"));
+  const svg = drawing("svg", { viewBox: `0 0 ${POINTS - 1} 30`, preserveAspectRatio: "none", role: "img" }, ...paths);
+  const now = element("b", {}, "-");
+  shownCharts.push(() => {
+    const values = lines.map(([, name]) => series.get(`${key} ${name}`) || []);
+    const most = Math.max(...values.flat().filter((each) => each != null), 1e-9);
+    paths.forEach((path, index) => {
+      let pen = "M";
+      path.setAttribute("d", values[index].map((each, at) => {
+        if (each == null) { pen = "M"; return ""; }
+        const step = `${pen}${at + POINTS - values[index].length},${(29 - 28 * each / most).toFixed(2)}`;
+        pen = "L";
+        return step;
+      }).join(""));
+    });
+    const text = lines.map(([label], index) => `${label}${label && " "}${values[index].at(-1)?.toFixed(digits) ?? "-"}`).join(", ");
+    now.textContent = text;
+    svg.setAttribute("aria-label", `${title}: ${text}, at most ${most.toFixed(digits)} in ${POINTS} s`);
+  });
+  return element("figure", {}, element("figcaption", {}, element("span", { class: "soft" }, title), now), svg);
+}
+
+// Return a chart of the batches of a model by their size, since it was loaded.
+function batchChart() {
+  const svg = drawing("svg", { viewBox: "0 0 100 30", preserveAspectRatio: "none", role: "img" });
+  const now = element("b", {}, "-");
+  shownCharts.push(() => {
+    const found = Object.entries(chosen?.row?.batches || {}).map(([size, count]) => [Number(size), count]).sort((a, b) => a[0] - b[0]);
+    const most = Math.max(...found.map(([, count]) => count), 1);
+    const width = 100 / Math.max(found.length, 1);
+    svg.replaceChildren(...found.map(([size, count], index) => drawing("rect",
+      { x: index * width + width * 0.1, width: width * 0.8, y: 30 - 29 * count / most, height: 29 * count / most },
+      drawing("title", {}, `${size} rows: ${count} batches`))));
+    const text = found.slice(0, 6).map(([size, count]) => `${size}: ${count}`).join(", ") + (found.length > 6 ? " ..." : "");
+    now.textContent = text || "none";
+    svg.setAttribute("aria-label", `batches by rows: ${text || "none"}`);
+  });
+  return element("figure", {}, element("figcaption", {}, element("span", { class: "soft" }, "Batches by rows"), now), svg);
+}
+
+function loadCharts(key) {
+  return [chart(key, "Requests per second", 1, [["", "rate"]]),
+    chart(key, "Latency, ms", 2, [["p50", "p50"], ["p99", "p99"]]),
+    chart(key, "Requests", 0, [["waiting", "waiting"], ["running", "running"]])];
+}
+
+function modelCharts(row) {
+  const key = `${row.name}/${row.version}`;
+  const facts = element("div", {});
+  shownCharts.push(() => {
+    const { requests, load_ms } = chosen.row;
+    const failed = Object.entries(requests).filter(([name]) => name !== "success").reduce((sum, [, count]) => sum + count, 0);
+    facts.replaceChildren(factsOf({ "answered": requests.success, "failed": failed, "loaded in": `${Math.round(load_ms)} ms` }));
+  });
+  return section("Live", facts, element("div", { class: "charts" }, ...loadCharts(key),
+    chart(key, "Rows of a batch, mean", 1, [["", "batch"]]), batchChart()));
+}
+
+function serverCharts() {
+  const charts = [...loadCharts(""), chart("", "Memory used, MiB", 0, [["", "memory"]]),
+    chart("", "Processors, %", 0, [["", "processor"]]), chart("", "Open connections", 0, [["", "connections"]]),
+    ...live.gpus.flatMap((gpu, index) => [chart("", `GPU ${index}, %`, 0, [["", `use of ${gpu}`]]),
+      chart("", `GPU ${index}, memory, MiB`, 0, [["", `memory of ${gpu}`]])])];
+  const note = element("p", { class: "soft" });
+  shownCharts.push(() => { note.textContent = metricsError && `Latencies, memory and processors come from v2/metrics, which answered ${metricsError}`; });
+  return section("Live", element("div", { class: "charts" }, ...charts), note);
+}
