@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from remora.errors import ConfigError, NotFoundError
+from remora.errors import NotFoundError
 from remora.repository import CacheSettings, Repository
-from remora.repository.files import ONLY_LOCAL
+from remora.repository.files import OTHER_SUFFIXES
 from remora.repository.packed import PackedRepository
 from remora.repository.remote import RemoteRepository
 from remora.startup import Ledger
@@ -27,26 +28,31 @@ _TRITONS_DIRECTORIES = {
 
 
 def open_elsewhere(
-    place: str, *, any_layout: bool, bare_name: str = "", cache: CacheSettings, ledger: Ledger | None = None
+    place: str,
+    *,
+    any_layout: bool,
+    bare_name: str = "",
+    cache: CacheSettings,
+    ledger: Ledger | None = None,
+    open_local: Callable[[Path], Repository],
 ) -> Repository:
     """Open the repository at a URL or in a local archive.
 
-    Arguments and errors as of `open_repository`.
+    ``open_local`` opens what another library wrote after it is fetched or unpacked; other arguments and errors as of
+    `open_repository`.
     """
     cloud = parse_location(place).cloud if is_url(place) else ""
     models = open_cache(cache, cloud)
     ledger = ledger or Ledger(SystemClock.monotonic_ns)
     if "://" not in place:
-        return PackedRepository(LocalFile(Path(place)), models, ledger, bare_name=bare_name)
+        return PackedRepository(LocalFile(Path(place)), models, ledger, bare_name=bare_name, open_local=open_local)
     storage, location = open_storage(place)
     if is_archive(location.path):
-        return PackedRepository(storage, models, ledger, bare_name=bare_name)
-    if location.path.endswith(ONLY_LOCAL):
-        raise ConfigError(
-            f"'{storage.location}' is a model file, and only .onnx files are served from storage: copy it to this "
-            "machine and serve the copy, or build an image with it (remora build)"
-        )
-    return RemoteRepository(storage, _model_name(location), models, ledger, any_layout=any_layout, bare_name=bare_name)
+        return PackedRepository(storage, models, ledger, bare_name=bare_name, open_local=open_local)
+    name = _model_name(location)
+    return RemoteRepository(
+        storage, name, models, ledger, any_layout=any_layout, bare_name=bare_name, open_local=open_local
+    )
 
 
 def open_storage(url: str) -> tuple[ObjectStorage, Location]:
@@ -80,7 +86,11 @@ def _model_name(location: Location) -> str:
     It is that of its folder, or of the folder that contains its file.
     """
     folder, _, last = location.path.rpartition("/")
-    return (folder.rpartition("/")[2] if last.endswith(".onnx") else last) or location.bucket
+    stem, _, suffix = last.rpartition(".")
+    if f".{suffix}" in OTHER_SUFFIXES and stem != "model":
+        return stem
+    in_folder = suffix == "onnx" or f".{suffix}" in OTHER_SUFFIXES
+    return (folder.rpartition("/")[2] if in_folder else last) or location.bucket
 
 
 def _read_text(path: str) -> str:

@@ -7,7 +7,7 @@ a ``model.py`` that reads it through `remora.formats`. The file itself is not op
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,10 +31,12 @@ _SOURCES_AT_MOST = 1000
 _DOCUMENTS = "rows,entities"
 """Tensors with JSON documents, in the models of `remora.formats` that have them."""
 _PICKLES = (".joblib", ".pkl", ".pickle")
-ONLY_LOCAL = (*_PICKLES, ".skops", ".cbm", ".safetensors", ".pt", ".pt2", ".ubj")
-"""Suffixes of files that are served from a local path, but not from a bucket."""
+_MARKERS = frozenset(("MLmodel", "saved_model.pb", "modules.json"))
+"""Files that mark the folder of another library."""
 _SAGEMAKER_XGBOOST = "xgboost-model"
 _BOOSTERS = (".json", ".ubj", ".bst", ".model", ".txt", ".lgb")
+OTHER_SUFFIXES = (*_PICKLES, ".skops", ".cbm", ".ubj", ".bst", ".model", ".lgb", ".xml", ".pt", ".pt2", ".safetensors")
+"""Suffixes of files that are models of other libraries, whatever is in them."""
 _WITHOUT_LAYOUT: Mapping[str, str] = {
     ".safetensors": "holds weights without their architecture: serve the folder of save_pretrained",
     ".keras": "is served as a SavedModel: model.export('FOLDER'), then remora serve FOLDER",
@@ -78,6 +80,25 @@ def recognise(place: Path) -> Found | None:
     if place.suffix in _WITHOUT_LAYOUT:
         raise ConfigError(f"'{place}' {_WITHOUT_LAYOUT[place.suffix]}")
     return _file(place)
+
+
+def holds_other_files(paths: Collection[str]) -> bool:
+    """Return True if a listing is that of a file or folder of another library, which `recognise` should look at.
+
+    ``paths`` are relative to the place. A repository with such files among its models is not.
+    """
+    names = {path for path in paths if "/" not in path}
+    if not names or any(parse_version(path.partition("/")[0]) is not None for path in paths if "/" in path):
+        return False
+    if names & _MARKERS:
+        return True
+    if "config.json" in names and "genai_config.json" not in names:
+        return any(name.endswith(".safetensors") for name in names)
+    if len(names) != len(paths) or not names.isdisjoint({*CONFIG_FILENAMES, *MODEL_FILENAMES}):
+        return False
+    return any(name == _SAGEMAKER_XGBOOST or Path(name).suffix in OTHER_SUFFIXES for name in names) and not any(
+        name.endswith(BARE_SUFFIXES) for name in names
+    )
 
 
 def file_repository(place: Path, found: Found, *, bare_name: str = "", trust_pickle: bool = False) -> WrittenRepository:

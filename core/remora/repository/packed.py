@@ -6,12 +6,13 @@ It is unpacked again whenever the archive changes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from remora.config import find_config
 from remora.errors import NotFoundError
-from remora.repository import Fingerprint, ModelFolder
+from remora.repository import Fingerprint, ModelFolder, Repository
+from remora.repository.files import holds_other_files
 from remora.repository.local import LocalRepository
 from remora.startup import Ledger
 from remora.storage import Storage
@@ -27,16 +28,26 @@ class PackedRepository:
         cache: holds the unpacked archive.
         ledger: records the download.
         bare_name: name of a single model; by default that of the archive's folder or of the archive.
+        open_local: opens an unpacked file or folder of another library; None if there is none.
     """
 
-    def __init__(self, storage: Storage, cache: ModelCache, ledger: Ledger, *, bare_name: str = "") -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        cache: ModelCache,
+        ledger: Ledger,
+        *,
+        bare_name: str = "",
+        open_local: Callable[[Path], Repository] | None = None,
+    ) -> None:
+        self._open_local = open_local
         self._storage = storage
         self._bare_name = bare_name
         self._ledger = ledger
         self._cache = cache
         self._lock = threading.Lock()
         self._etag = ""
-        self._inside: LocalRepository | None = None
+        self._inside: Repository | None = None
 
     @property
     def location(self) -> str:
@@ -56,8 +67,12 @@ class PackedRepository:
                 self._inside, self._etag = self._opened(fetched.path), items[0].etag
             return self._inside.models(name)
 
-    def _opened(self, place: Path) -> LocalRepository:
-        return LocalRepository(_root(place), any_layout=True, bare_name=self._bare_name)
+    def _opened(self, place: Path) -> Repository:
+        root = _root(place)
+        listed = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+        if self._open_local is not None and holds_other_files(listed):
+            return self._open_local(root)
+        return LocalRepository(root, any_layout=True, bare_name=self._bare_name)
 
     def fingerprint(self, name: str) -> Fingerprint:
         """Return the stamps of the unpacked files (see `Repository.fingerprint`)."""
@@ -67,7 +82,7 @@ class PackedRepository:
         """Return the model's folder, local since the last scan (see `Repository.fetch`)."""
         return self._known().fetch(name, versions)
 
-    def _known(self) -> LocalRepository:
+    def _known(self) -> Repository:
         if self._inside is None:
             self.models()
         assert self._inside is not None

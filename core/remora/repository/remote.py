@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from remora.errors import NotFoundError, UnavailableError
 from remora.model_files import CONFIG_FILENAMES, MODEL_FILENAMES, parse_version
-from remora.repository import BARE_SUFFIXES, Fingerprint, ModelFolder
+from remora.repository import BARE_SUFFIXES, Fingerprint, ModelFolder, Repository
+from remora.repository.files import holds_other_files
 from remora.startup import Ledger
 from remora.storage import ChangedError, Storage, StoredObject
 from remora.storage.cache import Fetched, Layout, ModelCache
@@ -34,6 +35,7 @@ class RemoteRepository:
         ledger: records listings and downloads.
         any_layout: the path may also be one model's folder or a model file.
         bare_name: the user's name for that model.
+        open_local: opens a fetched file or folder of another library; None to refuse such content.
     """
 
     def __init__(
@@ -45,7 +47,10 @@ class RemoteRepository:
         *,
         any_layout: bool = False,
         bare_name: str = "",
+        open_local: Callable[[Path], Repository] | None = None,
     ) -> None:
+        self._open_local = open_local
+        self._other: tuple[Fingerprint, Repository] | None = None
         self._storage = storage
         self._bare_name = bare_name
         self._name = name
@@ -66,6 +71,8 @@ class RemoteRepository:
             found = {key: files for key, files in self._look(name).items() if key == name}
         else:
             found = self._look()
+        if self._other is not None:
+            return self._other[1].models(name)
         with self._lock:
             if name:
                 self._seen.pop(name, None)
@@ -83,7 +90,22 @@ class RemoteRepository:
                 f"failed to open model repository '{self.location}': there are no files below it. "
                 "Check the path, and that the credentials may list it"
             )
+        files = {item.path: item for item in objects if not _is_ignored(item.path)}
+        if self._any_layout and self._open_local is not None and holds_other_files(files):
+            self._fetch_other(files, self._open_local)
+            return {}
+        self._other = None
         return group(objects, self._name if self._any_layout else "", self._bare_name)
+
+    def _fetch_other(self, files: Files, open_local: Callable[[Path], Repository]) -> None:
+        """Fetch what another library wrote, whole, unless it is unchanged, and open it as a local path."""
+        stamps = {path: (item.etag, item.size) for path, item in files.items()}
+        if self._other is not None and self._other[0] == stamps:
+            return
+        begin_ns = self._ledger.now_ns()
+        fetched = self._cache.fetch(self._storage, self._name, files)
+        self._ledger.add(self._name, "download" if fetched.fetched_bytes else "cache", begin_ns, fetched.fetched_bytes)
+        self._other = stamps, open_local(fetched.path)
 
     def _folder(self, name: str, files: Files, path: Path | None = None) -> ModelFolder:
         """Return the folder of a model, below the cache.
@@ -99,6 +121,8 @@ class RemoteRepository:
 
     def fingerprint(self, name: str) -> Fingerprint:
         """Return ETag and size of each file as of the last scan, without a request."""
+        if self._other is not None:
+            return self._other[0]
         with self._lock:
             return {path: (item.etag, item.size) for path, item in self._seen.get(name, {}).items()}
 
@@ -107,6 +131,8 @@ class RemoteRepository:
 
         Scans again if it was replaced since the last scan.
         """
+        if self._other is not None:
+            return self._other[1].fetch(name, versions)
         for _ in range(_TRIALS):
             with self._lock:
                 files = self._seen.get(name)

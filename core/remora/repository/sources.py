@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from remora.errors import ConfigError
+from remora.model_files import CONFIG_FILENAMES
 from remora.repository import CacheSettings, Repository
-from remora.repository.files import file_repository, recognise
+from remora.repository.files import file_repository, holds_other_files, recognise
 from remora.repository.local import LocalRepository
 from remora.storage.archive import is_archive
 
@@ -57,16 +59,35 @@ def open_repository(
     if colon or is_archive(text):
         from remora.repository.clouds import open_elsewhere  # imports the storage client, which local paths never need
 
-        return open_elsewhere(text, any_layout=any_layout, bare_name=bare_name, cache=cache, ledger=ledger)
+        def open_local(place: Path) -> Repository:
+            files = [entry for entry in place.iterdir() if not entry.name.startswith(".")]
+            only = files[0] if len(files) == 1 and files[0].is_file() else place
+            return _open_path(only, any_layout=True, bare_name=bare_name or place.name, trust_pickle=trust_pickle)
+
+        return open_elsewhere(
+            text, any_layout=any_layout, bare_name=bare_name, cache=cache, ledger=ledger, open_local=open_local
+        )
     source = function_source(text) if any_layout else ""
     if source:
         from remora.repository.functions import function_repository  # imports subprocess, which model files never need
 
         return function_repository(source, bare_name=bare_name, settings=python_settings)
-    found = recognise(Path(text)) if any_layout else None
+    return _open_path(Path(text), any_layout=any_layout, bare_name=bare_name, trust_pickle=trust_pickle)
+
+
+def _open_path(place: Path, *, any_layout: bool, bare_name: str, trust_pickle: bool) -> Repository:
+    """Open a local path that holds no decorated functions. Raises ConfigError as `open_repository`."""
+    found = recognise(place) if any_layout else None
     if found is not None:
-        return file_repository(Path(text), found, bare_name=bare_name, trust_pickle=trust_pickle)
-    return LocalRepository(Path(text), any_layout=any_layout, bare_name=bare_name)
+        return file_repository(place, found, bare_name=bare_name, trust_pickle=trust_pickle)
+    if any_layout and place.is_dir():
+        names = sorted(entry.name + "/" * entry.is_dir() for entry in place.iterdir() if not entry.name.startswith("."))
+        if holds_other_files(names) and set(names).isdisjoint(CONFIG_FILENAMES):
+            raise ConfigError(
+                f"'{place}' is neither a repository nor the folder of one model: it has {', '.join(names[:5])}"
+                f"{' ...' if len(names) > 5 else ''}. Serve one of the files, or write an app.py that loads them"
+            )
+    return LocalRepository(place, any_layout=any_layout, bare_name=bare_name)
 
 
 def function_source(place: str) -> str:

@@ -25,7 +25,10 @@ _log = logging.getLogger("remora.models")
 
 _MOST_OBJECTS = 100_000
 _BODY_TRIALS = 4
-_ONE_FILE = re.compile(r"\.(?:onnx|tar|tgz|zip|tar\.(?:gz|bz2|xz))$", re.IGNORECASE)
+_ONE_FILE = re.compile(
+    r"\.(?:onnx|tar|tgz|zip|tar\.(?:gz|bz2|xz)|joblib|pkl|pickle|skops|cbm|ubj|bst|lgb|pt|pt2|safetensors)$",
+    re.IGNORECASE,
+)
 _QUERY = re.compile(r"\?[^\s)\"',]*")
 _CODE = re.compile(r"<Code>([^<]*)</Code>\s*(?:<Message>([^<]*)</Message>)?")
 _EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure", "http": "s3"}

@@ -12,6 +12,7 @@ import pytest
 from object_store import ObjectStore, object_store
 from remora.errors import ConfigError, InvalidArgumentError, NotFoundError, UnavailableError
 from remora.repository import CacheSettings, Repository
+from remora.repository.files import holds_other_files
 from remora.repository.local import LocalRepository
 from remora.repository.remote import group, versions_of
 from remora.repository.sources import open_repository
@@ -279,7 +280,80 @@ def test_a_file_url_is_a_path(tmp_path: Path) -> None:
     assert set(open_repository(f"file://{tmp_path}").models()) == {"m"}
 
 
-@pytest.mark.parametrize("name", ["model.joblib", "iris.skops", "net.pt", "x.ubj"])
-def test_a_file_of_another_library_is_refused_with_what_to_do(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"'s3://bucket/churn/{name}' is a model file, .*serve the copy"):
-        open_repository(f"s3://bucket/churn/{name}", any_layout=True)
+# -- files of other libraries -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "place", "name"),
+    [
+        (["churn/iris.skops"], "churn/iris.skops", "iris"),
+        (["churn/model.skops"], "churn/model.skops", "churn"),
+        (["churn/iris.skops"], "churn", "churn"),
+        (["churn/iris.skops", "churn/requirements.txt"], "churn", "churn"),
+        (["churn/model.ubj"], "churn/model.ubj", "churn"),
+        (["saved/saved_model.pb", "saved/variables/variables.index"], "saved", "saved"),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_a_file_or_folder_of_another_library_in_a_bucket_is_served_as_on_a_disk(
+    clouds: ObjectStore, opened: Opened, keys: list[str], place: str, name: str, scheme: str
+) -> None:
+    put(clouds, *keys, content=b"{L" if "ubj" in place else b"x")
+    repository = opened(f"{scheme}://bucket/{place}", any_layout=True)
+    assert set(repository.models()) == {name}
+    assert set(repository.fetch(name).versions) == {1}
+    assert repository.fingerprint(name)
+    assert set(opened(f"{scheme}://bucket/{place}", any_layout=True, bare_name="named").models()) == {"named"}
+
+
+def test_a_changed_file_of_another_library_is_fetched_again(clouds: ObjectStore, opened: Opened) -> None:
+    put(clouds, "churn/iris.skops", content=b"old")
+    repository = opened("s3://bucket/churn", any_layout=True)
+    repository.models()
+    first = repository.fetch("churn").path
+    repository.models()
+    assert repository.fetch("churn").path == first
+    put(clouds, "churn/iris.skops", content=b"another")
+    repository.models()
+    assert repository.fetch("churn").path != first
+
+
+@pytest.mark.parametrize("place", ["churn", "churn/iris.joblib"])
+def test_a_pickle_in_a_bucket_needs_trust_too(clouds: ObjectStore, opened: Opened, place: str) -> None:
+    put(clouds, "churn/iris.joblib")
+    with pytest.raises(ConfigError, match=r"reading a pickle runs code that its author chose.*--trust-pickle"):
+        opened(f"s3://bucket/{place}", any_layout=True).models()
+    assert set(opened(f"s3://bucket/{place}", any_layout=True, bare_name="m", trust_pickle=True).models()) == {"m"}
+
+
+@pytest.mark.parametrize("where", ["s3", "disk"])
+def test_an_archive_of_another_library_is_served_as_its_folder(
+    clouds: ObjectStore, opened: Opened, tmp_path: Path, where: str
+) -> None:
+    clouds.put("bucket", "a/churn.tar.gz", packed("iris.joblib"))
+    (tmp_path / "churn.tar.gz").write_bytes(packed("iris.joblib"))
+    place = "s3://bucket/a/churn.tar.gz" if where == "s3" else str(tmp_path / "churn.tar.gz")
+    with pytest.raises(ConfigError, match="--trust-pickle"):
+        opened(place, any_layout=True).models()
+    trusted = opened(place, any_layout=True, trust_pickle=True)
+    assert set(trusted.models()) == {"churn"}
+    assert set(trusted.fetch("churn").versions) == {1}
+
+
+def test_several_files_of_other_libraries_are_no_repository(
+    clouds: ObjectStore, opened: Opened, tmp_path: Path
+) -> None:
+    put(clouds, "both/a.skops", "both/b.skops")
+    (tmp_path / "both").mkdir()
+    for name in ("a.skops", "b.skops"):
+        (tmp_path / "both" / name).write_bytes(b"x")
+    for place in ("s3://bucket/both", str(tmp_path / "both")):
+        with pytest.raises(ConfigError, match=r"it has a\.skops, b\.skops\. Serve one of the files"):
+            opened(place, any_layout=True).models()
+
+
+@pytest.mark.parametrize(
+    "paths", [["notes.txt", "m/1/model.onnx"], ["a.joblib", "m/1/model.onnx"], ["1/model.joblib"], ["m.onnx", "m.pkl"]]
+)
+def test_files_among_models_make_no_folder_of_another_library(paths: list[str]) -> None:
+    assert not holds_other_files(paths)
