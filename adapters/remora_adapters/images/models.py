@@ -21,9 +21,10 @@ from remora.cli.output import UsageError
 from remora.environments.installed import UnknownLineError, files_of, specifications
 from remora.errors import UnavailableError
 from remora.model_files import REQUIREMENTS
-from remora.repository.files import recognise
+from remora.repository.files import Found, recognise
 from remora_adapters.images import ENGINES, IMAGES, Image, context_folder
 from remora_adapters.images.building import STDERR, arguments_of, assemble
+from remora_adapters.images.extras import extras_of
 from remora_adapters.images.sources import files_in, files_of_file, is_app, split_source
 from remora_adapters.images.wheel import WheelError
 
@@ -64,8 +65,10 @@ def build(options: argparse.Namespace) -> int:
         raise UsageError(f"'{name}' is not a name for an image: pass --name with letters, digits, '_', '.' and '-'")
     target: Path = options.output or Path(f"{name}-image")
     files = _files(source, options.include, target)
-    _check(source, names, image, files, options)
+    kind = recognise(source)
+    _check(source, names, image, files, options, kind)
     _check_target(target)
+    options.extra = [*options.extra, *(each for each in extras_of(files, kind) if not _has(image, each))]
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".remora-build-", dir=target.parent) as folder:
         context = Path(folder) / "context"  # below the temporary folder, which only this user can read
@@ -75,7 +78,8 @@ def build(options: argparse.Namespace) -> int:
             shutil.rmtree(target)
         context.replace(target)
     packages = (target / _ALL).is_file()
-    print(f"wrote {target}: {len(files)} files of {source}, remora {version}" + (", packages" if packages else ""))
+    extras = f" with {', '.join(options.extra)}" if options.extra else ""
+    print(f"wrote {target}: {len(files)} files of {source}, remora {version}{extras}" + ", packages" * packages)
     words = [options.engine or ENGINES[0], "build", "--tag", options.tag or name.lower(), str(target)]
     if options.engine is None:
         print(f"build it: {' '.join(words)}")
@@ -174,7 +178,19 @@ def _files(source: Path, include: list[Path], target: Path) -> dict[str, Path]:
     return found
 
 
-def _check(source: Path, names: str, image: Image, files: Mapping[str, Path], options: argparse.Namespace) -> None:
+def _has(image: Image, extra: str) -> bool:
+    """Return True if an image has an extra, or its variant for GPUs."""
+    return extra in image.extras or (extra == "onnx" and "gpu" in image.extras)
+
+
+def _check(
+    source: Path,
+    names: str,
+    image: Image,
+    files: Mapping[str, Path],
+    options: argparse.Namespace,
+    kind: Found | None,
+) -> None:
     """Raise UsageError for models that the image could not serve."""
     if not files:
         raise UsageError(f"'{source}' has no files")
@@ -182,7 +198,6 @@ def _check(source: Path, names: str, image: Image, files: Mapping[str, Path], op
         raise UsageError(f"{image.name} serves all functions of an app.py: name the file so, without :NAME")
     if options.trust_pickle and image.platform != "container":
         raise UsageError(f"--trust-pickle: {image.name} takes its settings from the platform")
-    kind = recognise(source)
     if kind is not None and kind.refusal and not options.trust_pickle:
         raise UsageError(f"'{source}' is {kind.title}: {kind.refusal}")
     if kind is not None and kind.define and REQUIREMENTS not in files:

@@ -170,6 +170,51 @@ def test_a_model_file_comes_with_its_data_and_without_foreign_requirements(wheel
     assert "MODEL_REQUIREMENTS" not in (context / "Dockerfile").read_text()
 
 
+@pytest.mark.parametrize(
+    ("names", "source", "extras"),
+    [
+        (["churn.onnx"], "churn.onnx", []),
+        (["net.pt2"], "net.pt2", ["torch"]),
+        (["trees.ubj"], "trees.ubj", ["trees"]),
+        (["saved/saved_model.pb", "saved/variables/variables.index"], "saved", ["tensorflow"]),
+        (["m/a/1/model.onnx", "m/b/1/model.pt", "m/c/1/model.xml", "m/d/1/model.py"], "m", ["openvino", "torch"]),
+        (["m/a/1/model.savedmodel/saved_model.pb", "m/b/1/xgboost.json"], "m", ["tensorflow", "trees"]),
+        (["m/chat/1/genai_config.json", "m/chat/1/model.onnx"], "m", ["generation"]),
+    ],
+)
+def test_the_extras_of_an_image_follow_from_the_files(
+    names: list[str],
+    source: str,
+    extras: list[str],
+    wheel: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"{L" if name.endswith("ubj") else b"x")
+    context = built(tmp_path / source, wheel, tmp_path / "context")
+    lines = instructions((context / "Dockerfile").read_text())
+    (installed,) = {each.rest for each in lines if each.word == "ARG" and each.rest.startswith("EXTRAS=")}
+    assert installed.removeprefix("EXTRAS=").split(",") == [*IMAGES["cpu"].extras, *extras]
+    assert (f" with {', '.join(extras)}" in capsys.readouterr().out) == bool(extras)
+
+
+def test_a_configuration_decides_about_the_backend_before_the_names_of_files(wheel: Path, tmp_path: Path) -> None:
+    for name, config in (("a", 'backend: "vllm"'), ("b", 'platform: "pytorch_libtorch"'), ("c", 'backend: "fil"')):
+        (tmp_path / "m" / name / "1").mkdir(parents=True)
+        (tmp_path / "m" / name / "config.pbtxt").write_text(config)
+        (tmp_path / "m" / name / "1" / ("model.onnx" if name == "c" else "weights.bin")).touch()
+    context = built(tmp_path / "m", wheel, tmp_path / "context", "--extra", "redis")
+    assert "EXTRAS=onnx,grpc,otel,s3,redis,torch,trees,vllm" in (context / "Dockerfile").read_text()
+
+
+def test_an_image_for_gpus_has_its_own_variant_of_onnx(wheel: Path, tmp_path: Path) -> None:
+    (tmp_path / "churn.onnx").touch()
+    context = built(tmp_path / "churn.onnx", wheel, tmp_path / "context", "--image", "cuda13")
+    assert "EXTRAS=gpu,grpc,otel,s3" in (context / "Dockerfile").read_text()
+
+
 def test_further_files_are_included(project: Path, wheel: Path, tmp_path: Path) -> None:
     (project / "data" / "deep").mkdir(parents=True)
     (project / "data" / "deep" / "labels.txt").touch()
