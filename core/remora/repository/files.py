@@ -83,9 +83,10 @@ def recognise(place: Path) -> Found | None:
 
 
 def holds_other_files(paths: Collection[str]) -> bool:
-    """Return True if a listing is that of a file or folder of another library, which `recognise` should look at.
+    """Return True if a listing is that of a file or folder of another library.
 
-    ``paths`` are relative to the place. A repository with such files among its models is not.
+    `recognise` then looks at the files. ``paths`` are relative to the place. A repository with such files among its
+    models is not.
     """
     names = {path for path in paths if "/" not in path}
     if not names or any(parse_version(path.partition("/")[0]) is not None for path in paths if "/" in path):
