@@ -48,7 +48,10 @@ def extras_of(files: Mapping[str, Path], kind: Found | None) -> list[str]:
 
 
 def _of_configurations(files: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
-    """Yield each folder whose configuration names a backend, with a slash at its end, and the backend."""
+    """Yield each folder whose configuration names a backend, and the backend.
+
+    Folders end with a slash.
+    """
     for path, file in files.items():
         folder, _, name = path.rpartition("/")
         if name not in CONFIG_FILENAMES:

@@ -98,7 +98,7 @@ class RemoteRepository:
         return group(objects, self._name if self._any_layout else "", self._bare_name)
 
     def _fetch_other(self, files: Files, open_local: Callable[[Path], Repository]) -> None:
-        """Fetch what another library wrote, whole, unless it is unchanged, and open it as a local path."""
+        """Fetch what another library wrote and open it as a local path, unless it is unchanged."""
         stamps = {path: (item.etag, item.size) for path, item in files.items()}
         if self._other is not None and self._other[0] == stamps:
             return

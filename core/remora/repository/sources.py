@@ -76,7 +76,10 @@ def open_repository(
 
 
 def _open_path(place: Path, *, any_layout: bool, bare_name: str, trust_pickle: bool) -> Repository:
-    """Open a local path that holds no decorated functions. Raises ConfigError as `open_repository`."""
+    """Open a local path that holds no decorated functions.
+
+    Raises ConfigError as `open_repository`.
+    """
     found = recognise(place) if any_layout else None
     if found is not None:
         return file_repository(place, found, bare_name=bare_name, trust_pickle=trust_pickle)

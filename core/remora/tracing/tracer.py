@@ -153,7 +153,7 @@ class Traces:
         return self._writer.dropped if self._writer is not None else 0
 
     def recent(self) -> list[dict[str, Any]]:
-        """Return the last finished traces as JSON values, the newest first; see `remora.tracing.recent`."""
+        """Return the last finished traces as JSON values, the newest first (`RecentTraces`)."""
         return [] if self._recent is None else self._recent.documents(self.now())
 
     # -- requests ---------------------------------------------------------------------------------------------------

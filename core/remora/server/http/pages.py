@@ -416,7 +416,7 @@ def _model_status(entry: IndexEntry, model: ServedModel | None) -> Json:
 
 
 def _openai_task(model: ServedModel) -> str:
-    """Return what OpenAI's routes could use a model for: "text", "embeddings" or "score", else ""."""
+    """Return "text", "embeddings" or "score" if OpenAI's routes could use a model so, else ""."""
     from remora.protocols.openai.mapping import derive_use  # imported here, because startup does not need it
 
     if model.generation is not None:
