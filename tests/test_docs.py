@@ -1,8 +1,9 @@
 """The documentation runs: README.md and docs/**/*.md keep their word.
 
-A fence says what becomes of its block. `python` blocks of one file run in order, as one program. `bash` blocks run,
-each by itself, and must succeed. All other languages (`console`, `text`, `json` ...) are only shown. Where a block
-speaks of the default ports or of the digits example, it gets a real server's ports and a fresh build of the example.
+A fence says what becomes of its block. `python` blocks of one file run in order, as one program. `bash`, `javascript`,
+`java` and `go` blocks run, each by itself, and must succeed. All other languages (`console`, `text`, `json` ...) are
+only shown. Where a block speaks of the default ports or of the digits example, it gets a real server's ports and a
+fresh build of the example.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ WITH_EXAMPLES = sorted(
     for path in root.rglob("*.py")
     if ">>> " in path.read_text()
 )
-RUN = ("python", "bash")
+COMPILED = {"javascript": ("node", "main.mjs"), "java": ("java", "Main.java"), "go": ("go run", "main.go")}
+"""Languages that run from a file: the command and the file's name."""
+RUN = ("python", "bash", *COMPILED)
 SHOWN = ("console", "text", "json", "yaml", "toml", "protobuf", "dockerfile", "mermaid")
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\S*)\s*$")
 LINK = re.compile(r"\]\((?!\w+:)(?P<target>[^)#\s]*)(?:#(?P<heading>[^)\s]+))?\)")
@@ -137,6 +140,32 @@ def test_the_bash_blocks_of_a_document_run(path: Path, place: Place) -> None:
     for block in blocks:
         strict = f'set -euo pipefail\ncurl() {{ command curl --fail-with-body --show-error "$@"; }}\n{block.code}\n'
         place.run(["bash", "-s"], strict, f"{path.relative_to(ROOT)}:{block.line}")
+
+
+@pytest.mark.parametrize("language", COMPILED)
+def test_the_blocks_of_other_languages_run(language: str, place: Place, tmp_path: Path) -> None:
+    command, name = COMPILED[language]
+    if shutil.which(command.split()[0]) is None:
+        pytest.skip(f"{command.split()[0]} is not installed")
+    environment = {**place.environment, "GOCACHE": str(tmp_path / "go"), "GOFLAGS": "-mod=mod"}
+    found = [(path, block) for path in running(language) for block in blocks_of(path.read_text())]
+    blocks = [(path, block) for path, block in found if block.language == language]
+    assert blocks
+    for path, block in blocks:
+        code = block.code
+        for written, actual in place.replacements.items():
+            code = code.replace(written, actual)
+        (tmp_path / name).write_text(code)
+        done = subprocess.run(
+            [*command.split(), name],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=BLOCK_TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{path.relative_to(ROOT)}:{block.line}: {done.stdout}{done.stderr}"
 
 
 @pytest.mark.parametrize("module", WITH_EXAMPLES)

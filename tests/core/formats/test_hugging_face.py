@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from conftest import ROOT
 from remora.calls import ModelMetadata
 from remora.engine import Engine
 from remora.errors import ConfigError, InvalidArgumentError, RemoraError
@@ -42,6 +45,15 @@ def test_a_classifier_answers_as_its_pipeline(tmp_path: Path) -> None:
     expected = transformers.pipeline("text-classification", model=str(folder))([str(each) for each in TEXTS.ravel()])
     assert [each.decode() for each in answer["label"].ravel()] == [each["label"] for each in expected]
     np.testing.assert_allclose(answer["score"].ravel(), [each["score"] for each in expected], rtol=1e-5)
+
+
+def test_the_model_of_the_tutorial_is_served(tmp_path: Path) -> None:
+    script = ROOT / "docs" / "examples" / "hugging-face" / "tiny_classifier.py"
+    subprocess.run([sys.executable, str(script), str(tmp_path / "mood")], check=True, capture_output=True)
+    with Engine(paths=[tmp_path / "mood"]) as engine:
+        answer = engine.infer("mood", {"text": np.array([["I love it"], ["I do not"]], object)})
+    assert {*answer["label"].ravel()} <= {b"NEGATIVE", b"POSITIVE"}
+    assert ((answer["score"] > 0) & (answer["score"] <= 1)).all()
 
 
 def test_a_token_classifier_answers_entities(tmp_path: Path) -> None:
