@@ -259,6 +259,8 @@ class StepLoop:
         for task in cancelled:
             for opened in tuple(self._open.get(task, ())):
                 self._end(opened, "cancelled")
+        if cancelled:
+            self._outbox.deliver()  # the ends need not wait for the next step
 
     def _step(self) -> None:
         begin_ns = self._now()

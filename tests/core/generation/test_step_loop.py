@@ -134,6 +134,19 @@ def test_a_task_cancelled_during_a_step_gets_no_token_of_it() -> None:
     assert sink.ends(task)[0].reason == "cancelled"
 
 
+def test_the_end_of_a_cancelled_task_does_not_wait_for_the_next_step() -> None:
+    sink = Collector()
+    tasks = [sampled(b"first", 1, 500), sampled(b"second", 2, 500)]
+    ended: list[bool] = []
+    loop = loop_of(ScriptedStepper(before_step=lambda _extensions: ended.append(bool(sink.ends(tasks[0])))))
+    for task in tasks:
+        loop.begin(task, sink)
+    loop.turn()
+    loop.cancel(tasks[0])
+    loop.turn()
+    assert ended == [False, True]
+
+
 def test_a_step_that_raises_ends_its_tasks_with_the_reason_and_the_others_continue() -> None:
     failures = [RuntimeError("out of memory")]
 
