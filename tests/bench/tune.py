@@ -108,6 +108,7 @@ def sleeper(root: Path) -> None:
 
 def ensemble(root: Path) -> None:
     mlp(root)
+    (root / "mlp" / "config.pbtxt").write_text("max_batch_size: 8")
     sleeper(root)
     (root / "both" / "1").mkdir(parents=True)
     (root / "both" / "config.pbtxt").write_text("""platform: "ensemble" max_batch_size: 8

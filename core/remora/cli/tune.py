@@ -184,7 +184,9 @@ class _Progress:
             point = Point(trial.plan, trial.load, result.rate_per_s, result.latency_ns, result.memory_bytes)
             row = point_row(self._system, self._goal, point)[:-1]
             self._rows.append(row)
-            if not self._terminal:
+            if self._terminal:
+                self._draw("choosing the next configuration ...")
+            else:
                 self.note(
                     f"{row[0]}, {row[1]}: {row[2]} req/s, p{self._goal.slo.percent:g} {row[3]} ms {row[4]}".rstrip()
                 )

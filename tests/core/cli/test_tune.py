@@ -78,7 +78,7 @@ def tuned(place: Path, *words: str) -> tuple[int, dict[str, Any]]:
 def test_a_model_that_gains_from_batches_gets_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     repository = sleeper(tmp_path / "models")
     page = tmp_path / "page.html"
-    code, found = tuned(repository, EASY, f"--report={page}", "--apply")
+    code, found = tuned(repository, EASY, f"--report={page}", "--apply", "--budget=60s")
     assert code == 0
     assert found["holds"]
     # One request takes 4 ms, and a batch of any size as well.

@@ -148,11 +148,6 @@ class TrialEngine:
         except RemoraError as error:
             return Refused(" ".join(str(error).split()), spent_s())
 
-    def restore(self) -> None:
-        """Load the present settings again."""
-        with suppress(RemoraError):
-            self._load(self.system.present)
-
     def _load(self, plan: Plan) -> None:
         """Load the models whose settings differ from the loaded ones. Raises RemoraError."""
         for place, (space, new) in enumerate(zip(self.system.models, plan, strict=True)):

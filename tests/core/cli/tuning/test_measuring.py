@@ -1,0 +1,106 @@
+"""Trials on an engine in this process: durations, loads, changed settings, failures and overload."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import model_folders
+from remora.cli.tuning import CostResult, CostTrial, Load, LoadResult, LoadTrial, Refused, Runtime
+from remora.cli.tuning.measuring import TrialEngine
+from remora.engine import Engine
+
+REQUEST = argparse.Namespace(
+    json=None, npy=[], input=[], random=False, shape=[], output=[], classes=0, batch=0
+)  # fmt: skip
+
+
+@contextmanager
+def trial_engine(root: Path, **options: object) -> Iterator[tuple[TrialEngine, Engine]]:
+    with Engine(root, model_control_mode="explicit", load_model=("*",)) as engine:
+        yield TrialEngine(engine, argparse.Namespace(**{**vars(REQUEST), **options}), cores=2), engine
+
+
+def pipeline(root: Path) -> Path:
+    for name in ("first", "second"):
+        model_folders.model(root, name, model_folders.COMPLETE, model_folders.negation())
+    model_folders.ensemble(root)
+    return root
+
+
+def test_a_system_has_the_models_of_an_ensemble_and_its_route(tmp_path: Path) -> None:
+    with trial_engine(pipeline(tmp_path)) as (trials, _):
+        system = trials.system
+        assert [model.name for model in system.models] == ["first", "second"]
+        assert system.routes == ((0, 1),)
+        assert system.most_rows == 8
+        assert system.models[0].batches[-1] == 128
+        assert (2, Runtime(1)) in system.models[0].slots
+
+
+def test_each_step_of_an_ensemble_has_its_duration_by_rows(tmp_path: Path) -> None:
+    with trial_engine(pipeline(tmp_path)) as (trials, _):
+        for rows in (1, 4):
+            result = trials.run(CostTrial(trials.system.present, rows))
+            assert isinstance(result, CostResult)
+            assert [set(each) for each in result.costs] == [{rows}, {rows}]
+            assert all(ns > 0 for each in result.costs for ns in each.values())
+            assert result.memory_bytes > 1 << 20
+            assert result.spent_s > 0
+
+
+@pytest.mark.parametrize("load", [Load(4), Load(0, 50.0)])
+def test_a_load_is_answered_and_measured(load: Load, tmp_path: Path) -> None:
+    with trial_engine(pipeline(tmp_path)) as (trials, engine):
+        result = trials.run(LoadTrial(trials.system.present, load, 0.1))
+        assert isinstance(result, LoadResult)
+        assert result.rate_per_s > 0
+        assert result.latency_ns > 0
+        assert result.failures == 0
+        assert engine.running == 0
+
+
+def test_a_plan_is_loaded_and_the_present_one_again(tmp_path: Path) -> None:
+    with trial_engine(pipeline(tmp_path)) as (trials, engine):
+        present = trials.system.present
+        new = present[0]._replace(limit=32, dynamic=True, instances=1, runtime=Runtime(1))
+        assert isinstance(trials.run(LoadTrial((new, present[1]), Load(1), 0.05)), LoadResult)
+        config = engine.resolve("first").config
+        assert config.max_batch_size == 32
+        assert config.instance_group[0].count == 1
+        assert config.parameters["intra_op_thread_count"].string_value == "1"
+        assert isinstance(trials.run(LoadTrial(present, Load(1), 0.05)), LoadResult)
+        assert engine.resolve("first").config == trials.configs["first"]
+
+
+def test_settings_that_do_not_load_are_refused_and_leave_the_engine_usable(tmp_path: Path) -> None:
+    with trial_engine(pipeline(tmp_path)) as (trials, _):
+        present = trials.system.present
+        broken = present[0]._replace(runtime=Runtime(1, "no-such-accelerator"))
+        result = trials.run(LoadTrial((broken, present[1]), Load(1), 0.05))
+        assert isinstance(result, Refused)
+        assert "no-such-accelerator" in result.reason
+        assert isinstance(trials.run(LoadTrial(present, Load(1), 0.05)), LoadResult)
+
+
+def test_an_overload_ends_with_an_empty_queue(tmp_path: Path) -> None:
+    with trial_engine(pipeline(tmp_path)) as (trials, engine):
+        result = trials.run(LoadTrial(trials.system.present, Load(0, 1e6), 0.1))
+        assert isinstance(result, LoadResult)
+        assert result.rate_per_s < 1e6
+        assert engine.running == 0
+
+
+def test_a_request_may_be_given(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((2, 3), "f4"))
+    with trial_engine(pipeline(tmp_path / "models"), npy=[("x", str(tmp_path / "x.npy"))]) as (trials, engine):
+        assert trials.system.rows == 2
+        result = trials.run(CostTrial(trials.system.present, 4))
+        assert isinstance(result, CostResult)
+        assert set(result.costs[0]) == {4}
+        assert engine.running == 0
