@@ -202,7 +202,9 @@ def stop_chat(page: Page) -> int:
         page.fill("#chat-text", "Write a short story about a cat.")
         page.keyboard.press("Enter")
         page.wait_for_selector("section:has(.chat) [role=status]:text-matches('stopped|tokens,')")
-        if "stopped" in page.inner_text("section:has(.chat) [role=status]"):
+        lines = page.evaluate("fetch('v2/metrics').then(each => each.text())").splitlines()
+        aborted = [line for line in lines if 'finished_reason="abort"' in line and float(line.split()[-1])]
+        if aborted and "stopped" in page.inner_text("section:has(.chat) [role=status]"):
             return attempt
     return 0
 
