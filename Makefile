@@ -65,7 +65,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help serve embedding llm pictures docs bench-functions venv test check check-format check-lint check-types check-imports check-map fmt unit stories soak \
         mutants bench proto reference lock wheel image clean differ test-oracle test-oracle-openai test-infra test-containers test-backends \
         test-security fuzz test-browser test-fronts \
-        test-openai test-openai-load test-vllm test-triton test-peers test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve \
+        test-openai test-openai-load test-openai-scores test-vllm test-triton test-peers test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve \
         test-gpu test-gpu-image test-tensorrt-bindings environments peer-environments
 
 help:  ## list the targets
@@ -196,12 +196,15 @@ pictures: $(VENV)/dev.stamp $(VENV)-browser/stamp  ## take the pictures of the R
 test-storage: $(VENV)/dev.stamp $(VENV)-storage/stamp  ## load models from emulators of S3 (moto) and Azure (azurite, if npm is installed)
 	$(PY) -m pytest tests/e2e/test_storage_emulators.py -rs $(T)
 
-test-openai: $(VENV)/dev.stamp $(VENV)-openai/stamp $(VENV)-openai-newest/stamp $(VENV)-schemathesis/stamp $(VENV)-lm-eval/stamp  ## test OpenAI's routes with its clients, litellm, LangChain, instructor, agents, schemathesis and lm-eval
-	$(PY) -m pytest tests/e2e/test_openai_clients.py tests/e2e/test_openai_schema.py tests/e2e/test_openai_judges.py -rs $(T)
+test-openai: $(VENV)/dev.stamp $(VENV)-openai/stamp $(VENV)-openai-newest/stamp $(VENV)-schemathesis/stamp  ## test OpenAI's routes with its clients, litellm, LangChain, instructor, agents and schemathesis
+	$(PY) -m pytest tests/e2e/test_openai_clients.py tests/e2e/test_openai_schema.py -rs $(T)
 
 # Not part of test-peers, because the models and the environments take minutes and gigabytes.
 test-openai-load: $(VENV)/dev.stamp $(VENV)-guidellm/stamp llm  ## compare the metrics of a language model with what guidellm measures
 	LLM_MODELS=$(abspath $(LLM_MODELS)) $(PY) -m pytest tests/e2e/test_openai_load.py -rs $(T)
+
+test-openai-scores: $(VENV)/dev.stamp $(VENV)-lm-eval/stamp  ## compare the log probabilities that lm-eval reads with those in process (1 GB)
+	$(PY) -m pytest tests/e2e/test_openai_judges.py -rs $(T)
 
 test-vllm: $(VENV)-vllm/stamp  ## test the backend vllm, its LoRA adapters included, with a vLLM for CPUs (4 GB)
 	$(VENV)-vllm/bin/python -m pytest tests/core/backends/vllm -rs $(T)
@@ -239,7 +242,7 @@ WHEELS_formats := torch==2.13.0 transformers==5.23.0 sentence-transformers==6.2.
     mlflow-skinny==3.17.2 pandas==3.1.1 catboost==1.2.10 pillow==13.0.0 openvino==2026.4.1 $(filter-out scikit-learn,$(WHEELS_trees))
 TESTS_formats := tests/core/formats tests/core/repository/test_files.py
 
-PEERS := lambda azureml azure-ai-ml storage sagemaker2 sagemaker3 kserve-storage openai openai-newest schemathesis lm-eval
+PEERS := lambda azureml azure-ai-ml storage sagemaker2 sagemaker3 kserve-storage openai openai-newest schemathesis
 peer-environments: $(VENV)/dev.stamp $(PEERS:%=$(VENV)-%/stamp) $(FRAMEWORKS:%=$(VENV)-%/stamp)  ## create what test-peers and test-backends need
 
 test-backends: $(FRAMEWORKS:%=test-%)  ## test the backends with their frameworks, each in its .venv-NAME

@@ -1,6 +1,6 @@
 """Log probabilities of OpenAI's routes as lm-eval reads them, equal to those of the same model in process.
 
-`make test-openai` creates the environment; without it the test is skipped.
+`make test-openai-scores` creates the environment; without it the test is skipped.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def in_process(generation: Generation, context: list[int], continuation: list[in
 
 def test_loglikelihoods_of_lm_eval_are_those_of_the_model_in_process(serving: Serving, tmp_path: Path) -> None:
     if not PYTHON.exists():
-        pytest.skip(f"{PYTHON} is missing: run make test-openai")
+        pytest.skip(f"{PYTHON} is missing: run make test-openai-scores")
     folder = tiny(tmp_path / "models")
     with serving(tmp_path / "models", "--allow-grpc=false") as server:
         run = subprocess.run(
