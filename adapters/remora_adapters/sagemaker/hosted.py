@@ -107,10 +107,14 @@ class HostedModels:
         """Add a model and return the work that loads it, or None for a known name or URL.
 
         The work raises RemoraError on failure, after which the caller calls `forget`. Raises InvalidArgumentError for a
-        URL outside the root.
+        URL outside the root, and for a known name with a folder that is missing, as Triton looks there first [N05].
         """
         place = self._place(url)
-        if name in self._table or any(row.url == url for row in self._table.copy().values()):
+        if any(row.url == url for row in self._table.copy().values()):
+            return None
+        if name in self._table:
+            if not place.is_dir():
+                raise _not_found(url)
             return None
         row = self._table[name] = Hosted(name, url, target)
         return lambda: self._load(row, place)
@@ -158,7 +162,7 @@ class HostedModels:
 
     def _load(self, row: Hosted, place: Path) -> None:
         if not place.exists():
-            raise InvalidArgumentError(f"failed to register '{row.url}', repository not found")
+            raise _not_found(row.url)
         # Generated files are under the name's digest, because the name is not a path.
         layout = self._find(place, self._scratch / sha256(row.name.encode("utf-8", "replace")).hexdigest())
         engine = Engine(options=replace(self._options, **layout.places), traces=self._traces)
@@ -222,3 +226,7 @@ def _is_ensemble(layout: Layout, name: str) -> bool:
 def _renamed(error: RemoraError, inner: str, target: str) -> RemoraError:
     """Return the error with the client's name of the model."""
     return type(error)(error.message.replace(f"'{inner}'", f"'{target}'"))
+
+
+def _not_found(url: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"failed to register '{url}', repository not found")

@@ -225,6 +225,13 @@ def test_the_same_name_or_the_same_url_again_is_a_conflict(endpoint: Endpoint) -
         assert b"has already been registered" in reply.body
 
 
+def test_a_known_name_with_a_missing_folder_is_refused_for_the_folder(endpoint: Endpoint) -> None:
+    assert endpoint.load("h1").status == 200
+    reply = endpoint.load("h1", endpoint.url("h9"))
+    assert reply.status == 400
+    assert json.loads(reply.body) == {"error": f"failed to register '{endpoint.url('h9')}', repository not found"}
+
+
 def test_equal_names_inside_two_models_do_not_meet(endpoint: Endpoint) -> None:
     assert endpoint.load("h1").status == endpoint.load("h2").status == 200
     assert endpoint.ask("DELETE", "/models/h1").status == 200
