@@ -134,3 +134,49 @@ def test_isolation_is_explained_where_packages_are_installed() -> None:
     page = (ROOT / "docs" / "deploy" / "sagemaker.md").read_text()
     paragraph = next(each for each in page.split("\n\n") if "requirements.txt" in each)
     assert "network_isolation = false" in paragraph
+
+
+# -- the rules that tflint recommends (tflint itself is in no registry that the tests use) -----------------------------
+
+FOLDERS = sorted(
+    {path.parent for path in (ROOT / "infra").rglob("*.tf") if ".terraform" not in path.parts},
+    key=lambda folder: folder.as_posix(),
+)
+
+
+def blocks(source: str, kind: str) -> dict[str, str]:
+    """Return the bodies of the top-level blocks of a kind by their labels, joined by dots."""
+    found = re.finditer(rf"^{kind}((?: \"[\w-]+\")*) \{{(.*?)^\}}", source, re.MULTILINE | re.DOTALL)
+    return {".".join(re.findall(r"[\w-]+", match[1])): match[2] for match in found}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.relative_to(ROOT / "infra").as_posix())
+def test_declarations_are_typed_described_and_used(folder: Path) -> None:
+    source = "\n".join(path.read_text() for path in sorted(folder.glob("*.tf")))
+    source = re.sub(r"^\s*(#|//).*\n", "", source, flags=re.MULTILINE)
+    for name, body in blocks(source, "variable").items():
+        assert re.search(r"^  type\s+=", body, re.MULTILINE), f"variable {name} has no type"
+        assert re.search(r"^  description\s+=", body, re.MULTILINE), f"variable {name} has no description"
+        others = source.replace(body, "")
+        assert re.search(rf"\bvar\.{name}\b", others), f"variable {name} is not used"
+    for name, body in blocks(source, "output").items():
+        assert re.search(r"^  description\s+=", body, re.MULTILINE), f"output {name} has no description"
+    for body in re.findall(r"^locals \{(.*?)^\}", source, re.MULTILINE | re.DOTALL):
+        for name in re.findall(r"^  (\w+)\s+=", body, re.MULTILINE):
+            assert re.search(rf"\blocal\.{name}\b", source), f"local {name} is not used"
+    for name in blocks(source, "data"):
+        assert f"data.{name}" in source, f"data {name} is not used"
+    assert not re.search(r'=\s*"\$\{[^}"]*\}"\s*$', source, re.MULTILINE), "an interpolation alone needs no quotes"
+    assert not re.search(r"\w\.\d+\.\w", re.sub(r'"[^"]*"', "", source)), "an index is written in brackets"
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.relative_to(ROOT / "infra").as_posix())
+def test_versions_of_terraform_and_of_each_provider_are_required(folder: Path) -> None:
+    source = "\n".join(path.read_text() for path in sorted(folder.glob("*.tf")))
+    assert re.search(r"^\s+required_version\s+=", source, re.MULTILINE)
+    required = blocks(source, "terraform")[""]
+    kinds = {name.partition("_")[0] for kind in ("resource", "data") for name in blocks(source, kind)}
+    for provider in kinds - {"terraform"}:
+        stated = re.search(rf"^    {provider} = \{{(.*?)^    \}}", required, re.MULTILINE | re.DOTALL)
+        assert stated is not None, f"provider {provider} is not required"
+        assert "version" in stated[1], f"provider {provider} has no version"
