@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import EXTRA_FLAGS
 from live_server import BODY, PATIENCE_S, client, free_port, process, status_of, until, write_version
 
 HANGS = "open({gate!r}).read()"
@@ -164,7 +165,8 @@ def test_idle_connections_beyond_the_descriptors_do_not_lock_out_others(
         server.send_signal(signal.SIGTERM)
         assert server.stderr is not None
         log = server.stderr.read()
-        assert log.count("the longest idle connections are closed") == 1
+        warnings = log.count("Raise the limit of open files (ulimit -n)")
+        assert warnings == 1 or (EXTRA_FLAGS and not warnings), log  # fronts take the connections, perhaps in time
         assert server.wait(PATIENCE_S) == 0
 
 
