@@ -104,6 +104,11 @@ class EnsembleLoader:
                 self._implied.discard(each)
         return names
 
+    def forget_plan(self, name: str) -> None:
+        """Note that a model is not an ensemble any more; it stays in the desired state."""
+        with self._lock:
+            self._plans.pop(name, None)
+
     def required(self) -> set[str]:
         """Return the models that ensembles are composed of."""
         with self._lock:

@@ -123,7 +123,7 @@ class ModelSet:
             if step_models(plan.config):
                 return plan
             self.open(key, plan, None)
-            self._ensembles.drop(key)  # it may have been an ensemble before
+            self._ensembles.forget_plan(key)  # it may have been an ensemble before
         self._ensembles.reconcile()
         return None
 

@@ -297,6 +297,15 @@ def test_unloading_with_dependents_takes_what_was_loaded_for_the_ensemble_alone(
     assert ready(lifecycle) == ["b", "c", "other"]
 
 
+def test_models_that_an_earlier_unload_left_are_still_loaded_for_the_ensemble_alone(bench: Bench) -> None:
+    bench.ensemble("e", "a")
+    lifecycle = bench.started(load_model=("e",))
+    lifecycle.unload("e")
+    lifecycle.load("e", {})
+    lifecycle.unload("e", unload_dependents=True)
+    assert ready(lifecycle) == []
+
+
 def test_unloading_an_ensemble_leaves_its_models(bench: Bench) -> None:
     bench.ensemble("e", "a")
     lifecycle = bench.started(load_model=("e",))
