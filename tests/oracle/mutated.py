@@ -10,6 +10,7 @@ reason, is only counted. The same seed asks the same requests, as far as the tim
 from __future__ import annotations
 
 import argparse
+import base64
 import collections
 import json
 import random
@@ -226,7 +227,10 @@ def asked(case: dict[str, Any]) -> str:
     """What a case asks, in a line."""
     if "path" not in case:
         return json.dumps({key: case[key] for key in ASKED if key in case})
-    body = case.get("body") or ("b64:" + case["body_b64"] if case.get("body_b64") else "")
+    body = case.get("body", "")
+    if not body and case.get("body_b64"):
+        read = base64.b64decode(case["body_b64"]).decode("utf-8", "backslashreplace")
+        body = f"b64:{case['body_b64']} {read}"  # accepted.json speaks of what it says
     return f"{case['method']} {case['path']} {json.dumps(case.get('headers', {}))} {body}"
 
 
