@@ -6,7 +6,6 @@ import json
 import os
 import re
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +290,8 @@ def test_the_chart_takes_its_values(gpus: int) -> None:
 
 def test_a_function_is_what_lambdas_service_model_takes() -> None:
     pytest.importorskip("botocore", reason="botocore is not installed: pip install '.[deploy-sagemaker]'")
+    from deploy_clouds.aws import problems
+
     (found,) = documents("lambda", FACTS._replace(memory_mib=3000))
     assert problems(Call("lambda", "create_function", found)) == ""
     assert found["MemorySize"] == 6144
@@ -359,6 +360,8 @@ def test_every_file_says_why_its_numbers_are_what_they_are(platform: str) -> Non
 @given(facts.map(lambda found: found._replace(models=found.models[:1])))
 def test_a_sagemaker_endpoint_is_what_the_deploy_command_would_make_and_the_service_model_takes(found: Facts) -> None:
     pytest.importorskip("botocore", reason="botocore is not installed: pip install '.[deploy-sagemaker]'")
+    from deploy_clouds.aws import problems
+
     plan = sagemaker.plan_of(found)
     calls = [*calls_of(plan), *scaling_of(plan)]
     written = documents("sagemaker", found)
@@ -369,22 +372,10 @@ def test_a_sagemaker_endpoint_is_what_the_deploy_command_would_make_and_the_serv
     assert written[4]["TargetTrackingScalingPolicyConfiguration"]["TargetValue"] <= found.concurrency
 
 
-@cache
-def shapes(service: str) -> Any:
-    """AWS's own description of a service; no client and no credentials are needed for it."""
-    return import_module("botocore.session").get_session().get_service_model(service)
-
-
-def problems(call: Call) -> str:
-    """What AWS's service model has against a call."""
-    operation = "".join(word.title() for word in call.operation.split("_"))
-    shape = shapes(call.target).operation_model(operation).input_shape
-    validator = import_module("botocore.validate").ParamValidator()
-    return str(validator.validate(call.arguments, shape).generate_report())
-
-
 def test_what_the_service_model_does_not_know_is_a_problem() -> None:
     pytest.importorskip("botocore", reason="botocore is not installed: pip install '.[deploy-sagemaker]'")
+    from deploy_clouds.aws import problems
+
     assert "ModelData" in problems(Call("sagemaker", "create_model", {"ModelName": "a", "ModelData": "b"}))
 
 

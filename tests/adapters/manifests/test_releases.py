@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -39,22 +37,10 @@ def documents(platform: str, release: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(render(platform, release)))
 
 
-@cache
-def shapes(service: str) -> Any:
-    """AWS's description of a service; no client and no credentials are needed for it."""
-    return import_module("botocore.session").get_session().get_service_model(service)
-
-
-def problems(call: Call) -> str:
-    """What AWS's service model has against a call."""
-    operation = "".join(word.title() for word in call.operation.split("_"))
-    shape = shapes(call.target).operation_model(operation).input_shape
-    validator = import_module("botocore.validate").ParamValidator()
-    return str(validator.validate(call.arguments, shape).generate_report())
-
-
 def test_sagemaker_has_a_variant_for_each_version_that_answers() -> None:
     pytest.importorskip("botocore", reason="botocore is not installed: pip install '.[deploy-sagemaker]'")
+    from deploy_clouds.aws import problems
+
     *models, config, endpoint = documents("sagemaker", ARMS)
     shares = {each["VariantName"]: each["InitialVariantWeight"] for each in config["ProductionVariants"]}
     assert shares == {"AllTraffic": 0.6, "Canary": 0.1, "b": 0.3}
@@ -72,6 +58,8 @@ def test_sagemaker_has_a_variant_for_each_version_that_answers() -> None:
 
 def test_sagemaker_copies_requests_to_a_shadow_variant() -> None:
     pytest.importorskip("botocore", reason="botocore is not installed: pip install '.[deploy-sagemaker]'")
+    from deploy_clouds.aws import problems
+
     *models, config, _ = documents("sagemaker", SHADOW)
     (stable,), (shadow,) = config["ProductionVariants"], config["ShadowProductionVariants"]
     assert (shadow["VariantName"], shadow["InitialVariantWeight"]) == ("Shadow", 0.2)
@@ -140,6 +128,8 @@ def test_vertex_splits_the_traffic_of_the_deployed_models() -> None:
 
 def test_an_alias_of_lambda_routes_a_share_to_the_other_version() -> None:
     pytest.importorskip("botocore", reason="botocore is not installed: pip install '.[deploy-sagemaker]'")
+    from deploy_clouds.aws import problems
+
     (alias,) = documents("lambda", "stable=2,canary=3:2.5%")
     assert problems(Call("lambda", "update_alias", alias)) == ""
     assert (alias["Name"], alias["FunctionVersion"]) == ("live", "LAMBDA_VERSION_OF_2")
