@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from eventually import eventually
 from fakes import FakeClock
 from live_server import write_version
+from released_engine import released_engine
 from remora.calls import Metrics, ModelRelease
 from remora.engine import Engine
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError, RemoraError
@@ -21,14 +21,6 @@ from remora.models.releases import ReleaseStore
 from remora.traffic.releases import Release
 
 FAILING = "raise ValueError('broken file')"
-
-
-@contextmanager
-def _engine(repository: Path, **settings: Any) -> Iterator[Engine]:
-    with Engine(
-        options=None, model_repository=(repository,), backend_config=("python,isolation=thread",), **settings
-    ) as engine:
-        yield engine
 
 
 def _release(engine: Engine, action: str = "", model: str = "m", **parameters: Any) -> dict[str, Any]:
@@ -58,7 +50,7 @@ def _add_version_three(repository: Path, **how: str) -> None:
 
 
 def test_a_canary_gets_its_share_and_is_promoted(repository: Path) -> None:
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         _add_version_three(repository)
         assert _answers(engine, 3) == [2, 2, 2]
         status = _release(engine, "start", version=3, weight="30%")
@@ -78,21 +70,21 @@ def test_a_canary_gets_its_share_and_is_promoted(repository: Path) -> None:
 
 
 def test_a_rolled_back_version_is_unloaded_and_stays_so(repository: Path) -> None:
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         _add_version_three(repository)
         _release(engine, "start", version=3, weight=50)
         assert set(_answers(engine, 60)) == {2, 3}
         _release(engine, "rollback")
         assert set(_answers(engine, 20)) == {2}
         eventually(lambda: [model.version for model in engine.models()] == [2])
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         assert set(_answers(engine, 5)) == {2}
         _release(engine, "end")
         assert set(_answers(engine, 5)) == {3}
 
 
 def test_a_model_without_a_release_is_looked_up_directly(repository: Path) -> None:
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         model = engine.models()[0]
         assert engine.resolve("m") is model
         _release(engine, "start", version=1, weight=0)
@@ -102,13 +94,13 @@ def test_a_model_without_a_release_is_looked_up_directly(repository: Path) -> No
 
 
 def test_a_request_for_a_version_goes_past_the_release(repository: Path) -> None:
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         _release(engine, "start", version=1, weight=100)
         assert _answers(engine, 5, version=2) == [2] * 5
 
 
 def test_the_same_request_id_stays_with_its_version(repository: Path) -> None:
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         _release(engine, "start", version=1, weight=50)
         found = {number: set(_answers(engine, 3, id=f"user {number}")) for number in range(40)}
         assert all(len(versions) == 1 for versions in found.values())
@@ -116,7 +108,7 @@ def test_the_same_request_id_stays_with_its_version(repository: Path) -> None:
 
 
 def test_a_parameter_may_name_the_client(repository: Path) -> None:
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         _release(engine, "start", version=1, weight=50, sticky="parameter:tenant")
         found = [set(_answers(engine, 3, parameters={"tenant": f"t{number}"})) for number in range(40)]
         assert all(len(versions) == 1 for versions in found)
@@ -124,7 +116,7 @@ def test_a_parameter_may_name_the_client(repository: Path) -> None:
 
 
 def test_aliases_name_versions_for_clients(repository: Path) -> None:
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         _add_version_three(repository)
         _release(engine, "start", version=3, weight=1)
         _release(engine, "alias", alias="old", version=1)
@@ -164,7 +156,7 @@ def test_aliases_name_versions_for_clients(repository: Path) -> None:
 def test_a_wrong_command_is_refused_and_changes_nothing(
     repository: Path, action: str, parameters: dict[str, Any], text: str
 ) -> None:
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         before = _release(engine)
         with pytest.raises(RemoraError) as refusal:
             _release(engine, action, **parameters)
@@ -175,12 +167,12 @@ def test_a_wrong_command_is_refused_and_changes_nothing(
 
 
 def test_an_unknown_model_has_no_release(repository: Path) -> None:
-    with _engine(repository) as engine, pytest.raises(NotFoundError, match="model 'nothing' is not served"):
+    with released_engine(repository) as engine, pytest.raises(NotFoundError, match="model 'nothing' is not served"):
         _release(engine, model="nothing")
 
 
 def test_a_version_that_cannot_be_loaded_is_not_released(repository: Path) -> None:
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         _add_version_three(repository, initialize=FAILING)
         with pytest.raises(InvalidArgumentError, match=r"version 3 of model 'm' is not released: .*broken file"):
             _release(engine, "start", version=3, weight=10)
@@ -195,7 +187,7 @@ def test_a_full_disk_refuses_a_start_and_lets_a_rollback_pass(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         _release(engine, "start", version=1, weight=10)
         monkeypatch.setattr(ReleaseStore, "write", full)
         with pytest.raises(InternalError, match=r"cannot be written to .*No space left on device; nothing has changed"):
@@ -211,21 +203,21 @@ def test_a_full_disk_refuses_a_start_and_lets_a_rollback_pass(
 
 
 def test_a_restart_goes_on_with_the_release(repository: Path) -> None:
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         _add_version_three(repository)
         _release(engine, "start", version=3, weight=50)
         before = {number: _answers(engine, 1, id=f"user {number}") for number in range(30)}
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         assert _release(engine)["stage"] == "running"
         assert {number: _answers(engine, 1, id=f"user {number}") for number in range(30)} == before
 
 
 def test_a_canary_that_is_broken_at_a_restart_is_rolled_back(repository: Path) -> None:
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         _add_version_three(repository)
         _release(engine, "start", version=3, weight=50)
     (repository / "m" / "3" / "model.py").write_text("raise ValueError('damaged')")
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         assert _answers(engine, 5) == [2] * 5
         status = _release(engine)
         assert (status["stage"], status["rejected"]) == ("settled", [3])
@@ -242,7 +234,7 @@ def test_a_damaged_state_file_is_refused_with_its_place(repository: Path) -> Non
 
 
 def test_the_state_may_be_kept_in_another_folder(repository: Path, tmp_path: Path) -> None:
-    with _engine(repository, release_directory=str(tmp_path / "state")) as engine:
+    with released_engine(repository, release_directory=str(tmp_path / "state")) as engine:
         status = _release(engine, "start", version=1, weight=10)
         assert status["stored"] == str(tmp_path / "state" / "releases.json")
         assert list(json.loads((tmp_path / "state" / "releases.json").read_text())["releases"]) == ["m"]
@@ -250,7 +242,7 @@ def test_the_state_may_be_kept_in_another_folder(repository: Path, tmp_path: Pat
 
 
 def test_a_primary_that_is_swapped_under_a_canary_keeps_the_release(repository: Path) -> None:
-    with _engine(repository, model_control_mode="explicit", load_model=("m",)) as engine:
+    with released_engine(repository, model_control_mode="explicit", load_model=("m",)) as engine:
         _release(engine, "start", version=1, weight=50)
         (repository / "m" / "2" / "model.py").touch()
         before = {model.version: model for model in engine.models()}
@@ -265,11 +257,11 @@ def test_a_primary_that_is_swapped_under_a_canary_keeps_the_release(repository: 
 
 def test_a_file_declares_a_release(repository: Path) -> None:
     (repository / "m" / "release.yaml").write_text("stable: 1\ncanary: 2\nweight: 50%\naliases: {champion: 1}\n")
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         assert set(_answers(engine, 60)) == {1, 2}
         assert _release(engine)["aliases"] == {"champion": 1}
         _release(engine, "promote")
-    with _engine(repository) as engine:  # the same file does not begin the release again
+    with released_engine(repository) as engine:  # the same file does not begin the release again
         assert _answers(engine, 10) == [2] * 10
 
 
@@ -297,7 +289,7 @@ def test_a_wrong_declaration_fails_the_load_with_the_reason(
 
 def test_an_automatic_release_rolls_back_a_version_that_fails(repository: Path) -> None:
     folder = repository / "m" / "3"
-    with _engine(repository, clock=FakeClock()) as engine:
+    with released_engine(repository, clock=FakeClock()) as engine:
         clock: Any = engine._clock
         folder.mkdir()
         text = (repository / "m" / "2" / "model.py").read_text()
@@ -317,7 +309,7 @@ def test_an_automatic_release_rolls_back_a_version_that_fails(repository: Path) 
 
 def test_an_automatic_release_takes_its_steps_and_promotes(repository: Path) -> None:
     rules = {"bake_s": 60, "least": 10, "error_margin": 0.4, "slow_margin": 0.4}
-    with _engine(repository, clock=FakeClock()) as engine:
+    with released_engine(repository, clock=FakeClock()) as engine:
         clock: Any = engine._clock
         _release(engine, "start", version=1, weight=40, steps=["60%"], rules=rules)
         weights = []
@@ -334,7 +326,7 @@ def test_an_automatic_release_takes_its_steps_and_promotes(repository: Path) -> 
 
 
 def test_people_decide_over_a_release_that_is_not_automatic(repository: Path) -> None:
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         _release(engine, "start", version=1, weight=50)
         _answers(engine, 50)
         status = _release(engine)
@@ -345,7 +337,7 @@ def test_people_decide_over_a_release_that_is_not_automatic(repository: Path) ->
 
 
 def test_metrics_show_the_weights_and_answers_of_each_arm(repository: Path) -> None:
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         assert "remora_release" not in engine.perform(Metrics())
         _release(engine, "start", version=1, weight=25)
         found = _answers(engine, 40)
@@ -369,7 +361,7 @@ def test_the_store_replaces_its_file_as_a_whole(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_shadow_gets_copies_and_differences_are_counted(repository: Path) -> None:
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         _release(engine, "shadow", version=1)
         assert _answers(engine, 20, id="r1") == [2] * 20
         shadow = eventually(
@@ -383,7 +375,7 @@ def test_a_shadow_gets_copies_and_differences_are_counted(repository: Path) -> N
 
 
 def test_a_tolerance_and_a_share_apply_to_copies(repository: Path) -> None:
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         _release(engine, "shadow", version=1, weight="50%", tolerance=2)
         _answers(engine, 100)
         shadow = eventually(lambda: row if (row := _release(engine)["shadow"])["compared"] >= 10 else None)
@@ -392,12 +384,12 @@ def test_a_tolerance_and_a_share_apply_to_copies(repository: Path) -> None:
 
 
 def test_a_shadow_survives_a_restart_and_a_broken_one_is_ended(repository: Path) -> None:
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         _release(engine, "shadow", version=1)
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         assert _release(engine)["shadow"]["version"] == 1
     (repository / "m" / "1" / "model.py").write_text("raise ValueError('damaged')")
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         assert _answers(engine, 3) == [2] * 3
         status = _release(engine)
         assert status["shadow"] is None
@@ -405,7 +397,7 @@ def test_a_shadow_survives_a_restart_and_a_broken_one_is_ended(repository: Path)
 
 
 def test_a_wrong_shadow_is_refused(repository: Path) -> None:
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         for parameters, text in (
             ({"version": 2}, "version 2 is stable: a shadow is another version"),
             ({"version": 1, "weight": 0}, "expected above 0 to 100 percent"),
@@ -421,7 +413,7 @@ def test_a_wrong_shadow_is_refused(repository: Path) -> None:
 
 
 def test_differences_of_a_shadowed_canary_end_it(repository: Path) -> None:
-    with _engine(repository, clock=FakeClock()) as engine:
+    with released_engine(repository, clock=FakeClock()) as engine:
         clock: Any = engine._clock
         _release(engine, "start", version=1, weight=1, automatic=True)
         _release(engine, "shadow", version=1)

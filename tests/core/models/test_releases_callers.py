@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from eventually import eventually
 from live_server import CONFIG, write_version
+from released_engine import released_engine
 from remora.calls import ModelRelease
 from remora.engine import Engine
 
@@ -58,14 +58,6 @@ class TritonPythonModel:
 ONE = {"IN": np.array([[1]], np.int32)}
 
 
-@contextmanager
-def _engine(repository: Path, **settings: Any) -> Iterator[Engine]:
-    with Engine(
-        options=None, model_repository=(repository,), backend_config=("python,isolation=thread",), **settings
-    ) as engine:
-        yield engine
-
-
 def _release(engine: Engine, action: str = "", **parameters: Any) -> dict[str, Any]:
     return engine.perform(ModelRelease("m", action, parameters))
 
@@ -97,7 +89,7 @@ def _write_caller(repository: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["ensemble", "caller"])
 def test_requests_of_other_models_are_divided_and_counted(repository: Path, kind: str) -> None:
     _write_caller(repository, kind)
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         assert _value(engine, kind) == 2
         _release(engine, "start", version=1, weight="50%")
         found = [_value(engine, kind) for _ in range(60)]
@@ -109,7 +101,7 @@ def test_requests_of_other_models_are_divided_and_counted(repository: Path, kind
 
 def test_an_ensemble_follows_a_promotion(repository: Path) -> None:
     _write_caller(repository, "ensemble")
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         _release(engine, "start", version=1, weight="100%")
         assert _value(engine, "ensemble") == 1
         _release(engine, "promote")
@@ -123,7 +115,7 @@ def test_an_open_sequence_stays_with_its_version(repository: Path) -> None:
         parameters = {"sequence_id": number, **{f"sequence_{name}": value for name, value in ends.items()}}
         return _value(engine, "m", parameters=parameters)
 
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         assert step(engine, 7, start=True) == 2
         _release(engine, "start", version=1, weight="100%")
         assert step(engine, 7) == 2  # it began before the release
@@ -137,7 +129,7 @@ def test_an_open_sequence_stays_with_its_version(repository: Path) -> None:
 
 def test_a_version_that_is_rolled_back_finishes_its_sequences(repository: Path) -> None:
     (repository / "m" / "config.pbtxt").write_text(SEQUENCES)
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         _release(engine, "start", version=1, weight="100%")
         assert _value(engine, "m", parameters={"sequence_id": 7, "sequence_start": True}) == 1
         _release(engine, "rollback")
@@ -153,7 +145,7 @@ def test_a_stream_ends_with_the_version_that_began_it_and_counts_once(repository
     (repository / "m" / "config.pbtxt").write_text(STREAM)
     for number in (1, 2):
         (repository / "m" / str(number) / "model.py").write_text(STREAMING.format(number=number, gate=str(gate)))
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         _release(engine, "start", version=1, weight="100%")
 
         def begun() -> Iterator[Any]:

@@ -17,6 +17,7 @@ import pytest
 from eventually import eventually
 from fakes import FakeClock
 from live_server import free_port, process, until, write_version
+from released_engine import released_engine
 from remora.calls import ModelRelease
 from remora.engine import Engine
 from remora.errors import ConfigError, RemoraError
@@ -26,14 +27,6 @@ from remora.options import EngineOptions
 
 FORM = InferForm((InputSpec("IN", "INT32", (1, 1)),), id="r")
 DATA: list[Any] = [np.array([[5]], np.int32)]
-
-
-@contextmanager
-def _engine(repository: Path, **settings: Any) -> Iterator[Engine]:
-    with Engine(
-        options=None, model_repository=(repository,), backend_config=("python,isolation=thread",), **settings
-    ) as engine:
-        yield engine
 
 
 def _shadow(engine: Engine, **parameters: Any) -> dict[str, Any]:
@@ -66,7 +59,7 @@ def _function(tmp_path: Path, body: str) -> str:
 
 
 def test_another_model_gets_copies(repository: Path) -> None:
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         assert _shadow(engine, model="other")["title"] == "model 'other'"
         assert _infer(engine, 3) == [10] * 3
         found = _compared(engine, 3)
@@ -75,7 +68,7 @@ def test_another_model_gets_copies(repository: Path) -> None:
 
 
 def test_two_models_that_shadow_each_other_do_not_copy_copies(repository: Path) -> None:
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         _shadow(engine, model="other")
         engine.perform(ModelRelease("other", "shadow", {"model": "m"}))
         _infer(engine, 3)
@@ -86,7 +79,7 @@ def test_two_models_that_shadow_each_other_do_not_copy_copies(repository: Path) 
 
 
 def test_a_model_that_is_unloaded_fails_the_copies_only(repository: Path) -> None:
-    with _engine(repository, model_control_mode="explicit", load_model=("m", "other")) as engine:
+    with released_engine(repository, model_control_mode="explicit", load_model=("m", "other")) as engine:
         _shadow(engine, model="other")
         engine.unload("other")
         assert _infer(engine, 2) == [10, 10]
@@ -112,7 +105,7 @@ def test_a_model_that_is_unloaded_fails_the_copies_only(repository: Path) -> Non
     ],
 )
 def test_an_unknown_shadow_is_refused(repository: Path, members: dict[str, Any], reason: str) -> None:
-    with _engine(repository, shadow_url=("there=http://localhost:1",)) as engine:
+    with released_engine(repository, shadow_url=("there=http://localhost:1",)) as engine:
         with pytest.raises(RemoraError) as refusal:
             _shadow(engine, **members)
         assert reason in str(refusal.value)
@@ -120,16 +113,16 @@ def test_an_unknown_shadow_is_refused(repository: Path, members: dict[str, Any],
 
 
 def test_a_stored_shadow_whose_name_is_gone_stops_no_server(repository: Path) -> None:
-    with _engine(repository, shadow_url=("there=http://localhost:1",)) as engine:
+    with released_engine(repository, shadow_url=("there=http://localhost:1",)) as engine:
         _shadow(engine, url="there")
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         assert _infer(engine) == [10]
         assert "the server's options do not define its name" in _shadow(engine)["warning"]
 
 
 def test_a_file_declares_a_shadow(repository: Path) -> None:
     (repository / "m" / "release.yaml").write_text("stable: 2\nshadow: {model: other, weight: 50%, tolerance: 9}\n")
-    with _engine(repository) as engine:
+    with released_engine(repository) as engine:
         found = _shadow(engine)
         assert (found["model"], found["weight"], found["tolerance"]) == ("other", 50.0, 9.0)
 
@@ -139,7 +132,7 @@ def test_a_file_declares_a_shadow(repository: Path) -> None:
 
 def test_a_function_of_the_operator_compares(repository: Path, tmp_path: Path) -> None:
     place = _function(tmp_path, "return '' if expected['OUT'][0] == 10 else f'odd {found}'")
-    with _engine(repository, shadow_compare=(f"close={place}",)) as engine:
+    with released_engine(repository, shadow_compare=(f"close={place}",)) as engine:
         _shadow(engine, model="other", compare="close")
         _infer(engine, 3)
         found = _compared(engine, 3)
@@ -195,7 +188,7 @@ def test_another_server_gets_copies(repository: Path, tmp_path: Path, child_envi
     write_version(tmp_path / "theirs", 7)
     with process(tmp_path / "theirs", port, child_environment) as server:
         until(port, "/readyz", server)
-        with _engine(repository, shadow_url=(f"there=http://127.0.0.1:{port}",)) as engine:
+        with released_engine(repository, shadow_url=(f"there=http://127.0.0.1:{port}",)) as engine:
             assert _shadow(engine, url="there")["title"] == "the model at 'there'"
             assert _infer(engine, 4) == [10] * 4
             found = _compared(engine, 4)
@@ -212,7 +205,7 @@ def test_another_server_gets_copies(repository: Path, tmp_path: Path, child_envi
 def test_a_server_that_cannot_be_reached_fails_the_copies_only(repository: Path) -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
-        with _engine(repository, shadow_url=(f"there=http://127.0.0.1:{held.getsockname()[1]}",)) as engine:
+        with released_engine(repository, shadow_url=(f"there=http://127.0.0.1:{held.getsockname()[1]}",)) as engine:
             _shadow(engine, url="there")
             assert _infer(engine, 3) == [10] * 3
             found = _compared(engine, 3)
@@ -224,7 +217,7 @@ def test_a_server_that_never_answers_is_given_up_and_copies_are_dropped(reposito
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         assert "timed out" in str(_failure(OtherServer(url, "m", timeout_s=0.01)))
-        with _engine(repository, shadow_url=(f"there={url}",)) as engine:
+        with released_engine(repository, shadow_url=(f"there={url}",)) as engine:
             _shadow(engine, url="there")
             assert _infer(engine, 200) == [10] * 200  # each answer comes although no copy is answered
             found = _shadow(engine)
@@ -295,7 +288,7 @@ def test_an_answer_that_is_not_of_v2_is_a_failure(content: bytes) -> None:
 
 def test_differences_are_kept_without_redacted_values(repository: Path, tmp_path: Path) -> None:
     path = tmp_path / "differences.jsonl"
-    with _engine(repository, shadow_differences=str(path), capture_redact=("m:IN",)) as engine:
+    with released_engine(repository, shadow_differences=str(path), capture_redact=("m:IN",)) as engine:
         _shadow(engine, model="other")
         _infer(engine, 2)
         _compared(engine, 2)
@@ -308,7 +301,7 @@ def test_differences_are_kept_without_redacted_values(repository: Path, tmp_path
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full, a disk that is full, exists on Linux only")
 def test_a_full_disk_costs_the_differences_alone(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with _engine(repository, shadow_differences="/dev/full") as engine:
+    with released_engine(repository, shadow_differences="/dev/full") as engine:
         _shadow(engine, model="other")
         assert _infer(engine, 5) == [10] * 5
         assert _compared(engine, 5)["differing"] == 5
@@ -318,6 +311,6 @@ def test_a_full_disk_costs_the_differences_alone(repository: Path, caplog: pytes
 def test_a_file_that_cannot_be_opened_prevents_the_start(repository: Path, tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match="--shadow-differences="),
-        _engine(repository, shadow_differences=str(tmp_path / "absent" / "file")),
+        released_engine(repository, shadow_differences=str(tmp_path / "absent" / "file")),
     ):
         pass
