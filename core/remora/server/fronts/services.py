@@ -17,7 +17,7 @@ from remora.protocols.http1 import Head
 from remora.protocols.http2.frames import Fields
 from remora.protocols.http2.stream import Opener, Receiver, Stream
 from remora.protocols.rest.answer import Refusal, encode_error
-from remora.protocols.rest.content_encoding import choose_encoding, compress, inflate
+from remora.protocols.rest.content_encoding import compress, inflate
 from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.response import ReplyFormat
 from remora.protocols.rest.routes import route
@@ -28,6 +28,7 @@ from remora.server.grpc.call import GrpcCall, T, UnaryCall, status_of_failure
 from remora.server.grpc.rpcs import INFER, STREAM, status_of_error
 from remora.server.http import deadlines
 from remora.server.http.exchange import Answerer, Cancellable, Exchange
+from remora.server.http.head_plan import BodyPlan
 
 if TYPE_CHECKING:
     from remora.server.key_check import KeyCheck
@@ -57,15 +58,16 @@ class RelayService:
         return self._client.relay(self._port, head, body, exchange)
 
 
-class _Plan:
+class _Plan(BodyPlan):
     """Parsed request head, kept in the head's memo entry.
 
     Without ``infers``, the request is relayed.
     """
 
-    __slots__ = ("accept", "encoding", "header_length", "infers", "json_length", "model", "trace", "version")
+    __slots__ = ("infers", "model", "trace", "version")
 
     def __init__(self, head: Head, restrictions: Restrictions) -> None:
+        super().__init__(head)
         self.infers = False
         self.model, self.version = "", -1
         try:
@@ -77,12 +79,6 @@ class _Plan:
             key = restrictions.missing(GROUP_OF_ACTION["infer"], lambda name: head.get(name.lower().encode()))
         self.infers = where.action == "infer" and key is None and head.get(deadlines.HEADER) is None
         self.model, self.version = where.model, where.version
-        length = self.header_length = head.get(b"inference-header-content-length")
-        self.json_length = int(length) if length and length.isdigit() and len(length) < 16 else 0
-        encoding = head.get(b"content-encoding") or b""
-        self.encoding = b"" if encoding == b"identity" else encoding
-        accept = head.get(b"accept-encoding")
-        self.accept = choose_encoding(accept) if accept else ""
         found = ((name.decode(), head.get(name)) for name in _TRACE_HEADERS)
         self.trace = [[name, value.decode("latin-1")] for name, value in found if value is not None]
 

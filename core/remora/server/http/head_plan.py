@@ -1,4 +1,4 @@
-"""Parsed head of a request for V2, computed once for equal heads."""
+"""Parsed heads of requests for V2, computed once for equal heads."""
 
 from __future__ import annotations
 
@@ -15,16 +15,30 @@ Refuse = Callable[[str, Head], HttpAnswer | None]
 """Returns the refusal of a request for an action such as "infer", or None if the request is allowed."""
 
 
-class HeadPlan:
+class BodyPlan:
+    """What a head says of the request's body and of the answer's encoding.
+
+    ``json_length`` is the length of a binary body's JSON, 0 without a valid ``header_length``. ``encoding`` and
+    ``accept`` are content encodings, empty for none.
+    """
+
+    __slots__ = ("accept", "encoding", "header_length", "json_length")
+
+    def __init__(self, head: Head) -> None:
+        length = self.header_length = head.get(b"inference-header-content-length")
+        self.json_length = int(length) if length and length.isdigit() and len(length) < 16 else 0
+        encoding = head.get(b"content-encoding") or b""
+        self.encoding = b"" if encoding == b"identity" else encoding
+        accept = head.get(b"accept-encoding")
+        self.accept = choose_encoding(accept) if accept else ""
+
+
+class HeadPlan(BodyPlan):
     """Parsed request head, kept in the head's memo entry."""
 
     __slots__ = (
-        "accept",
-        "encoding",
         "generates",
-        "header_length",
         "infers",
-        "json_length",
         "locked",
         "model",
         "refusal",
@@ -34,6 +48,7 @@ class HeadPlan:
     )
 
     def __init__(self, head: Head, refuse: Refuse) -> None:
+        super().__init__(head)
         self.route: Route | None = None
         self.refusal: HttpAnswer | None = None
         self.locked = False  # refused because of a missing secret or a cross-site page: skip all other checks
@@ -60,12 +75,6 @@ class HeadPlan:
             self.refusal = refused
         self.model = self.route.model if self.route else ""
         self.version = self.route.version if self.route else -1
-        length = self.header_length = head.get(b"inference-header-content-length")
-        self.json_length = int(length) if length and length.isdigit() and len(length) < 16 else 0
-        encoding = head.get(b"content-encoding") or b""
-        self.encoding = b"" if encoding == b"identity" else encoding
-        accept = head.get(b"accept-encoding")
-        self.accept = choose_encoding(accept) if accept else ""
 
 
 def _page_action(path: str) -> str:
