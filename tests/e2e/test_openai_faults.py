@@ -153,7 +153,7 @@ HOSTILE = {
     "an empty prompt": body_with(prompt=""),
     "a regex that explodes": body_with(structured_outputs={"regex": "((((a{1000}){1000}){1000}){1000})"}),
     "a schema that is none": body_with(structured_outputs={"json": {"type": "nonsense"}}),
-    "a field of nobody": body_with(tempurature=1),
+    "an unknown field": body_with(tempurature=1),
     "a template": body_with(chat_template="{{ 1 }}"),
     "a prompt that never fits": body_with(prompt="word " * 20_000),
 }

@@ -104,7 +104,7 @@ class Shadowing:
             self._target.end_thread()
 
     def _run(self) -> None:
-        """Send copies and compare answers until there are none for a while."""
+        """Send copies and compare answers until none has arrived for a while."""
         while True:
             with self._lock:
                 self._idle += 1
