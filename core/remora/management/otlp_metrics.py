@@ -7,7 +7,7 @@ both.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
@@ -133,46 +133,44 @@ def _number(row: MetricRow, now_ns: int) -> NumberDataPoint:
     return point
 
 
-def _histograms(family: MetricFamily, begin: Begin, now_ns: int) -> Iterable[HistogramDataPoint]:
-    """Return a point for each combination of labels, with the counts of single buckets."""
-    points: dict[Labels, HistogramDataPoint] = {}
+def _histograms(family: MetricFamily, begin: Begin, now_ns: int) -> Iterator[HistogramDataPoint]:
+    """Yield a point for each combination of labels, with the counts of single buckets."""
+    for labels, rows in _by_labels(family, "le"):
+        point = HistogramDataPoint(time_unix_nano=now_ns, attributes=_attributes(labels))
+        for row in rows:
+            if row.suffix == "_bucket":
+                bound = float(dict(row.labels)["le"])
+                if math.isfinite(bound):
+                    point.explicit_bounds.append(bound)
+                point.bucket_counts.append(int(row.value) - sum(point.bucket_counts))
+            elif row.suffix == "_sum":
+                point.sum = row.value
+            else:
+                point.count = int(row.value)
+                point.start_time_unix_nano = begin(family.name, labels, row.value)
+        yield point
+
+
+def _summaries(family: MetricFamily, begin: Begin, now_ns: int) -> Iterator[SummaryDataPoint]:
+    for labels, rows in _by_labels(family, "quantile"):
+        point = SummaryDataPoint(time_unix_nano=now_ns, attributes=_attributes(labels))
+        for row in rows:
+            if row.suffix == "_sum":
+                point.sum = row.value
+            elif row.suffix == "_count":
+                point.count = int(row.value)
+                point.start_time_unix_nano = begin(family.name, labels, row.value)
+            elif not math.isnan(row.value):  # NaN on the page stands for "no observation"
+                point.quantile_values.add(quantile=float(dict(row.labels)["quantile"]), value=row.value)
+        yield point
+
+
+def _by_labels(family: MetricFamily, apart: str) -> Iterable[tuple[Labels, list[MetricRow]]]:
+    """Return the rows of each combination of labels without ``apart``, in their order."""
+    rows: dict[Labels, list[MetricRow]] = {}
     for row in family.rows:
-        labels = _without(row.labels, "le")
-        point = points.get(labels)
-        if point is None:
-            point = points[labels] = HistogramDataPoint(time_unix_nano=now_ns, attributes=_attributes(labels))
-        if row.suffix == "_bucket":
-            bound = float(dict(row.labels)["le"])
-            if math.isfinite(bound):
-                point.explicit_bounds.append(bound)
-            point.bucket_counts.append(int(row.value) - sum(point.bucket_counts))
-        elif row.suffix == "_sum":
-            point.sum = row.value
-        else:
-            point.count = int(row.value)
-            point.start_time_unix_nano = begin(family.name, labels, row.value)
-    return points.values()
-
-
-def _summaries(family: MetricFamily, begin: Begin, now_ns: int) -> Iterable[SummaryDataPoint]:
-    points: dict[Labels, SummaryDataPoint] = {}
-    for row in family.rows:
-        labels = _without(row.labels, "quantile")
-        point = points.get(labels)
-        if point is None:
-            point = points[labels] = SummaryDataPoint(time_unix_nano=now_ns, attributes=_attributes(labels))
-        if row.suffix == "_sum":
-            point.sum = row.value
-        elif row.suffix == "_count":
-            point.count = int(row.value)
-            point.start_time_unix_nano = begin(family.name, labels, row.value)
-        elif not math.isnan(row.value):  # NaN on the page stands for "no observation"
-            point.quantile_values.add(quantile=float(dict(row.labels)["quantile"]), value=row.value)
-    return points.values()
-
-
-def _without(labels: Labels, name: str) -> Labels:
-    return tuple(label for label in labels if label[0] != name)
+        rows.setdefault(tuple(label for label in row.labels if label[0] != apart), []).append(row)
+    return rows.items()
 
 
 def _attributes(labels: Labels) -> list[KeyValue]:
