@@ -364,7 +364,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         """Reset requests that have been incomplete for longer than ``limit_s``."""
         coming = {each: self._coming.get(each, now) for each in self.machine.streams if each.receiver.stalls()}
         late = [stream for stream, since in coming.items() if now - since > limit_s]
-        self._listener.closed[Due.SLOW.value] += len(late)
+        if late:
+            self._listener.closed[Due.SLOW.value] += len(late)
         for stream in late:
             stream.reset(CANCEL)
             stream.receiver.lost()
