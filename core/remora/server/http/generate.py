@@ -119,9 +119,6 @@ class GenerateRoutes:
                 return start(decoded, exchange)
             except RetiredError:  # replaced while the body was decoded
                 return self.handle(where, encoding, head, body, exchange, timeout_ns)
-            except RemoraError as error:
-                exchange.respond(self._refusal(error))
-                return None
 
         return self._large.decode(exchange, lambda: (decode(), 0), submit, self._refusal)
 

@@ -105,7 +105,7 @@ class LargeBodies:
         """Decode a body by ``work`` in a thread, then submit the result by ``then`` in the loop.
 
         ``work`` returns the result and how much it has inflated, which is counted until the exchange is answered.
-        ``refuse`` returns the answer to an error of ``work``; ``then`` must not raise.
+        ``refuse`` returns the answer to an error of ``work`` or ``then``.
         """
         decoding = _Decoding()
 
