@@ -121,9 +121,10 @@ class AccessWriter:
     def put(self, entry: Entry) -> None:
         """Queue the line of an entry."""
         lines = self._lines
-        lines.append(self._print(entry, (entry[2] + self._offset_ns) // 1_000_000))
+        wall_ms = (entry[2] + self._offset_ns) // 1_000_000
+        lines.append(self._print(entry, wall_ms))
         if self._export is not None:
-            self._copies.append(self._exported.line(entry, (entry[2] + self._offset_ns) // 1_000_000))
+            self._copies.append(self._exported.line(entry, wall_ms))
         if len(lines) == 1:
             self._loop.call_later(_DELAY_S, self.pass_on)
         elif len(lines) >= _BATCH:
