@@ -85,6 +85,10 @@ class _Choice:
         self.tokens: list[int] = []
 
 
+def _is_cut_off(choice: _Choice) -> bool:
+    return choice.end is not None and choice.end.reason == "deadline"
+
+
 class Reply:
     """Answer to the tasks of one request.
 
@@ -132,14 +136,12 @@ class Reply:
     @property
     def timed_out(self) -> bool:
         """True if all choices ended by the deadline, before their first token."""
-        return not self.usage.generated and all(
-            choice.end is not None and choice.end.reason == "deadline" for choice in self._choices
-        )
+        return not self.usage.generated and all(map(_is_cut_off, self._choices))
 
     @property
     def cut_off(self) -> bool:
         """True if the deadline ended a choice."""
-        return any(choice.end is not None and choice.end.reason == "deadline" for choice in self._choices)
+        return any(map(_is_cut_off, self._choices))
 
     def _text_of_prompt(self, place: int) -> str:
         prompt = self._query.prompts[place]
