@@ -41,6 +41,7 @@ from remora.protocols.rest.routes import route
 from remora.protocols.tokens import IssuerError, TokenError, is_token
 from remora.server.http.exchange import Answerer, Cancellable, Exchange, ForwardingExchange, Service, binder_of
 from remora.server.http.http2 import OpenRequest
+from remora.server.http.port_services import respond
 from remora.server.http.probes import PATHS as PROBES
 
 if TYPE_CHECKING:
@@ -454,7 +455,7 @@ class _Guarded:
         if caller is None and not self._is_probe(head):
             return partial(self._refuse, head)
         if caller is not None and (denial := denial_of(caller, permission_of_path(head))) is not None:
-            return partial(_respond, _rendered(denial, head.path))
+            return partial(respond, _rendered(denial, head.path))
         if head.notes is not None or caller is None:  # notes may hold what was decided about another key
             head = head.to(head.path)
         head.caller = caller
@@ -469,10 +470,6 @@ class _Guarded:
 
     def _refuse(self, head: Head, _body: Buffer, exchange: Exchange) -> None:
         exchange.respond(_rendered(self._keys.deny(head.headers, exchange.peer), head.path))
-
-
-def _respond(answer: HttpAnswer, _body: Buffer, exchange: Exchange) -> None:
-    exchange.respond(answer)
 
 
 def _rendered(denial: Denial, path: str) -> HttpAnswer:

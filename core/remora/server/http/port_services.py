@@ -68,7 +68,7 @@ class _LoopbackService:
         """See `BindingService.bind`."""
         reason = refuse_host(head.get, self._allowed)
         if reason:
-            return partial(_respond, failure(403, reason, plain=True))
+            return partial(respond, failure(403, reason, plain=True))
         return bind(self._service, head)
 
     def reads_body(self, head: Head) -> bool:
@@ -138,11 +138,12 @@ class SharingService:
             return partial(_share, vary, self._bind(head)) if vary else self._bind(head)
         preflight = self._origins.preflight(head.method, head.get)
         if preflight:
-            return partial(_respond, HttpAnswer(204, (*headers, *preflight), []))
+            return partial(respond, HttpAnswer(204, (*headers, *preflight), []))
         return partial(_share, headers, self._bind(head))
 
 
-def _respond(answer: HttpAnswer, _body: Buffer, exchange: Exchange) -> None:
+def respond(answer: HttpAnswer, _body: Buffer, exchange: Exchange) -> None:
+    """Answer any request with the same answer."""
     exchange.respond(answer)
 
 
