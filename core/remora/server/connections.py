@@ -179,7 +179,7 @@ class Connections:
         return dict(counts)
 
     def closed(self) -> dict[str, int]:
-        """Return the number of connections closed by timeouts or to make room, by reason."""
+        """Return the number of connections and HTTP/2 streams closed by timeouts or to make room, by reason."""
         counts = Counter(self._shed)
         for listener in self._listeners:
             counts.update(listener.closed.copy())

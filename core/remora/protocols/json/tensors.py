@@ -93,9 +93,8 @@ def strings(name: str, data: list[Any], max_depth: int, max_bytes: int) -> list[
     flat, kinds = flatten(data, max_depth)
     if kinds - {str}:
         raise MalformedError(f"Unable to parse JSON bytes array: {NOT_TEXT}")
-    byte_size = sum(sum(map(len, part)) for part in _parts(flat)) + 4 * len(
-        flat
-    )  # a lower bound: characters may take more than a byte
+    # A lower bound: characters may take more than a byte.
+    byte_size = sum(sum(map(len, part)) for part in _parts(flat)) + 4 * len(flat)
     if byte_size > max_bytes:
         raise too_large(name, byte_size, max_bytes)
     return [text.encode("utf-8", "surrogateescape") for text in flat]

@@ -54,12 +54,13 @@ if TYPE_CHECKING:
     from remora.server.tls import PortTls
 
 _log = logging.getLogger("remora.server")
+
 CONTROL_BYTES = 1 << 17
 """Longest message of the control socket."""
 READY = b"R"
 _COUNT_S = 0.1
 _LAST_WORDS_S = 1.0
-"""Time to send the last answers after the engine's process has ended."""
+"""Time to send the last answers after the engine's process has ended, and then the last log records."""
 
 
 class Front:

@@ -69,7 +69,7 @@ class Progress(NamedTuple):
 
 
 class Due(Enum):
-    """What to do with a connection that times out; the value is the reason in the metrics."""
+    """Why a connection times out, if it does; the value is the reason in the metrics."""
 
     NOTHING = ""
     IDLE = "idle"  # no request for the idle time

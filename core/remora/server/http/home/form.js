@@ -121,7 +121,7 @@ function filledShape(tensor, count) {
   });
 }
 
-// Return { header, binary }: the JSON of the request, and the bytes of the inputs that came from files.
+// Return the inputs as JSON, the bytes of those that came from files, and the names of outputs to ask for as bytes.
 async function requestOf() {
   const inputs = [], binary = [];
   for (const { tensor, isJson, isOptional, control, file } of chosen.fields) {
