@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 from google.protobuf import text_format
@@ -413,3 +414,10 @@ class UntouchableMemory:
             self.readable -= 1
             assert self.readable >= 0, "the bytes of a device were read"
         self.copied.append((to, source, size))
+
+
+class WithoutItsPackage(ModuleType):
+    """Module whose import fails as without google.protobuf."""
+
+    def __getattr__(self, name: str) -> object:
+        raise ModuleNotFoundError("No module named 'google'", name="google")

@@ -8,12 +8,11 @@ import sys
 import threading
 from concurrent.futures import Future
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from conftest import free_ports
-from fakes import write_model
+from fakes import WithoutItsPackage, write_model
 from hosting import ask, running, write_scale
 from remora.engine import Engine
 from remora.options import EngineOptions, ServerOptions
@@ -236,16 +235,10 @@ def test_processes_that_share_the_http_port_need_separate_metrics_ports(tmp_path
     asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
-def without_google(name: str) -> object:
-    raise ModuleNotFoundError("No module named 'google'", name="google")
-
-
 def test_the_table_names_no_grpc_on_the_http_port_without_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    listener = ModuleType("listener")
-    listener.__getattr__ = without_google  # type: ignore[method-assign]
-    monkeypatch.setitem(sys.modules, "remora.server.grpc.listener", listener)
+    monkeypatch.setitem(sys.modules, "remora.server.grpc.listener", WithoutItsPackage("listener"))
 
     async def run() -> None:
         options = ServerOptions(http_port=0, allow_grpc=False, allow_metrics=False, grpc_on_http_port=True)

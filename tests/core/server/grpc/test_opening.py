@@ -6,11 +6,11 @@ import asyncio
 import sys
 import threading
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 import pytest
 
+from fakes import WithoutItsPackage
 from remora.engine import Engine
 from remora.options import ServerOptions
 from remora.protocols.http2 import frames
@@ -40,13 +40,6 @@ def test_the_options_select_the_transport(tmp_path: Path) -> None:
     assert isinstance(own, OwnGrpc)
     assert own.on_http_port
     assert asyncio.run(own.listen()) == 0
-
-
-class WithoutItsPackage(ModuleType):
-    """Module whose import fails as without google.protobuf."""
-
-    def __getattr__(self, name: str) -> object:
-        raise ModuleNotFoundError("No module named 'google'", name="google")
 
 
 def test_a_broken_installation_does_not_count_as_a_missing_package(
