@@ -21,6 +21,7 @@ from remora.models.routing import COPY_HEADER, RoutedModel
 from remora.models.served_model import ServedModel
 from remora.models.table import ModelTable
 from remora.options import EngineOptions
+from remora.repository.catalog import name_of
 from remora.system.clock import Clock
 from remora.tracing.differences import DifferenceLog, open_differences
 from remora.tracing.line_file import content_of, redactions_of
@@ -95,7 +96,7 @@ def target_of(shadow: Shadow, key: str, table: ModelTable, settings: ShadowSetti
     """Return the destination of a model's shadow. Raises ValueError for an unknown name."""
     if shadow.url:
         settings.check(shadow)
-        return OtherServer(settings.urls[shadow.url], shadow.model or key.rpartition("/")[2], shadow.version)
+        return OtherServer(settings.urls[shadow.url], shadow.model or name_of(key), shadow.version)
     if shadow.model:
         return OtherModel(lambda: table.resolve(shadow.model, shadow.version or -1))
     return OtherModel(lambda: _ready(table, key, shadow.version))
