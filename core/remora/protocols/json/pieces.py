@@ -15,9 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from remora.protocols.json.reader import LONG_BYTES
-
-STEP_BYTES = LONG_BYTES // 2
+STEP_BYTES = 131_072
 """Text that one call reads; text of more than twice that is cut."""
 _DEEPEST = 1_000
 """Nesting up to which text is cut; orjson's own limit is 1,024 levels, and a piece begins a new count."""

@@ -33,7 +33,7 @@ MISSING_FRACTION = "Miss fraction part in number."
 MISSING_EXPONENT = "Miss exponent in number."
 TOO_LONG = "Too many values for text with NaN, Infinity or a fault in it; send flat or binary data."
 
-LONG_BYTES = 262_144
+_LONG_BYTES = 262_144
 """Size beyond which a text is read in pieces."""
 MAX_DEPTH = 1024
 """Deepest nesting of a document; orjson's own limit, kept by the reader below too."""
@@ -102,7 +102,7 @@ def loads(text: Buffer) -> Any:
 
     Other threads may run while a long text is read. Raises orjson.JSONDecodeError.
     """
-    if len(text) > LONG_BYTES:
+    if len(text) > _LONG_BYTES:
         from remora.protocols.json import pieces  # imported here, because few requests are long
 
         return pieces.loads(text)
