@@ -74,10 +74,6 @@ class Predictor:
         self._simulated: dict[tuple[Plan, Load], tuple[float, float]] = {}
         self._ratios: dict[tuple[Plan, Load], tuple[float, float]] = {}
 
-    def forget(self) -> None:
-        """Drop predictions that rest on older costs."""
-        self._simulated.clear()
-
     def raw(self, plan: Plan, load: Load) -> tuple[float, float]:
         """Return the simulated rate per second and latency in nanoseconds."""
         key = (plan, load)

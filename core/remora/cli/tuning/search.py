@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Sequence
 from functools import partial
-from itertools import islice
 from statistics import median
 
 from remora.cli.tuning import (
@@ -70,7 +69,6 @@ class Search:
         self._refused: dict[Plan, str] = {}
         self._instance_bytes = [0] * len(system.models)
         self._present_bytes = 0
-        self._front = 0.0
         self._chosen: Plan | None = None
         self._plans: list[Plan] = []
         self._spent_s = 0.0
@@ -154,7 +152,6 @@ class Search:
                 yield from self._measure_runtime(model, settings, some)
             if self._goal.memory_bytes and len({count for count, _ in space.slots}) > 1:
                 yield from self._measure_memory(model)
-        self._predictor.forget()
 
     def _measure_runtime(self, model: int, settings: Settings, sizes: Sequence[int]) -> Steps:
         plan = _replaced(self._system.present, model, settings)
@@ -216,8 +213,7 @@ class Search:
         return self._present_bytes + sum((new.instances - old.instances) * size for new, old, size in more)
 
     def _open_plans(self) -> Iterable[Plan]:
-        measured = {plan for plan, _ in self._results}
-        limit = self._goal.memory_bytes
+        measured, limit = self._measured(), self._goal.memory_bytes
         for plan in self._plans:
             if plan not in measured and plan not in self._refused and not (limit and self._bytes_of(plan) > limit):
                 yield plan
@@ -234,13 +230,13 @@ class Search:
             plan: self._predictor.bound(plan) * self._predictor.correction(plan)[0] for plan in self._open_plans()
         }
         ordered = sorted(bounds, key=lambda each: (-bounds[each], complexity(each, self._system.present)))
-        for plan in islice(ordered, _MOST_SIMULATED):
+        for plan in ordered[:_MOST_SIMULATED]:
             if bounds[plan] <= most:
                 break
             rate, _ = self._foreseen(plan)
             if rate > most:
                 chosen, most = plan, rate
-        if chosen is None and best is None and len({plan for plan, _ in self._results}) < _MOST_STEPS:
+        if chosen is None and best is None and len(self._measured()) < _MOST_STEPS:
             return min(self._open_plans(), key=lambda plan: self._predictor.expect(plan, Load(1))[1], default=None)
         return chosen
 
@@ -260,7 +256,7 @@ class Search:
             rate, latency = self._predictor.expect(plan, load)
             if rate >= _HELD_RATE * self._goal.rate_per_s and latency <= self._goal.slo.limit_ns:
                 return plan
-        if best is not None or len({plan for plan, _ in self._results}) >= _MOST_STEPS:
+        if best is not None or len(self._measured()) >= _MOST_STEPS:
             return None
         return max(plans, key=self._predictor.bound, default=None)
 
@@ -377,7 +373,6 @@ class Search:
             self._refused[plan] = result.reason
         elif isinstance(result, LoadResult):
             self._results.setdefault((plan, load), []).append(result)
-            self._front = max(self._front, result.front)
             self._predictor.learn(plan, load, result.rate_per_s, result.latency_ns)
 
     # -- the last comparison ------------------------------------------------------------------------------------------
@@ -424,6 +419,10 @@ class Search:
             yield from self._at(best.plan, best.load)
 
     # -- points -------------------------------------------------------------------------------------------------------
+
+    def _measured(self) -> set[Plan]:
+        """Return the plans that were measured under load."""
+        return {plan for plan, _ in self._results}
 
     def _point(self, plan: Plan, load: Load) -> Point:
         results = self._results[plan, load]
@@ -474,7 +473,7 @@ class Search:
         if best.plan == present:
             return (
                 f"no other configuration was better by more than the spread of the measurements; "
-                f"{len({plan for plan, _ in self._results})} were measured, {len(self._plans)} considered",
+                f"{len(self._measured())} were measured, {len(self._plans)} considered",
             )
         found = []
         for model, field in changed(best.plan, present):
@@ -489,9 +488,10 @@ class Search:
                 )
                 effect += f"the p{self._goal.slo.percent:g} of {old} at {best.load.text()}"
                 found.append(f"{name}: {new}: {effect}")
-        if self._front > 0.8:
+        busiest = max((each.front for several in self._results.values() for each in several), default=0.0)
+        if busiest > 0.8:
             found.append(
-                f"the event loop was busy {self._front:.0%} of the time: if the machine has idle processors, try "
+                f"the event loop was busy {busiest:.0%} of the time: if the machine has idle processors, try "
                 "`remora serve --frontends N`, which cannot be measured in process"
             )
         return tuple(found)
