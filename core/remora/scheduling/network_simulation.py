@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 from typing import NamedTuple
 
@@ -137,7 +138,7 @@ class _Network:
         journey = _Journey(self._sent % len(self._routes), now)
         self._sent += 1
         self._front_free_ns = max(self._front_free_ns, now) + self._offered.front_ns
-        self._at(int(self._front_free_ns), lambda at: self._queue(journey, at))
+        self._at(int(self._front_free_ns), partial(self._queue, journey))
 
     def _queue(self, journey: _Journey, now: int) -> None:
         ticket = request_at(now, self._offered.rows)
@@ -159,8 +160,7 @@ class _Network:
             self._in_use += station.cores
             slower = max(self._in_use / self._cores, 1.0)
             end_ns = now + max(int(station.cost(plan.rows) * slower), 1)
-            tickets = plan.tickets
-            self._at(end_ns, lambda at, tickets=tickets: self._end(state, tickets, at))  # type: ignore[misc]
+            self._at(end_ns, partial(self._end, state, plan.tickets))
 
     def _end(self, state: _State, tickets: Sequence[Ticket], now: int) -> None:
         state.idle += 1
