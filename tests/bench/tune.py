@@ -28,9 +28,7 @@ from remora.traffic.objective import Slo
 
 WINDOW_S = 0.3
 PAIRS = 7
-NOTHING = argparse.Namespace(
-    json=None, npy=[], input=[], random=True, shape=[], output=[], classes=0, batch=0, backend_config=[]
-)  # fmt: skip
+NOTHING = argparse.Namespace(json=None, npy=[], input=[], random=True, shape=[], output=[], classes=0, batch=0)
 SLEEPER = """
 import time
 import triton_python_backend_utils as pb_utils

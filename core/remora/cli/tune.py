@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING, Any
 from remora.cli.output import columns, warnings_shown
 from remora.cli.scoring.journal import write_whole
 from remora.cli.tuning import CostTrial, Goal, LoadResult, Plan, Point, Refused, Result, System, Trial
-from remora.cli.tuning.configuring import apply_settings, decorator_of, find_folders, stanza
+from remora.cli.tuning.configuring import app_of, apply_settings, decorator_of, find_folders, stanza
 from remora.cli.tuning.measuring import TrialEngine
 from remora.cli.tuning.report import Outcome, as_document, as_html, as_text, plan_text, point_row, table_head
 from remora.cli.tuning.search import Search
 from remora.errors import ConfigError
 from remora.options import EngineOptions
-from remora.repository.sources import function_source
 from remora.server.startup import with_workers
-from remora.storage.archive import is_archive
-from remora.storage.location import is_url
 from remora.system.clock import SystemClock
 from remora.system.environment import keep_runtimes_quiet
 
@@ -51,9 +48,9 @@ def tune(options: argparse.Namespace) -> int:
     decision = outcome.decision
     if decision.best is None or not decision.holds:
         return _INTERRUPTED if interrupted else 1
-    if _is_app(options.models):
+    if app := app_of(options.models):
         for space, settings in zip(trials.system.models, decision.best.plan, strict=True):
-            print(f"# {space.name}, in {function_source(options.models)}\n{decorator_of(settings)}")
+            print(f"# {space.name}, in {app}\n{decorator_of(settings)}")
     if options.apply and interrupted:
         print("nothing was written, because the search was interrupted: run it again with --apply, or copy the fields")
     elif options.apply:
@@ -123,7 +120,7 @@ def _outcome(search: Search, trials: TrialEngine, goal: Goal, seconds: float) ->
     stanzas: dict[str, str] = {}
     if decision.best is not None and decision.holds:
         for space, settings in zip(trials.system.models, decision.best.plan, strict=True):
-            stanzas[space.name] = stanza(settings, trials.configs[space.name], trials.cores)
+            stanzas[space.name] = stanza(settings, trials.configs[space.name], trials.system.cores)
     return Outcome(trials.system, goal, search.points(), decision, stanzas, seconds)
 
 
@@ -136,10 +133,6 @@ def _write(options: argparse.Namespace, outcome: Outcome) -> None:
         write_whole(options.report, lambda file: file.write(whole.encode()))
 
 
-def _is_app(place: str) -> bool:
-    return not is_url(place) and not is_archive(place) and bool(function_source(place))
-
-
 def _apply(trials: TrialEngine, plan: Plan, folders: dict[str, Any]) -> None:
     """Write the settings that differ from the present ones. Raises ConfigError, OSError."""
     for space, settings in zip(trials.system.models, plan, strict=True):
@@ -150,9 +143,8 @@ def _apply(trials: TrialEngine, plan: Plan, folders: dict[str, Any]) -> None:
             raise ConfigError(
                 f"model '{space.name}' has no folder here: write the configuration above where it comes from"
             )
-        file, copy = apply_settings(
-            folders[space.name], settings, space.present, trials.configs[space.name], trials.cores
-        )
+        config, cores = trials.configs[space.name], trials.system.cores
+        file, copy = apply_settings(folders[space.name], settings, space.present, config, cores)
         print(f"{space.name}: wrote {file}" + (f"; the file with its comments is {copy}" if copy else ""))
 
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remora.backends.onnxruntime.plan import concurrent_instances
+from remora.backends.onnxruntime.plan import OPENVINO_PROVIDER, TENSORRT_PROVIDER, concurrent_instances
 from remora.cli.scoring.journal import write_whole
 from remora.cli.tuning import Runtime, Settings
 from remora.config import batch_policy, find_config, parse_config, placements, read_config, to_text
@@ -30,7 +30,7 @@ THREADS = {
 }
 """The parameter of each backend for the threads of an operator."""
 
-_ACCELERATORS = (("OpenVINOExecutionProvider", "openvino", False), ("TensorrtExecutionProvider", "tensorrt", True))
+_ACCELERATORS = ((OPENVINO_PROVIDER, "openvino", False), (TENSORRT_PROVIDER, "tensorrt", True))
 
 
 def read_settings(config: ModelConfig, cores: int) -> Settings:
@@ -140,6 +140,11 @@ def stanza(new: Settings, complete: ModelConfig, cores: int) -> str:
     return to_text(with_settings(ModelConfig(), new, None, complete, cores))
 
 
+def app_of(place: str) -> str:
+    """Return the source of a place's decorated functions, "" if it has none."""
+    return "" if is_url(place) or is_archive(place) else function_source(place)
+
+
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
@@ -148,10 +153,9 @@ def find_folders(place: str) -> dict[str, Path]:
 
     Raises ConfigError, with what to do instead, for models without such a folder.
     """
-    source = "" if is_url(place) or is_archive(place) else function_source(place)
-    if source:
+    if app := app_of(place):
         raise ConfigError(
-            f"the models of {source} have no config.pbtxt: write batch=, max_delay= and instances= in their decorator, "
+            f"the models of {app} have no config.pbtxt: write batch=, max_delay= and instances= in their decorator, "
             "@remora.model(...)"
         )
     if is_url(place) or is_archive(place):

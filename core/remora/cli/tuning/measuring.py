@@ -83,7 +83,7 @@ class TrialEngine:
 
     Args:
         engine: started, in explicit mode.
-        options: of the command, for the request: json, npy, input, random, shape, output, classes.
+        options: of the command, for the request: json, npy, input, random, shape, output, classes, batch.
         cores: processors of the machine.
 
     Raises InvalidArgumentError for models that cannot be tuned.
@@ -116,11 +116,6 @@ class TrialEngine:
         )
         self._loaded: list[Settings] = list(self.system.present)
         gc.collect()
-
-    @property
-    def cores(self) -> int:
-        """Processors of the machine."""
-        return self._cores
 
     def _space(self, name: str) -> ModelSpace:
         config = self.configs[name]
