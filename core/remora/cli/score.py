@@ -50,9 +50,9 @@ def score(options: argparse.Namespace) -> int:
         stack.enter_context(warnings_shown("remora score"))
         engine = stack.enter_context(_open_engine(options))
         model = engine.resolve(options.model or engine.only_model() or _choose(engine))
-        pixels = _pixels(options, model) if _is_folder(options.input) else None
-        source, etag = stack.enter_context(_reading(options.input, pixels))
-        work = _plan(options, model, source, form, pixels)
+        images = ImageSource(Path(options.input), _pixels(options, model)) if _is_folder(options.input) else None
+        source, etag = stack.enter_context(_reading(options.input, images))
+        work = _plan(options, model, source, form, images)
         identity = {
             "input": f"{options.input} {etag}",
             "model": f"{model.name} version {model.version_text}",
@@ -68,7 +68,7 @@ def score(options: argparse.Namespace) -> int:
             raise explain_full_disk(error, folder, 0) from error
         stack.callback(journal.close)
         run = ScoringRun(engine, work, source, journal, clock)
-        batch = _batch_size(options, run, pixels)
+        batch = _batch_size(options, run, images)
         progress = _Line(options.quiet)
         if journal.next_row:
             progress.note(f"continuing after {journal.next_row} rows of an earlier run")
@@ -101,7 +101,9 @@ def _choose(engine: Engine) -> str:
     raise UsageError(f"the repository holds {len(names)} models: choose one with --model: {', '.join(names)}")
 
 
-def _plan(options: argparse.Namespace, model: ServedModel, source: Source, form: str, pixels: Pixels | None) -> Work:
+def _plan(
+    options: argparse.Namespace, model: ServedModel, source: Source, form: str, images: ImageSource | None
+) -> Work:
     if model.decoupled or model.config.HasField("sequence_batching"):
         raise InvalidArgumentError(
             f"model '{model.name}' does not answer each row by itself: it is decoupled or keeps sequences"
@@ -109,8 +111,8 @@ def _plan(options: argparse.Namespace, model: ServedModel, source: Source, form:
     info = model.metadata([model.version_text])
     batches = model.signature.max_batch_size > 0
     given = {name: text.split(",") for name, text in options.column}
-    if pixels is not None:
-        given.setdefault(pixels.input, [IMAGE_COLUMN])
+    if images is not None:
+        given.setdefault(images.pixels.input, [IMAGE_COLUMN])
     inputs = map_columns(info, source.columns, given, options.keep, batches=batches)
     outputs = {tensor.name: tensor.datatype for tensor in tensor_rows(info, options.outputs)}
     if form == "npy" and (len(outputs) != 1 or options.keep or "BYTES" in outputs.values()):
@@ -152,12 +154,12 @@ def _digest_of(place: str) -> str:
     return whole.hexdigest()
 
 
-def _batch_size(options: argparse.Namespace, run: ScoringRun, pixels: Pixels | None) -> int:
-    with _reading(options.input, pixels) as (sample, _):
+def _batch_size(options: argparse.Namespace, run: ScoringRun, images: ImageSource | None) -> int:
+    with _reading(options.input, images) as (sample, _):
         run.measure_row(sample)
     if options.batch:
         return int(options.batch)
-    with _reading(options.input, pixels) as (sample, _):
+    with _reading(options.input, images) as (sample, _):
         search = run.find_batch_size(sample)
     if not options.quiet and search.rows_per_s:
         rates = ", ".join(f"{size}: {rate:,.0f}" for size, rate in search.rows_per_s.items())
@@ -169,10 +171,9 @@ def _batch_size(options: argparse.Namespace, run: ScoringRun, pixels: Pixels | N
 
 
 @contextmanager
-def _reading(place: str, pixels: Pixels | None) -> Iterator[tuple[Source, str]]:
-    """Open a file, URL or folder of images, and yield its reader and identity."""
-    if pixels is not None:
-        images = ImageSource(Path(place), pixels)
+def _reading(place: str, images: ImageSource | None) -> Iterator[tuple[Source, str]]:
+    """Yield the images, or the reader of a file or URL that is opened, with their identity."""
+    if images is not None:
         yield images, images.etag
         return
     if is_url(place):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,6 +99,8 @@ def pixels_of(
 class ImageSource:
     """Images of a folder and the folders in it, in the order of their paths.
 
+    ``pixels`` is the form of the images.
+
     Raises UnsupportedError without Pillow, InvalidArgumentError for a folder without images.
     """
 
@@ -106,8 +109,8 @@ class ImageSource:
     def __init__(self, folder: Path, pixels: Pixels) -> None:
         if pixels.shape:
             _import_pillow()
+        self.pixels = pixels
         self._folder = folder
-        self._pixels = pixels
         found = (path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file())
         self._names = sorted(path.relative_to(folder).as_posix() for path in found)
         self._row = 0
@@ -116,10 +119,10 @@ class ImageSource:
                 f"'{folder}' has no images: expected files that end in {', '.join(sorted(_SUFFIXES))}"
             )
 
-    @property
+    @cached_property
     def etag(self) -> str:
         """Digest of the names, sizes and times of the files."""
-        whole = hashlib.sha256(repr(self._pixels).encode())
+        whole = hashlib.sha256(repr(self.pixels).encode())
         for name in self._names:
             status = (self._folder / name).stat()
             whole.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
@@ -144,11 +147,11 @@ class ImageSource:
     def _read(self, name: str) -> Any:
         """Return an image as an array, or its bytes. Raises what Pillow does."""
         path = self._folder / name
-        if not self._pixels.shape:
+        if not self.pixels.shape:
             if path.stat().st_size > _MOST_FILE_BYTES:
                 raise ValueError(f"the file has more than {_MOST_FILE_BYTES} bytes")
             return path.read_bytes()
-        pillow, pixels = _import_pillow(), self._pixels
+        pillow, pixels = _import_pillow(), self.pixels
         with pillow.open(path) as image:
             if image.width * image.height > _MOST_PIXELS:
                 raise ValueError(f"it has {image.width} x {image.height} pixels, more than {_MOST_PIXELS}")
