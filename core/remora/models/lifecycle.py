@@ -91,10 +91,7 @@ class Lifecycle:
         with self._releases_lock:
             if self._releases is None:
                 store = ReleaseStore(self._release_file())
-                if self._shadows is None:
-                    self._releases = Releases(self.models, self._clock, store)
-                else:
-                    self._releases = Releases(self.models, self._clock, store, self._shadows)
+                self._releases = Releases(self.models, self._clock, store, self._shadows)
             return self._releases
 
     @property

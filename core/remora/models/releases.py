@@ -30,7 +30,7 @@ from remora.models.release_members import (
     version_of,
 )
 from remora.models.routing import Router, Tally
-from remora.models.shadow_targets import NO_SHADOWS, ShadowSettings, compare_of, target_of
+from remora.models.shadow_targets import ShadowSettings, compare_of, target_of
 from remora.models.shadowing import Shadowing
 from remora.models.table import ModelTable
 from remora.repository.catalog import name_of
@@ -130,17 +130,17 @@ class Releases:
         models: loads and unloads the versions.
         clock: the engine's.
         store: keeps the releases.
-        shadows: servers, functions and log of shadows.
+        shadows: servers, functions and log of shadows; None without.
 
     Raises InternalError if the store cannot be read.
     """
 
-    def __init__(self, models: Models, clock: Clock, store: ReleaseStore, shadows: ShadowSettings = NO_SHADOWS) -> None:
+    def __init__(self, models: Models, clock: Clock, store: ReleaseStore, shadows: ShadowSettings | None) -> None:
         self._models = models
         self._table = models.table
         self._clock = clock
         self._store = store
-        self._shadows = shadows
+        self._shadows = shadows or ShadowSettings()
         self._commands = threading.RLock()  # held for a whole command with its loads
         self._lock = threading.RLock()  # held for a change of the state; loads may take it
         self._live: dict[str, _Live] = {}

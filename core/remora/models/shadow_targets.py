@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import quote, urlsplit
 
-import numpy as np
-
 from remora.errors import ConfigError, InternalError, NotFoundError, RemoraError, UnavailableError
-from remora.messages import DTYPES, Data, InferForm, Outcome, Response, Tensor
+from remora.messages import Data, InferForm, Outcome, Response, Tensor
 from remora.models.routing import COPY_HEADER, RoutedModel
 from remora.models.served_model import ServedModel
 from remora.models.table import ModelTable
@@ -25,7 +23,7 @@ from remora.repository.catalog import name_of
 from remora.system.clock import Clock
 from remora.tracing.differences import DifferenceLog, open_differences
 from remora.tracing.line_file import content_of, redactions_of
-from remora.traffic.captured import CapturedError, CapturedTensor, Exchange, answer_of, elements, printed, request_of
+from remora.traffic.captured import CapturedError, CapturedTensor, Exchange, answer_of, printed, request_of
 from remora.traffic.comparing import Comparison, Outputs, difference
 from remora.traffic.releases import Shadow
 
@@ -70,15 +68,12 @@ class ShadowSettings(NamedTuple):
         _named(self.functions, shadow.compare, "--shadow-compare")
 
 
-NO_SHADOWS = ShadowSettings()
-
-
 def shadow_settings(options: EngineOptions, clock: Clock) -> ShadowSettings:
     """Return the settings of options. Raises ConfigError."""
     urls = {}
     for entry in options.shadow_url:
         name, url = _pair("--shadow-url", entry, "NAME=URL")
-        urls[name] = _checked(url, entry)
+        urls[name] = _checked(name, url)
     functions = {}
     for entry in options.shadow_compare:
         name, place = _pair("--shadow-compare", entry, "NAME=FILE:FUNCTION")
@@ -174,7 +169,8 @@ class OtherServer:
             if status in _REFUSALS and not self._takes_binary:
                 again = self._exchange(_as_json(form, tensors), None)
                 self._is_plain = again[0] == 200
-                status, length, body = again if self._is_plain else (status, length, body)
+                if self._is_plain:
+                    status, length, body = again
         self._takes_binary |= status == 200 and not self._is_plain
         if status != 200:
             return InternalError(f"HTTP status {status}: {body[:200].decode(errors='replace')}")
@@ -204,13 +200,10 @@ class OtherServer:
                 raise UnavailableError(f"the answer has more than {_MOST_BYTES} bytes")
             length = response.headers.get(_HEADER_LENGTH, "")
             return response.status, int(length) if length.isdigit() else None, received
-        except ConnectionError as error:  # RemoteDisconnected too
-            connection.close()
-            if reused:  # the server has closed the idle connection
-                return self._exchange(body, header_length)
-            raise UnavailableError(f"{type(error).__name__}: {error}") from error
         except (OSError, http.client.HTTPException) as error:
             connection.close()
+            if reused and isinstance(error, ConnectionError):  # the server has closed the idle connection
+                return self._exchange(body, header_length)
             raise UnavailableError(f"{type(error).__name__}: {error}") from error
         except RemoraError:
             connection.close()
@@ -266,12 +259,7 @@ def _as_json(form: InferForm, tensors: Sequence[CapturedTensor]) -> bytes:
 
 
 def _tensor(tensor: CapturedTensor) -> Tensor:
-    content = tensor.content or b""
-    if tensor.datatype == "BYTES":
-        array = np.array([*elements(content), None], object)[:-1]
-    else:
-        array = np.frombuffer(content, DTYPES[tensor.datatype])
-    return Tensor(tensor.name, tensor.datatype, array.reshape(tensor.shape))
+    return Tensor(tensor.name, tensor.datatype, tensor.values().reshape(tensor.shape))
 
 
 def _pair(option: str, entry: str, form: str) -> tuple[str, str]:
@@ -281,8 +269,7 @@ def _pair(option: str, entry: str, form: str) -> tuple[str, str]:
     return name, value
 
 
-def _checked(url: str, entry: str) -> str:
-    name = entry.partition("=")[0]
+def _checked(name: str, url: str) -> str:
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)

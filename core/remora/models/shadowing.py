@@ -38,8 +38,8 @@ class Copy(NamedTuple):
     form: InferForm
     data: list[Data]
     expected: list[Tensor]
-    model: str = ""
-    version: str = ""
+    model: str
+    version: str
 
 
 class Shadowing:
@@ -148,9 +148,9 @@ class Shadowing:
                 found = outcome.outputs
                 reason = self._compare(_by_name(copy.expected), _by_name(found))
             else:
-                reason, failed = f"the shadow failed: {str(outcome)[:_MOST_REASON]}", True
+                reason, failed = f"the shadow failed: {outcome}", True
         except Exception as error:  # such as that of the operator's function
-            reason, failed = f"the answers cannot be compared: {type(error).__name__}: {error}"[:_MOST_REASON], True
+            reason, failed = f"the answers cannot be compared: {type(error).__name__}: {error}", True
         reason = reason[:_MOST_REASON]
         with self._lock:
             self._unanswered -= 1
