@@ -57,7 +57,7 @@ class Collector:
         parts = urlsplit(self._url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(
-                f"the collector of {signal} needs a URL such as http://collector:4318: set --otlp-endpoint or "
+                f"the collector of {signal} needs a URL such as http://collector:4318: give it as otlp=URL or set "
                 "OTEL_EXPORTER_OTLP_ENDPOINT"
             )
         self.place = f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"

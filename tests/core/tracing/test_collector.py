@@ -30,7 +30,7 @@ def test_the_flag_and_then_the_variables_name_the_collector(base: str, environ: 
 
 @pytest.mark.parametrize("base", ["collector:4318", "ftp://collector", "http://"])
 def test_what_is_no_url_is_refused(base: str) -> None:
-    with pytest.raises(ConfigError, match="the collector of metrics needs a URL"):
+    with pytest.raises(ConfigError, match=r"the collector of metrics needs a URL .*: give it as otlp=URL or set"):
         Collector("metrics", base, {})
 
 
