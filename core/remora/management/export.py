@@ -45,7 +45,7 @@ def _sink(destination: str, clock: Clock) -> MetricsSink:
         from remora.tracing.collector import Collector
     except ImportError as error:
         raise UnsupportedError(f"--metrics-export=otlp needs: {install_command('otel')} ({error})") from error
-    return OtlpMetrics(Collector("metrics", value, variables()), {}, clock.wall_ms() * 1_000_000)
+    return OtlpMetrics(Collector("metrics", value, variables()), clock.wall_ms() * 1_000_000)
 
 
 class MetricsSink(Protocol):

@@ -7,7 +7,7 @@ both.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
@@ -24,7 +24,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
 
 from remora._version import __version__
 from remora.calls import MetricFamily, MetricRow
-from remora.tracing.collector import Collector, any_value, key_values, server_resource
+from remora.tracing.collector import Collector, key_values, server_resource
 
 Labels = tuple[tuple[str, str], ...]
 _SCOPE = "remora"
@@ -36,13 +36,12 @@ class OtlpMetrics:
 
     Args:
         collector: the collector of metrics.
-        resource: attributes of this server.
         begin_ns: wall-clock time at which all counters were 0.
     """
 
-    def __init__(self, collector: Collector, resource: Mapping[str, str], begin_ns: int) -> None:
+    def __init__(self, collector: Collector, begin_ns: int) -> None:
         self._collector = collector
-        self._resource = key_values(server_resource(resource).attributes)
+        self._resource = key_values(server_resource({}).attributes)
         self._series = _SeriesStarts(begin_ns)
 
     def write(self, families: Sequence[MetricFamily], now_ns: int) -> None:
@@ -125,7 +124,7 @@ def _metric(family: MetricFamily, begin: Begin, now_ns: int) -> Metric:
 
 
 def _number(row: MetricRow, now_ns: int) -> NumberDataPoint:
-    point = NumberDataPoint(time_unix_nano=now_ns, attributes=_attributes(row.labels))
+    point = NumberDataPoint(time_unix_nano=now_ns, attributes=key_values(dict(row.labels)))
     if isinstance(row.value, int) and -(2**63) <= row.value < 2**63:
         point.as_int = row.value
     else:
@@ -136,7 +135,7 @@ def _number(row: MetricRow, now_ns: int) -> NumberDataPoint:
 def _histograms(family: MetricFamily, begin: Begin, now_ns: int) -> Iterator[HistogramDataPoint]:
     """Yield a point for each combination of labels, with the counts of single buckets."""
     for labels, rows in _by_labels(family, "le"):
-        point = HistogramDataPoint(time_unix_nano=now_ns, attributes=_attributes(labels))
+        point = HistogramDataPoint(time_unix_nano=now_ns, attributes=key_values(dict(labels)))
         for row in rows:
             if row.suffix == "_bucket":
                 bound = float(dict(row.labels)["le"])
@@ -153,7 +152,7 @@ def _histograms(family: MetricFamily, begin: Begin, now_ns: int) -> Iterator[His
 
 def _summaries(family: MetricFamily, begin: Begin, now_ns: int) -> Iterator[SummaryDataPoint]:
     for labels, rows in _by_labels(family, "quantile"):
-        point = SummaryDataPoint(time_unix_nano=now_ns, attributes=_attributes(labels))
+        point = SummaryDataPoint(time_unix_nano=now_ns, attributes=key_values(dict(labels)))
         for row in rows:
             if row.suffix == "_sum":
                 point.sum = row.value
@@ -171,7 +170,3 @@ def _by_labels(family: MetricFamily, apart: str) -> Iterable[tuple[Labels, list[
     for row in family.rows:
         rows.setdefault(tuple(label for label in row.labels if label[0] != apart), []).append(row)
     return rows.items()
-
-
-def _attributes(labels: Labels) -> list[KeyValue]:
-    return [KeyValue(key=name, value=any_value(value)) for name, value in labels]

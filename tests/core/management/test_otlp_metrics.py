@@ -114,7 +114,7 @@ def test_a_collector_gets_each_family_of_the_page(tmp_path: Path, monkeypatch: p
 
 def test_a_counter_that_began_again_has_a_new_start() -> None:
     with collector() as kept:
-        sink = OtlpMetrics(Collector("metrics", kept.base, {}), {}, 100)
+        sink = OtlpMetrics(Collector("metrics", kept.base, {}), 100)
         for value, now_ns in ((5, 200), (7, 300), (2, 400), (3, 500)):
             sink.write([MetricFamily("c", "counter", "", [MetricRow("", M, value)])], now_ns)
         starts = [
@@ -131,7 +131,7 @@ def test_metrics_that_a_collector_refuses_are_reported_with_its_reason() -> None
         refusal.partial_success.rejected_data_points = 1
         refusal.partial_success.error_message = "no room"
         kept.answer = refusal.SerializeToString()
-        sink = OtlpMetrics(Collector("metrics", kept.base, {}), {}, 0)
+        sink = OtlpMetrics(Collector("metrics", kept.base, {}), 0)
         with pytest.raises(ConnectionError, match="refused 1 data points: no room"):
             sink.write([HISTOGRAM], 1)
 
