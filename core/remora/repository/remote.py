@@ -35,7 +35,7 @@ class RemoteRepository:
         ledger: records listings and downloads.
         any_layout: the path may also be one model's folder or a model file.
         bare_name: the user's name for that model.
-        open_local: opens a fetched file or folder of another library; None to refuse such content.
+        open_local: opens a fetched file or folder of another library; without it such content is not recognised.
     """
 
     def __init__(

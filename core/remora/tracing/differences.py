@@ -110,10 +110,6 @@ class DifferenceLog:
         # Objects of numbers take some times the bytes that they are read from.
         self._writer.put(_Line(document, _OVERHEAD_BYTES + 8 * kept_bytes))
 
-    def flush(self, timeout_s: float) -> bool:
-        """Write what waits, and return False on timeout."""
-        return self._writer.flush(timeout_s)
-
     def close(self) -> None:
         """Write what waits and end."""
         self._writer.close(_END_S)

@@ -59,7 +59,11 @@ def document_of(trace: Trace, now_ns: int) -> Document:
         spans += [span(name, depth + 1, start, stop) for name, start, stop in _phases(part)]
     if trace.protocol and trace.sends:
         spans.append(span("send", 0, trace.sends[0][0], trace.sends[-1][1]))
-    events = [(name, (ns - begin_ns) / 1e3) for part in trace.parts for name, ns in part.events[:_MOST_EVENTS]]
+    events = [
+        {"name": name, "at_us": (ns - begin_ns) / 1e3}
+        for part in trace.parts
+        for name, ns in part.events[:_MOST_EVENTS]
+    ]
     return {
         "id": first.id,
         "model": first.model,
@@ -71,7 +75,7 @@ def document_of(trace: Trace, now_ns: int) -> Document:
         "ago_ms": max(now_ns - end_ns, 0) / 1e6,
         "total_us": (end_ns - begin_ns) / 1e3,
         "spans": spans,
-        "events": [{"name": name, "at_us": at_us} for name, at_us in events],
+        "events": events,
     }
 
 

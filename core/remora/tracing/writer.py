@@ -1,6 +1,6 @@
-"""Background delivery of finished traces.
+"""Background delivery of traces, captured requests and other records.
 
-Threads that finish a request never wait for delivery, and memory is bounded: traces that do not fit are dropped,
+Threads that queue an item never wait for its delivery, and memory is bounded: items that do not fit are dropped,
 counted and logged once.
 """
 
