@@ -92,7 +92,7 @@ venv: $(VENV)/dev.stamp  ## create the environment of all other targets
 # Several at once with --jobs, because installing waits for downloads.
 environments: $(VENV)/dev.stamp $(VENV)-infra/stamp $(VENV)-stub/stamp $(VENV)-checkov/stamp  ## create what test, test-infra and test-containers need
 
-test: check unit test-oracle  ## run the checks and tests that need this environment alone; .ci/run runs all others too
+test: check unit test-oracle  ## run the checks and tests that need this environment alone; .ci/run runs more (CONTRIBUTING.md)
 
 check: check-format check-lint check-types check-imports check-map  ## check formatting, lint, types and import contracts; changes nothing
 
@@ -214,7 +214,7 @@ test-peers: test-storage test-lambda test-azureml test-azure-ai-ml test-sagemake
 # Uses Terraform and a mirror of the aws provider if available; missing tools are skipped by name.
 test-infra: $(VENV)-infra/stamp $(VENV)-stub/stamp $(VENV)-checkov/stamp  ## check Terraform modules, manifests and chart against schemas and rules
 	PATH="$(CURDIR)/$(VENV)-infra/bin:$$PATH" TEST_INFRA=1 $(VENV)-infra/bin/python -m pytest tests/infra \
-		tests/adapters/test_manifests.py $(T)
+		tests/adapters/test_manifests.py tests/adapters/manifests/test_releases.py $(T)
 
 # Needs buildah, mmdebstrap, bubblewrap and uidmap, and root to unpack a base system; missing tools are skipped by name.
 # TEST_WITHOUT_ENGINE=1 also runs the entry points without images, as on machines that cannot build them.
