@@ -47,7 +47,7 @@ def _endpoint(facts: Facts, release: Release) -> str:
     shares = {_name(version): share for version, share in releases.whole_percents(release).items()}
     shadow, copies = release.shadow, {}
     if shadow is not None:
-        percents = shadow.weight // 100
+        percents = releases.whole_percent("the shadow", shadow.weight)
         check_mirror(percents, shared=bool(release.arms))
         copies = {_name(shadow.version): percents}
     found = {

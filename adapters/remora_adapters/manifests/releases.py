@@ -43,13 +43,17 @@ def weights(release: Release) -> dict[int, int]:
     return {release.stable: rest} | {arm.version: arm.weight for arm in release.arms}
 
 
+def whole_percent(name: str, weight: int) -> int:
+    """Return a weight as a percentage. Raises ValueError for a fraction."""
+    if weight % _WHOLE:
+        raise ValueError(f"{name} has {percent(weight)}: this platform takes whole percentages")
+    return weight // _WHOLE
+
+
 def whole_percents(release: Release) -> dict[int, int]:
     """Return the percentage of each version that answers. Raises ValueError for fractions."""
     for arm in release.arms:
-        if arm.weight % _WHOLE:
-            raise ValueError(
-                f"{arm.alias} has {percent(arm.weight)}: this platform divides traffic by whole percentages"
-            )
+        whole_percent(arm.alias, arm.weight)
     return {version: weight // _WHOLE for version, weight in weights(release).items()}
 
 

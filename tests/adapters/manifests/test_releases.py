@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,18 @@ def test_an_azure_endpoint_has_the_shares_of_its_deployments() -> None:
     assert [each["name"] for each in deployments] == ["version-2", "version-4"]
 
 
-@pytest.mark.parametrize("release", ["stable=2,shadow=4:60%", f"{CANARY},shadow=4:20%", "stable=2,canary=3:0.5%"])
-def test_azure_refuses_what_an_endpoint_cannot_have(release: str) -> None:
-    with pytest.raises(ValueError, match=r"0 to 50 percent|exclude each other|whole percentages"):
+@pytest.mark.parametrize(
+    ("release", "reason"),
+    [
+        ("stable=2,shadow=4:60%", "expected 0 to 50 percent"),
+        (f"{CANARY},shadow=4:20%", "exclude each other"),
+        ("stable=2,canary=3:0.5%", "canary has 0.5 %: this platform takes whole percentages"),
+        ("stable=2,shadow=4:0.5%", "the shadow has 0.5 %: this platform takes whole percentages"),
+        ("stable=2,shadow=4:20.5%", "the shadow has 20.5 %: this platform takes whole percentages"),
+    ],
+)
+def test_azure_refuses_what_an_endpoint_cannot_have(release: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)):
         documents("azureml", release)
 
 
