@@ -36,8 +36,9 @@ from remora.protocols.rest.request import RequestLimits
 from remora.protocols.rest.routes import Route
 from remora.scheduling.batching import ExpiredError
 from remora.server.held_mailbox import HeldMailbox
-from remora.server.http.exchange import Exchange, arrival_of, name_version
+from remora.server.http.exchange import Cancellable, Exchange, arrival_of, name_version
 from remora.server.http.large_bodies import LargeBodies
+from remora.server.http.waiting import Wait
 
 Decoded = tuple[InferForm, list[Data]]
 """Result of `decode_generate`."""
@@ -50,6 +51,7 @@ class GenerateRoutes:
         engine: runs the requests.
         mailbox: receives the responses.
         limits: limits of a request body.
+        wait: repeats work that raised LoadingError.
         malformed: HTTP status of a malformed body; 0 for Triton's.
         large: threads that decode large bodies; None to decode all in the loop.
     """
@@ -59,6 +61,7 @@ class GenerateRoutes:
         engine: Engine,
         mailbox: Mailbox | None,
         limits: RequestLimits,
+        wait: Wait,
         malformed: int = 0,
         large: LargeBodies | None = None,
     ) -> None:
@@ -66,6 +69,7 @@ class GenerateRoutes:
         self._engine = engine
         self._mailbox = mailbox
         self._limits = limits
+        self._wait = wait
         self._malformed = malformed
         self._front_end = FrontEnd(self._submit, arrival_of, routed=name_version)
 
@@ -114,11 +118,14 @@ class GenerateRoutes:
         if self._large is None or not self._large.takes(body):
             return start(decode(), exchange)
 
-        def submit(decoded: Decoded, exchange: Exchange) -> Ticket | None:
+        def submit(decoded: Decoded, exchange: Exchange) -> Cancellable | None:
             try:
                 return start(decoded, exchange)
             except RetiredError:  # replaced while the body was decoded
-                return self.handle(where, encoding, head, body, exchange, timeout_ns)
+                return self._wait(again, head, body, exchange)
+
+        def again(head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
+            return self.handle(where, encoding, head, body, exchange, timeout_ns)
 
         return self._large.decode(exchange, lambda: (decode(), 0), submit, self._refusal)
 

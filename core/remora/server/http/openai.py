@@ -43,6 +43,7 @@ from remora.protocols.rest.content_encoding import inflate
 from remora.server.http import deadlines
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange, arrival_of
 from remora.server.http.openai_delivery import Delivery, FollowedTasks, cancelled, reply_to
+from remora.server.http.waiting import Wait
 from remora.system.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -55,9 +56,6 @@ _LARGE = 16_384
 """Bytes of a body from which decoding, templates and tokenization run in another thread."""
 _JSON_TYPES = (b"application/json", b"text/json")
 _GENERATES = ("chat", "completions", "responses")
-
-Wait = Callable[[Callable[[Head, Buffer, Exchange], Cancellable | None], Head, Buffer, Exchange], Cancellable | None]
-"""Runs work, and runs it again once the model that it needs is loaded; see `RestService.when_loaded`."""
 
 
 class OpenAiRoutes:

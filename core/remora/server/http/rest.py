@@ -138,7 +138,7 @@ class RestService:
         self._front_end = FrontEnd(self._submit, arrival_of, _DECOUPLED, name_version)
         self._codec = codec
         self._encode = codec.encode
-        self._generate = GenerateRoutes(engine, mailbox, codec.limits, malformed, large)
+        self._generate = GenerateRoutes(engine, mailbox, codec.limits, self.when_loaded, malformed, large)
         self._mailbox = mailbox
         self._later = later
         self._limit = max_input_bytes
@@ -175,7 +175,9 @@ class RestService:
         other._codec = self._codec.twin(binary_headers)
         other._encode = other._codec.encode
         other._malformed = malformed or self._malformed
-        other._generate = GenerateRoutes(engine, self._mailbox, self._codec.limits, other._malformed, self.large)
+        other._generate = GenerateRoutes(
+            engine, self._mailbox, self._codec.limits, other.when_loaded, other._malformed, self.large
+        )
         other._openai = None
         other._typed = None
         other._known_as = known_as

@@ -8,13 +8,16 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from remora.errors import CancelledError, RemoraError, UnavailableError
+from remora.messages import Buffer
 from remora.models.table import LoadingError
+from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import INTERNAL, encode_error, failure
 from remora.server.http.exchange import Cancellable, Exchange
 
 _log = logging.getLogger("remora.http")
 
-
+Wait = Callable[[Callable[[Head, Buffer, Exchange], Cancellable | None], Head, Buffer, Exchange], Cancellable | None]
+"""Runs work, and runs it again once the model that it needs is loaded; see `RestService.when_loaded`."""
 GoOn = Callable[[int], Cancellable | None]
 """Handles a request after a wait in nanoseconds; returns its cancellable continuation."""
 

@@ -88,6 +88,10 @@ class FakeEngine:
         return self.metrics
 
 
+def _no_wait(*_: object) -> None:
+    raise AssertionError("no model is being loaded")
+
+
 class Asked:
     """One request to the fake model."""
 
@@ -95,7 +99,7 @@ class Asked:
         self.model = FakeModel()
         self.engine = FakeEngine(self.model)
         self.exchange = FakeExchange()
-        self.routes = GenerateRoutes(self.engine, None, RequestLimits())  # type: ignore[arg-type]
+        self.routes = GenerateRoutes(self.engine, None, RequestLimits(), _no_wait)  # type: ignore[arg-type]
         self._path = f"/v2/models/{model}/{path}"
         self._body = body
         self._headers = tuple((name.replace("_", "-").encode(), value.encode()) for name, value in headers.items())

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from fakes import UNTRACED, FakeExchange
+import pytest
+
+from fakes import UNTRACED, FakeExchange, config_of
 from remora.engine import Engine
-from remora.errors import InternalError
+from remora.errors import InternalError, RetiredError
 from remora.messages import Buffer
 from remora.models.table import LoadingError
 from remora.options import EngineOptions
@@ -18,8 +21,10 @@ from remora.protocols.http1 import Head
 from remora.protocols.rest.infer import InferCodec
 from remora.protocols.restriction import Restrictions
 from remora.server.http.exchange import Cancellable, Exchange
+from remora.server.http.large_bodies import LARGE_BYTES, LargeBodies
 from remora.server.http.rest import RestService
 from remora.server.http.waiting import LoadWaiters
+from remora.signature import Signature
 
 
 def run(scenario: Callable[[LoadWaiters, Future[None], FakeExchange, list[int]], None], **room: float) -> FakeExchange:
@@ -226,6 +231,52 @@ def test_a_request_over_v2_can_be_cancelled_before_and_after_its_wait() -> None:
     assert len(exchange.answers) == 1
     assert engine.ticket is not None
     assert engine.ticket.cancelled == 1
+
+
+class UnloadedModel(ArrivingModel):
+    """A model that is unloaded before its first request is submitted, and is being loaded from then on."""
+
+    signature = Signature(config_of('input { name: "IN" data_type: TYPE_INT32 dims: -1 }'), "m")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ready.set_result(None)
+        self.unloaded = False
+
+    def submit(self, *form: object, **options: object) -> FakeTicket:
+        if not self.unloaded:
+            self.unloaded, self.ready = True, Future()
+            raise RetiredError("unloaded")
+        return super().submit(*form, **options)
+
+
+_NUMBERS = [123_456] * (LARGE_BYTES // 4)
+_TENSOR = {"name": "IN", "datatype": "INT32", "shape": [len(_NUMBERS)], "data": _NUMBERS}
+
+
+@pytest.mark.parametrize(
+    ("action", "members"),
+    [("infer", {"inputs": [_TENSOR]}), ("generate", {"IN": _NUMBERS}), ("generate_stream", {"IN": _NUMBERS})],
+    ids=["infer", "generate", "generate_stream"],
+)
+def test_a_large_body_waits_for_a_model_that_was_unloaded_while_it_was_decoded(
+    action: str, members: dict[str, object]
+) -> None:
+    engine, exchange = UnloadedModel(), FakeExchange()
+
+    async def play() -> None:
+        large = LargeBodies(asyncio.get_running_loop())
+        rest = RestService(engine, InferCodec(), None, lambda _work, _exchange: None, large=large)  # type: ignore[arg-type]
+        rest.handle(Head("POST", f"/v2/models/m/{action}", ()), json.dumps(members).encode(), exchange)
+        while not engine.unloaded:
+            await asyncio.sleep(0)
+        assert exchange.answers == []
+        engine.ready.set_result(None)
+        while engine.ticket is None:
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(play(), 60.0))
+    assert exchange.answers == []
 
 
 def test_who_may_not_ask_does_not_wait_for_a_hosts_own_route_either() -> None:
