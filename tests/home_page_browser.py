@@ -1,8 +1,8 @@
 """Visit to the page at / in a headless Chromium: prints what a user would see as JSON.
 
 Runs under the Python of an environment with playwright:
-``python home_page_browser.py models|openai|pictures URL FOLDER CHROMIUM [FILES]``. ``models`` needs a folder with a
-picture and a sound, ``pictures`` writes those of the README.
+``python home_page_browser.py models|openai|gpus|pictures URL FOLDER CHROMIUM [FILES]``. ``models`` needs a folder with
+a picture and a sound, ``pictures`` writes those of the README.
 """
 
 from __future__ import annotations
@@ -55,11 +55,12 @@ def visit(url: str, folder: Path, chromium: str, files: Path) -> dict[str, Any]:
         page.goto(url)
         page.wait_for_selector("#models button")
         seen["models"] = page.locator("#models button").all_inner_texts()
+        seen["controls"] = page.locator("text=/^(Unload|Load again)$/").count()
         seen["numbers"] = send(page, "total", {"x": "[[1, 2, 3], [4, 5, 6]]"}, "table")
-        seen["curl"] = page.inner_text("pre[tabindex='0']")
-        for name in ("Python", "JavaScript", "tritonclient", "plain JSON"):
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        for name in ("Python", "JavaScript", "tritonclient", "plain JSON", "curl"):
             page.click(f'role=tab[name="{name}"]')
-            seen[name] = page.inner_text("pre[tabindex='0']")
+            seen[name] = copied(page)
         seen["invalid"] = send(page, "total", {"x": "one"}, "[role=alert]")
         seen["refused"] = send(page, "refuse", {"x": "1"}, "[role=alert]")
         seen["text"] = send(page, "shout", {"text": "<img src=x onerror=alert(1)>"}, "pre")
@@ -67,6 +68,7 @@ def visit(url: str, folder: Path, chromium: str, files: Path) -> dict[str, Any]:
         seen["stream"] = send(page, "count", {"n": "3"}, "p:has-text('events')")
         seen["json"] = send(page, "keys", {"value": '{"b": 1, "a": 2}'}, "pre")
         seen["probabilities"] = send(page, "spread", {"n": "4"}, "progress")
+        seen["scores"] = send(page, "mood", {"text": "fine"}, "progress")
         page.click("nav button[data-name='turn/1']")
         page.wait_for_selector("#input-picture")
         page.set_input_files("input[type=file]", files / "picture.png")
@@ -87,9 +89,7 @@ def visit(url: str, folder: Path, chromium: str, files: Path) -> dict[str, Any]:
         page.wait_for_selector(f"{ANSWER} pre")
         seen["heard"] = page.inner_text(f"{ANSWER} pre")
         seen["stopped"] = stopped_stream(page)
-        seen["charts"] = page.locator(".charts svg").evaluate_all(
-            "all => all.map(each => each.getAttribute('aria-label'))"
-        )
+        seen["charts"] = charts_of(page)
         page.click("nav button[data-name='total/1']")
         send(page, "total", {"x": "[[1, 2, 3]]"}, "pre")  # one batch alone has no rate
         page.click("text=Explain this model")
@@ -126,6 +126,35 @@ def visit(url: str, folder: Path, chromium: str, files: Path) -> dict[str, Any]:
         seen["bytes"], seen["first_paint_ms"] = first_paint(narrow, url)
         browser.close()
     return seen
+
+
+def copied(page: Page) -> str:
+    """Press the button that copies the code, and return what a paste would insert."""
+    page.click("text=/^Copy$/")
+    page.wait_for_selector("text=/^Copied$/")
+    page.wait_for_selector("text=/^Copy$/")
+    text: str = page.evaluate("navigator.clipboard.readText()")
+    return text
+
+
+def visit_gpus(url: str, folder: Path, chromium: str) -> dict[str, Any]:
+    """Return the charts of a server that has GPUs, once they have values."""
+    seen: dict[str, Any] = {"errors": [], "elsewhere": []}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = watched(browser, url, seen)
+        page.goto(f"{url}#/server")
+        page.wait_for_selector("figcaption:has-text('GPU 1, memory, MiB') b:text-matches('[1-9]')")
+        seen["charts"] = charts_of(page)
+        page.screenshot(path=str(folder / "gpus.png"), full_page=True)
+        browser.close()
+    return seen
+
+
+def charts_of(page: Page) -> dict[str, str]:
+    """Return the name of each chart and its last value."""
+    labels = page.locator(".charts svg").evaluate_all("all => all.map(each => each.getAttribute('aria-label'))")
+    return {name: value for name, _, value in (label.partition(": ") for label in labels)}
 
 
 def stopped_stream(page: Page) -> str:
@@ -180,14 +209,29 @@ def visit_openai(url: str, folder: Path, chromium: str) -> dict[str, Any]:
         page.click("section:has(.chat) button.primary")
         page.wait_for_selector("text=/[0-9]+ tokens?,/")
         seen["continued"] = page.locator(".chat p").all_inner_texts()
+        page.wait_for_selector(".facts b >> nth=0 >> text=/^[1-9]/")
+        page.wait_for_selector("figcaption:has-text('First token') b:text-matches('p50 [0-9]')")
+        seen["live"] = page.inner_text("section:has(> h2:text-is('Live'))")
+        seen["charts"] = charts_of(page)
         page.click("text=Show the last traces")
         page.wait_for_selector("text=/Tracing is off/")
         seen["traces"] = page.inner_text("section:has(> h2:text-is('Traces'))")
+        page.locator("section:has(> h2:text-is('Live'))").screenshot(path=str(folder / "tokens.png"))
         page.click("nav button[data-name='meaning/1']")
         page.fill("#embedding-texts", "one\none\nanother text")
         page.click("text=Compare")
         page.wait_for_selector(".cosines")
         seen["cosines"] = page.locator(".cosines td").all_inner_texts()
+        page.wait_for_selector(".facts b >> nth=0 >> text=/^[1-9]/")
+        seen["embeddings"] = charts_of(page)
+        seen["labels"] = send(page, "flower", {"X": "[[1, 3, 2], [5, 4, 6]]"}, "progress")
+        page.click("nav button[data-name='flower/1']")
+        page.click("text=/^Unload$/")
+        page.wait_for_selector("#models button[data-name^='flower']:has-text('unavailable')")
+        seen["unloaded"] = page.inner_text("#models")
+        page.click("nav button[data-name^='flower']")
+        page.click("text=/^Load again$/")
+        page.wait_for_selector("#models button[data-name='flower/1']:has-text('ready')")
         page.screenshot(path=str(folder / "embeddings.png"), full_page=True)
         browser.close()
     return seen
@@ -250,6 +294,8 @@ if __name__ == "__main__":
     kind, where, kept, browser_path = sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4]
     if kind == "models":
         print(json.dumps(visit(where, kept, browser_path, Path(sys.argv[5]))))
+    elif kind == "gpus":
+        print(json.dumps(visit_gpus(where, kept, browser_path)))
     elif kind == "openai":
         print(json.dumps(visit_openai(where, kept, browser_path)))
     else:

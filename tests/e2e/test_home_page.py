@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import _ctypes
 import json
 import math
 import os
+import re
 import shutil
 import struct
 import subprocess
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from eventually import eventually
 from generation_models import tiny
 from live_server import client, process, until
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
 PYTHON = os.environ.get("BROWSER_PYTHON", "")
 SCREENSHOTS = ROOT / "build" / "screenshots"
 pytestmark = [
@@ -30,6 +33,7 @@ pytestmark = [
 APP = """
 import pathlib
 import threading
+import typing
 
 import numpy as np
 import remora
@@ -58,6 +62,14 @@ def keys(value: dict) -> list:
 @remora.model(isolation="thread")
 def spread(n: int) -> list[float]:
     return [1 / n] * n
+
+class Mood(typing.NamedTuple):
+    label: list[str]
+    score: list[float]
+
+@remora.model(batch=8, isolation="thread")
+def mood(text: list[str]) -> Mood:
+    return Mood(["<happy>"] * len(text), [0.75] * len(text))
 
 @remora.model(isolation="thread")
 def turn(picture: bytes) -> bytes:
@@ -118,9 +130,40 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with process(folder / "app.py", port, dict(os.environ), traced, "--allow-metrics=true") as server:
         until(port, "/v2/health/ready", server)
         found: dict[str, Any] = json.loads(_visit("models", port, SCREENSHOTS, str(folder)))
+        there = {name: command for name, command in LANGUAGES.items() if shutil.which(command[0])}
+        found["ran"] = {name: _ran(command, found[name]) for name, command in there.items()}
     return found
 
 
+LANGUAGES = {
+    "curl": ["bash"],
+    "plain JSON": ["bash"],
+    "Python": [sys.executable],
+    "tritonclient": [sys.executable],
+    "JavaScript": ["node", "--input-type=module"],
+}
+"""The program that runs the code of each tab from its standard input."""
+
+
+def _ran(command: list[str], code: str) -> str:
+    """Return what copied code prints, or the error."""
+    done = subprocess.run(command, input=code, capture_output=True, text=True, check=False, timeout=60)
+    return done.stdout if done.returncode == 0 else done.stderr
+
+
+FLOWER_CONFIG = """
+backend: "python" max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: 3 }
+output { name: "Y" data_type: TYPE_FP32 dims: 3 }
+"""
+FLOWER = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        arrays = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", array)]) for array in arrays]
+"""
 MEANING_CONFIG = """
 backend: "python" max_batch_size: 8
 input { name: "TEXT" data_type: TYPE_STRING dims: 1 }
@@ -146,16 +189,55 @@ def chatted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a visit to the page of a server with a language model and embeddings shows."""
     models = tmp_path_factory.mktemp("language") / "models"
     tiny(models)
-    (models / "meaning" / "1").mkdir(parents=True)
-    (models / "meaning" / "config.pbtxt").write_text(MEANING_CONFIG)
-    (models / "meaning" / "1" / "model.py").write_text(MEANING)
+    for name, config, code in (("meaning", MEANING_CONFIG, MEANING), ("flower", FLOWER_CONFIG, FLOWER)):
+        (models / name / "1").mkdir(parents=True)
+        (models / name / "config.pbtxt").write_text(config)
+        (models / name / "1" / "model.py").write_text(code)
+    (models / "flower" / "labels.txt").write_text("rose\ntulip\niris\n")
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     (port,) = free_ports(1)
-    with process(models, port, dict(os.environ), "--openai", "--allow-metrics=true") as server:
+    controlled = ("--model-control-mode=explicit", "--load-model=*")
+    with process(models, port, dict(os.environ), "--openai", "--allow-metrics=true", *controlled) as server:
         until(port, "/v2/health/ready", server)
         found: dict[str, Any] = json.loads(_visit("openai", port, SCREENSHOTS))
         eventually(lambda: _rows(port, "vllm:num_requests_running") == [0])
         found["aborted"] = sum(_rows(port, "vllm:request_success_total", 'finished_reason="abort"'))
+    return found
+
+
+PYNVML = """
+from types import SimpleNamespace
+
+def nvmlInit(): pass
+def nvmlDeviceGetCount(): return 2
+def nvmlDeviceGetHandleByIndex(index): return f"GPU-{index}"
+def nvmlDeviceGetHandleByUUID(uuid): return uuid
+def nvmlDeviceGetUUID(handle): return handle
+def nvmlDeviceGetName(handle): return "H200"
+def nvmlDeviceGetCudaComputeCapability(handle): return [9, 0]
+def nvmlDeviceGetMemoryInfo(handle):
+    return SimpleNamespace(total=80 << 30, used=(20 if handle == "GPU-0" else 10) << 30)
+def nvmlDeviceGetUtilizationRates(handle): return SimpleNamespace(gpu=37, memory=5)
+def nvmlDeviceGetPowerUsage(handle): return 65_000
+def nvmlDeviceGetEnforcedPowerLimit(handle): return 700_000
+def nvmlDeviceGetTotalEnergyConsumption(handle): return 1_000
+"""
+
+
+@pytest.fixture(scope="module")
+def gpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the page shows of a server with two GPUs; the driver's library and the module of NVML are stand-ins."""
+    folder = tmp_path_factory.mktemp("gpus")
+    (folder / "pynvml.py").write_text(PYNVML)
+    (folder / "libnvidia-ml.so.1").symlink_to(_ctypes.__file__)
+    (folder / "app.py").write_text(README_APP)
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    (port,) = free_ports(1)
+    environment = dict(os.environ, LD_LIBRARY_PATH=str(folder), CUDA_VISIBLE_DEVICES="0,1")
+    environment["PYTHONPATH"] = os.pathsep.join([str(folder), environment.get("PYTHONPATH", "")])
+    with process(folder / "app.py", port, environment, "--allow-metrics=true") as server:
+        until(port, "/v2/health/ready", server)
+        found: dict[str, Any] = json.loads(_visit("gpus", port, SCREENSHOTS))
     return found
 
 
@@ -168,7 +250,7 @@ def _rows(port: int, name: str, label: str = "") -> list[float]:
 
 
 def test_all_models_are_listed_with_their_state(seen: dict[str, Any]) -> None:
-    assert len(seen["models"]) == 10
+    assert len(seen["models"]) == 11
     assert all("ready" in each for each in seen["models"])
 
 
@@ -176,12 +258,27 @@ def test_numbers_are_sent_and_the_answer_is_a_table(seen: dict[str, Any]) -> Non
     assert "6\n15" in seen["numbers"]
 
 
-def test_the_request_is_shown_as_code_that_runs(seen: dict[str, Any]) -> None:
-    assert '"data":[1,2,3,4,5,6]' in seen["curl"]
-    assert '"data":[1,2,3,4,5,6]' in seen["JavaScript"]
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_copied_code_of_the_request_runs(seen: dict[str, Any], language: str) -> None:
+    if language not in seen["ran"]:
+        pytest.skip(f"{LANGUAGES[language][0]} is not installed")
+    assert re.search(r"\b6(\.0?)?[],\s[]+15\b", seen["ran"][language]), seen["ran"][language]
+
+
+def test_the_plain_request_has_one_list_for_each_row(seen: dict[str, Any]) -> None:
     assert seen["plain JSON"].endswith("""/models/total -d '{"x":[[1,2,3],[4,5,6]]}'""")
-    for language in ("Python", "tritonclient"):
-        compile(seen[language], language, "exec")
+
+
+def test_models_are_read_only_unless_their_control_is_allowed(seen: dict[str, Any], chatted: dict[str, Any]) -> None:
+    assert seen["controls"] == 0
+    assert re.search(r"flower.*\n?.*unavailable", chatted["unloaded"])
+
+
+def test_classes_are_bars_with_their_labels(seen: dict[str, Any], chatted: dict[str, Any]) -> None:
+    assert seen["scores"].split("\n")[:2] == ["<happy>", "0.750"]
+    shown = [line for line in chatted["labels"].split("\n") if line]
+    assert shown[1:8] == ["row 1", "tulip", "3.00", "iris", "2.00", "rose", "1.00"]
+    assert shown[8:11] == ["row 2", "iris", "6.00"]
 
 
 def test_a_wrong_value_and_a_refusal_are_shown_as_text(seen: dict[str, Any]) -> None:
@@ -216,8 +313,8 @@ def test_a_stream_can_be_stopped_which_frees_its_instance(seen: dict[str, Any]) 
 
 
 def test_charts_show_rate_latency_queue_and_batches(seen: dict[str, Any]) -> None:
-    shown = [label.partition(":")[0] for label in seen["charts"]]
-    assert shown == ["Requests per second", "Latency, ms", "Requests", "Rows of a batch, mean", "batches by rows"]
+    names = ["Requests per second", "Latency, ms", "Requests", "Rows of a batch, mean", "batches by rows"]
+    assert list(seen["charts"]) == names
     server = seen["server"]
     for name in ("Memory used, MiB", "Processors, %", "Open connections", "Requests per second", "Latency, ms"):
         assert name in server
@@ -244,6 +341,25 @@ def test_a_chat_streams_stops_and_frees_its_row(chatted: dict[str, Any]) -> None
     assert chatted["continued"][0] == "The baker"
     assert (chatted["errors"], chatted["elsewhere"]) == ([], [])
     assert (SCREENSHOTS / "chat.png").stat().st_size > 5_000
+
+
+def test_answers_of_openais_routes_are_in_the_charts_and_counts(chatted: dict[str, Any]) -> None:
+    assert re.search(r"answered\s+[1-9]", chatted["live"])
+    assert re.search(r"stopped\s+[1-9]", chatted["live"])
+    charts = chatted["charts"]
+    assert list(charts) == ["Requests per second", "Latency, ms", "Requests", "First token, ms", "Tokens per second"]
+    assert re.match(r"p50 \d", charts["First token, ms"])
+    most = float(re.search(r"at most ([\d.]+)", charts["Tokens per second"])[1])  # type: ignore[index]
+    assert most > 0
+    assert "at most 0.0 " not in chatted["embeddings"]["Requests per second"]
+
+
+def test_gpus_have_charts_of_their_use_and_memory(gpus: dict[str, Any]) -> None:
+    charts = gpus["charts"]
+    assert charts["GPU 0, %"].startswith("37, ")
+    assert charts["GPU 0, memory, MiB"].startswith("20480, ")
+    assert charts["GPU 1, memory, MiB"].startswith("10240, ")
+    assert (gpus["errors"], gpus["elsewhere"]) == ([], [])
 
 
 def test_without_traces_the_page_says_how_to_turn_them_on(chatted: dict[str, Any]) -> None:

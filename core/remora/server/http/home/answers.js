@@ -1,5 +1,7 @@
 // Answers of a model: text, tables, bars, images and sound.
 
+const MOST_BARS = 10;
+
 function elementsOf(output) {
   if (output.datatype !== "BYTES" || !output.bytes) return output.data || [];
   const found = [];
@@ -57,8 +59,36 @@ function shown(output) {
   return element("div", {}, title, element("div", { class: "scroll" }, element("table", {}, element("tbody", {}, rows.map((row) => element("tr", {}, row.map((each) => element("td", {}, String(each)))))))));
 }
 
+// Return a bar for each of the best classes.
 function bars(values) {
-  const best = values.map((value, index) => [value, index]).sort((a, b) => b[0] - a[0]).slice(0, 10);
-  return best.map(([value, index]) => element("div", { class: "bar" }, element("span", {}, `class ${index}`),
-    element("progress", { max: 1, value, "aria-label": `class ${index}` }), element("span", {}, value.toPrecision(3))));
+  const best = values.map((value, index) => [`class ${index}`, value]).sort((a, b) => b[1] - a[1]).slice(0, MOST_BARS);
+  return best.map(bar);
+}
+
+function bar([name, value]) {
+  const share = value >= 0 && value <= 1;
+  return element("div", { class: "bar" }, element("span", { title: name }, name),
+    share ? element("progress", { max: 1, value, "aria-label": name }) : element("span", {}), element("span", {}, value.toPrecision(3)));
+}
+
+// Return the classes of an output with labels, which the classification extension writes as VALUE:INDEX:LABEL.
+function ranked(output) {
+  const columns = output.shape.at(-1);
+  const rows = Array.from({ length: output.data.length / columns }, (_, row) => output.data.slice(row * columns, (row + 1) * columns));
+  return element("div", {}, element("h3", {}, output.name), rows.map((row, index) => [
+    rows.length > 1 ? element("p", { class: "soft" }, `row ${index + 1}`) : null,
+    ...row.map((text) => {
+      const [, value, place, label] = /^([^:]*):([^:]*):?(.*)$/s.exec(text);
+      return bar([label || `class ${place}`, Number(value)]);
+    })]).flat());
+}
+
+// Return what an answer shows: a label and its score are one bar for each row, all else is shown by output.
+function drawn(outputs) {
+  const [label, score] = ["label", "score"].map((name) => outputs.find((each) => each.name === name));
+  if (outputs.length === 2 && label?.bytes && score?.data?.length === elementsOf(label).length) {
+    const names = elementsOf(label).map((each) => new TextDecoder().decode(each));
+    return [element("div", {}, names.map((name, index) => bar([name, score.data[index]])))];
+  }
+  return outputs.map((each) => (each.isRanked ? ranked(each) : shown(each)));
 }

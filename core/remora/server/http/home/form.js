@@ -172,7 +172,9 @@ function valueOf(tensor, isJson, text) {
 }
 
 async function infer({ inputs, binary, binaryOutputs }, signal) {
-  const asked = { inputs, outputs: chosen.metadata.outputs.map((each) => ({ name: each.name, ...(binaryOutputs.includes(each.name) ? { parameters: { binary_data: true } } : {}) })) };
+  const labelled = new Set(chosen.config.output.filter((each) => each.label_filename).map((each) => each.name));
+  const wanted = (name) => (labelled.has(name) ? { classification: MOST_BARS } : binaryOutputs.includes(name) ? { binary_data: true } : {});
+  const asked = { inputs, outputs: chosen.metadata.outputs.map(({ name }) => ({ name, parameters: wanted(name) })) };
   const header = new TextEncoder().encode(JSON.stringify(asked));
   const answer = await request(`${pathOf(chosen.name, chosen.version)}/infer`, undefined, { method: "POST", signal,
     body: new Blob([header, ...binary]), headers: { "Inference-Header-Content-Length": String(header.length) } });
@@ -181,14 +183,14 @@ async function infer({ inputs, binary, binaryOutputs }, signal) {
   const text = new TextDecoder().decode(bytes.subarray(0, length));
   const value = JSON.parse(text);
   let offset = length;
-  return value.outputs.map((output) => {
+  for (const output of value.outputs) {
+    output.isRanked = labelled.has(output.name);
     const size = output.parameters?.binary_data_size;
-    if (size !== undefined) {
-      output.bytes = bytes.subarray(offset, offset + size);
-      offset += size;
-    }
-    return shown(output);
-  });
+    if (size === undefined) continue;
+    output.bytes = bytes.subarray(offset, offset + size);
+    offset += size;
+  }
+  return drawn(value.outputs);
 }
 
 // Show the events of generate_stream as they arrive.

@@ -8,7 +8,7 @@ const samples = new Map(); // last samples of counters, by model
 let metricsError = "";
 let shownCharts = [];
 
-const WANTED = /^(remora_request_duration_seconds_bucket|remora_memory_|nv_cpu_utilization|nv_gpu_|remora_open_connections)/;
+const WANTED = /^(remora_request_duration_seconds_bucket|remora_memory_|nv_cpu_utilization|nv_gpu_|remora_open_connections|vllm:(request_success|num_requests_|generation_tokens_total|e2e_request_latency_seconds_bucket|time_to_first_token_seconds_bucket))/;
 
 // Return the rows of Prometheus' text that the page shows.
 function metricsOf(text) {
@@ -64,12 +64,33 @@ function observe(key, sample) {
   push(key, "batch", executions > 0 ? (sample.rows - last.rows) / executions : null);
   push(key, "p50", quantile(sample.buckets, known[0].buckets, 0.5));
   push(key, "p99", quantile(sample.buckets, known[0].buckets, 0.99));
+  if (!sample.first) return;
+  push(key, "tokens", reloaded ? 0 : (sample.tokens - last.tokens) / seconds);
+  push(key, "first p50", quantile(sample.first, known[0].first, 0.5));
+  push(key, "first p99", quantile(sample.first, known[0].first, 0.99));
 }
 
 function addUp(all) {
   const sum = (name) => all.reduce((total, each) => total + each[name], 0);
-  const buckets = (all[0]?.buckets || []).map(([bound], index) => [bound, all.reduce((total, each) => total + (each.buckets[index]?.[1] || 0), 0)]);
+  // Language models have other bounds than the others.
+  const bounds = [...new Set(all.flatMap((each) => each.buckets.map(([bound]) => bound)))].sort((a, b) => a - b);
+  const below = (buckets, most) => buckets.findLast(([bound]) => bound <= most)?.[1] || 0;
+  const buckets = bounds.map((bound) => [bound, all.reduce((total, each) => total + below(each.buckets, bound), 0)]);
   return { time: performance.now(), requests: sum("requests"), rows: sum("rows"), executions: sum("executions"), waiting: sum("waiting"), running: sum("running"), buckets };
+}
+
+const boundOf = (labels) => (labels.le === "+Inf" ? Infinity : Number(labels.le));
+
+// Return the sample of a language model from its metrics, which count the answers of all routes.
+function generationSample(row, rows, time) {
+  const mine = rows.filter(({ labels }) => labels.model_name === row.name && labels.engine === row.version);
+  const of = (name) => mine.filter((each) => each.name === `vllm:${name}`);
+  const ended = Object.fromEntries(of("request_success_total").map(({ labels, value }) => [labels.finished_reason, value]));
+  const value = (name) => of(name)[0]?.value || 0;
+  const buckets = (name) => of(`${name}_bucket`).map((each) => [boundOf(each.labels), each.value]);
+  return { time, requests: (ended.stop || 0) + (ended.length || 0), stopped: ended.abort || 0, failed: ended.error || 0, rows: 0, executions: 0,
+    waiting: value("num_requests_waiting"), running: value("num_requests_running"), tokens: value("generation_tokens_total"),
+    buckets: buckets("e2e_request_latency_seconds"), first: buckets("time_to_first_token_seconds") };
 }
 
 async function observeAll(status) {
@@ -79,15 +100,16 @@ async function observeAll(status) {
   }
   const buckets = new Map();
   for (const { name, labels, value } of rows) {
-    if (!name.endsWith("_bucket")) continue;
+    if (name !== "remora_request_duration_seconds_bucket") continue;
     const key = `${labels.model}/${labels.version}`;
     if (!buckets.has(key)) buckets.set(key, []);
-    buckets.get(key).push([labels.le === "+Inf" ? Infinity : Number(labels.le), value]);
+    buckets.get(key).push([boundOf(labels), value]);
   }
   const time = performance.now();
   const found = status.models.filter((each) => each.requests).map((each) => {
     const key = `${each.name}/${each.version}`;
-    const sample = { time, requests: each.requests.success, rows: each.inferences, executions: each.executions,
+    const sample = each.generates && !metricsError ? generationSample(each, rows, time) : {
+      time, requests: each.requests.success, rows: each.inferences, executions: each.executions,
       waiting: each.queue.waiting, running: each.queue.running, buckets: buckets.get(key) || [] };
     observe(key, sample);
     return sample;
@@ -163,11 +185,15 @@ function modelCharts(row) {
   const facts = element("div", {});
   shownCharts.push(() => {
     const { requests, load_ms } = chosen.row;
+    const last = samples.get(key)?.at(-1);
     const failed = Object.entries(requests).filter(([name]) => name !== "success").reduce((sum, [, count]) => sum + count, 0);
-    facts.replaceChildren(factsOf({ "answered": requests.success, "failed": failed, "loaded in": `${Math.round(load_ms)} ms` }));
+    const counts = last?.first ? { "answered": last.requests, "stopped": last.stopped, "failed": last.failed } : { "answered": requests.success, "failed": failed };
+    facts.replaceChildren(factsOf({ ...counts, "loaded in": `${Math.round(load_ms)} ms` }));
   });
-  return section("Live", facts, element("div", { class: "charts" }, ...loadCharts(key),
-    chart(key, "Rows of a batch, mean", 1, [["", "batch"]]), batchChart()));
+  const more = row.generates && !metricsError
+    ? [chart(key, "First token, ms", 1, [["p50", "first p50"], ["p99", "first p99"]]), chart(key, "Tokens per second", 1, [["", "tokens"]])]
+    : [chart(key, "Rows of a batch, mean", 1, [["", "batch"]]), batchChart()];
+  return section("Live", facts, element("div", { class: "charts" }, ...loadCharts(key), ...more));
 }
 
 function serverCharts() {
