@@ -30,7 +30,7 @@ from remora.functions.definition import (
     tensor_config,
 )
 from remora.functions.runtime import register_live
-from remora.model_files import JSON_TENSORS, MODULE_PATH, SOURCE_FILES
+from remora.model_files import GOLDEN_TESTS, JSON_TENSORS, MODULE_PATH, SOURCE_FILES
 
 _RUNTIME = ("__init__.py", "definition.py", "hints.py", "runtime.py")
 
@@ -138,6 +138,8 @@ def _imported(name: str) -> ModuleType:
 def export(directory: Path, sources: Iterable[Source], *, linked: bool, name: str = "") -> list[str]:
     """Write the models of the sources as a repository and return their names.
 
+    A file ``NAME.tests.json`` beside a source becomes the golden tests of the model NAME.
+
     Args:
         directory: where the models' folders are created.
         sources: files or modules.
@@ -154,7 +156,7 @@ def export(directory: Path, sources: Iterable[Source], *, linked: bool, name: st
             definitions[0].name = name
         file = Path(module.__file__ or "").resolve()
         root = _root_of(module, file)
-        files = _own_files(root)
+        files = modules = _own_files(root)
         for each in definitions:
             if each.name in written:
                 raise ModelDefinitionError(f"two models are called '{each.name}': give one of them another name=")
@@ -166,11 +168,15 @@ def export(directory: Path, sources: Iterable[Source], *, linked: bool, name: st
             if linked and isinstance(each, Model):
                 config["parameters"][MODULE_PATH] = _text(str(root))
             _write_config(folder, config, for_triton=not linked)
+            tests = file.with_name(f"{each.name}.{GOLDEN_TESTS}")
+            if tests.is_file():
+                shutil.copyfile(tests, folder / GOLDEN_TESTS)
+                files = sorted({*files, tests})
             if isinstance(each, Pipeline):
                 continue
             (version / "model.py").write_text(_model_file(each, module), encoding="utf-8")
             if not linked:
-                _copy(files, root, version)
+                _copy(modules, root, version)
         if linked:
             with (directory / SOURCE_FILES).open("a", encoding="utf-8") as listing:
                 listing.writelines(f"{path}\n" for path in files)
