@@ -234,16 +234,16 @@ WHEELS_openvino := openvino==2026.4.1 openvino-genai==2026.4.1.0
 EXTRAS_openvino := ,generation
 TESTS_openvino := tests/core/backends/test_openvino.py tests/core/backends/openvino_genai
 WHEELS_tensorflow := tensorflow-cpu==2.21.0
-TESTS_tensorflow := tests/core/backends/test_tensorflow.py tests/core/repository/test_files.py
+TESTS_tensorflow := tests/core/backends/test_tensorflow.py tests/core/repository/test_files.py tests/e2e/test_served_files.py
 TESTS_trees := tests/core/backends/trees tests/core/backends/test_trees.py
 # The package xgboost itself contains GPU libraries.
 WHEELS_trees := xgboost-cpu==3.2.0 lightgbm==4.7.0 treelite==4.8.1 scikit-learn
 WHEELS_formats := torch==2.13.0 transformers==5.23.0 sentence-transformers==6.2.0 scikit-learn==1.9.1 skops==0.16.0 \
     mlflow-skinny==3.17.2 pandas==3.1.1 catboost==1.2.10 pillow==13.0.0 openvino==2026.4.1 $(filter-out scikit-learn,$(WHEELS_trees))
-TESTS_formats := tests/core/formats tests/core/repository/test_files.py
+TESTS_formats := tests/core/formats tests/core/repository/test_files.py tests/e2e/test_served_files.py
 
-PEERS := lambda azureml azure-ai-ml storage sagemaker2 sagemaker3 kserve-storage openai openai-newest schemathesis
-peer-environments: $(VENV)/dev.stamp $(PEERS:%=$(VENV)-%/stamp) $(FRAMEWORKS:%=$(VENV)-%/stamp)  ## create what test-peers and test-backends need
+PEERS := lambda azureml azure-ai-ml storage sagemaker2 sagemaker3 kserve-storage openai openai-newest schemathesis browser docs
+peer-environments: $(VENV)/dev.stamp $(PEERS:%=$(VENV)-%/stamp) $(FRAMEWORKS:%=$(VENV)-%/stamp)  ## create what test-peers, test-backends, test-browser and docs need
 
 test-backends: $(FRAMEWORKS:%=test-%)  ## test the backends with their frameworks, each in its .venv-NAME
 
