@@ -1,8 +1,8 @@
 """Visit to the page at / in a headless Chromium: prints what a user would see as JSON.
 
 Runs under the Python of an environment with playwright:
-``python home_page_browser.py models|openai|gpus|pictures URL FOLDER CHROMIUM [FILES]``. ``models`` needs a folder with
-a picture and a sound, ``pictures`` writes those of the README.
+``python home_page_browser.py models|openai|gpus|keys|pictures URL FOLDER CHROMIUM [FILES]``. ``models`` needs a folder
+with a picture and a sound, ``keys`` the key of the server, and ``pictures`` writes those of the README.
 """
 
 from __future__ import annotations
@@ -237,6 +237,43 @@ def visit_openai(url: str, folder: Path, chromium: str) -> dict[str, Any]:
     return seen
 
 
+def visit_with_key(url: str, folder: Path, chromium: str, key: str) -> dict[str, Any]:
+    """Open the page of a server that requires a key: without one, with a wrong one, with ``key``, and without again."""
+    seen: dict[str, Any] = {"errors": [], "elsewhere": [], "sent": []}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = watched(browser, url, seen)
+        page.on("request", lambda request: seen["sent"].append([request.url, request.headers.get("x-api-key")]))
+        page.goto(url)
+        page.wait_for_selector("dialog #api-key")
+        seen["before"] = [page.title(), page.locator("#models button").count(), page.inner_text("main")]
+        page.keyboard.press("Escape")
+        page.keyboard.press("Escape")
+        page.fill("#api-key", "wrong")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("dialog [role=alert]")
+        seen["refused"] = page.inner_text("dialog")
+        page.screenshot(path=str(folder / "key.png"))
+        page.fill("#api-key", key)
+        page.click("dialog button")
+        page.wait_for_selector("#models button")
+        seen["answer"] = send(page, "total", {"x": "[[1, 2, 3]]"}, "pre")
+        page.click("text=Routes and examples")
+        page.wait_for_selector("#view h3, #view h2:has-text('total')")
+        seen["docs"] = page.inner_text("#view")
+        seen["links"] = page.locator("#view a").evaluate_all("all => all.map(each => each.href)")
+        page.click("text=OpenAPI")
+        page.wait_for_selector("#view pre:has-text('3.1.0')")
+        seen["stores"] = page.evaluate("[sessionStorage.length, localStorage.length, document.cookie]")
+        page.reload()
+        page.wait_for_selector("#models button")
+        page.click("#forget-key")
+        page.wait_for_selector("dialog #api-key")
+        seen["after"] = page.evaluate("[sessionStorage.length, document.querySelectorAll('#models button').length]")
+        browser.close()
+    return seen
+
+
 def stop_chat(page: Page) -> int:
     """Stop a long answer at its first words, and return how many answers it took, because a fast one may end first."""
     page.fill("#chat-tokens", "400")
@@ -298,5 +335,7 @@ if __name__ == "__main__":
         print(json.dumps(visit_gpus(where, kept, browser_path)))
     elif kind == "openai":
         print(json.dumps(visit_openai(where, kept, browser_path)))
+    elif kind == "keys":
+        print(json.dumps(visit_with_key(where, kept, browser_path, sys.argv[5])))
     else:
         pictures(where, kept, browser_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _ctypes
+import hashlib
 import json
 import math
 import os
@@ -89,6 +90,7 @@ def endless(n: int):
         yield {"n": n}
 """
 SOUND_S = 0.5
+KEY = "the-key-of-ann"
 
 
 def _png(width: int, height: int) -> bytes:
@@ -371,6 +373,44 @@ def test_embeddings_are_compared_by_their_cosines(chatted: dict[str, Any]) -> No
     assert len(cells) == 9
     assert cells[0] == cells[1] == cells[4] == 1
     assert cells[2] == cells[6] < 1
+
+
+@pytest.fixture(scope="module")
+def signed_in(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a visit to the page of a server that requires an API key shows."""
+    folder = tmp_path_factory.mktemp("locked")
+    (folder / "app.py").write_text(APP)
+    digest = hashlib.sha256(KEY.encode()).hexdigest()
+    (folder / "keys.json").write_text(json.dumps({"keys": [{"name": "ann", "roles": ["all"], "sha256": digest}]}))
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    (port,) = free_ports(1)
+    with process(folder / "app.py", port, dict(os.environ), f"--api-keys-file={folder}/keys.json") as server:
+        until(port, "/v2/health/ready", server)
+        found: dict[str, Any] = json.loads(_visit("keys", port, SCREENSHOTS, KEY))
+    return found
+
+
+def test_without_a_key_the_page_shows_no_data_and_asks_for_one(signed_in: dict[str, Any]) -> None:
+    title, models, text = signed_in["before"]
+    assert (title, models) == ("remora", 0)
+    assert "total" not in text
+
+
+def test_a_wrong_key_is_refused_and_a_right_one_opens_models_and_pages(signed_in: dict[str, Any]) -> None:
+    assert "the API key is not valid on this server" in signed_in["refused"]
+    assert "6" in signed_in["answer"]
+    assert "total" in signed_in["docs"]
+    assert any(link.endswith("/v2/status") for link in signed_in["links"])
+    assert (signed_in["errors"], signed_in["elsewhere"]) == ([], [])
+
+
+def test_the_key_stays_in_the_tab_and_goes_to_this_server_in_a_header(signed_in: dict[str, Any]) -> None:
+    assert signed_in["stores"] == [1, 0, ""]
+    assert {key for _, key in signed_in["sent"]} == {None, "wrong", KEY}
+    assert not [url for url, _ in signed_in["sent"] if KEY in url or "wrong" in url]
+    wrong = [url for url, key in signed_in["sent"] if key == "wrong"]
+    assert len(wrong) <= 3  # it is not sent again and again, because wrong keys are limited
+    assert signed_in["after"] == [0, 0]
 
 
 def test_a_narrow_screen_needs_no_sideways_scrolling(seen: dict[str, Any]) -> None:

@@ -43,7 +43,7 @@ _HEADERS = (
     (b"Content-Security-Policy", _POLICY),
     (b"X-Content-Type-Options", b"nosniff"),
 )
-_SCRIPTS = ("document", "live", "form", "answers", "code", "reports", "openai", "main")
+_SCRIPTS = ("document", "key", "live", "form", "answers", "code", "reports", "openai", "main")
 """Files of the application's script in their order; main.js starts it."""
 _HOST = re.compile(r"[A-Za-z0-9.:\[\]-]+")
 _PATH_NAME = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@-]+")

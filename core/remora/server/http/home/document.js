@@ -41,15 +41,20 @@ function factsOf(facts) {
     element("span", { class: "soft" }, name), element("b", {}, String(value)))));
 }
 
-// Return the answer of a request, or throw an error with the server's text.
+// Return the answer of a request, or throw an error with the server's text. A server with keys asks for one first.
 async function request(path, body, options = {}) {
   const sent = body === undefined ? {} : { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } };
-  const answer = await fetch(path, { ...sent, ...options });
-  if (answer.ok) return answer;
-  const text = await answer.text();
-  let found;
-  try { found = JSON.parse(text).error; } catch { found = text; }
-  throw new Error(`${answer.status}: ${found?.message || found || answer.statusText}`);
+  for (;;) {
+    const used = apiKey;
+    const headers = { ...sent.headers, ...options.headers, ...(used && { "X-API-Key": used }) };
+    const answer = await fetch(path, { ...sent, ...options, headers });
+    if (answer.ok) return answer;
+    const text = await answer.text();
+    let found;
+    try { found = JSON.parse(text).error; } catch { found = text; }
+    if (answer.status !== 401) throw new Error(`${answer.status}: ${found?.message || found || answer.statusText}`);
+    if (used === apiKey) await askForKey(used && (found?.message || found));
+  }
 }
 
 async function json(path, body) {
