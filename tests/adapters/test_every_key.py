@@ -18,12 +18,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from eventually import eventually
-from hosting import PATIENCE_S, ask, running, v2_request, write_scale
+from hosting import PATIENCE_S, Got, ask, running, v2_request, write_scale
 from issuer import AUDIENCE, ISSUER, Key, KeyServer, key_set, token
 from remora.engine import Engine
 from remora.protocols.api_keys import ROLES
 from remora.server.host import Host, find_adapter
+from remora.server.http.pages import home_page
 from remora.server.main import Ports
+from remora_adapters.aws_lambda import Function, Settings
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 grpcio = pytest.importorskip("grpc", reason="grpcio is not installed: pip install '.[grpcio]'")
@@ -78,7 +80,7 @@ CHANGES = [
     Way("control", "POST", "/v2/systemsharedmemory/region/r/register", {}),
     Way("control", "POST", "/v2/cudasharedmemory/region/r/unregister", {}),
 ]
-PAGES = [Way("read", "GET", path) for path in ("/", "/v2/docs", "/v2/openapi.json", "/v2/status")]
+PAGES = [Way("", "GET", "/"), *(Way("read", "GET", f"/v2/{name}") for name in ("docs", "openapi.json", "status"))]
 UNKNOWN = [Way("any", "GET", "/nothing"), Way("any", "POST", "/v1/none", {}), Way("any", "GET", "/v2/models/scale/x")]
 OPENAI = [
     Way("infer", "POST", "/v1/chat/completions", {}),
@@ -126,6 +128,7 @@ PLATFORMS = {
     "vertex": [
         *PROBES,
         *READS,
+        Way("", "GET", "/"),
         Way("", "GET", "/health"),
         Way("infer", "POST", "/predict", V1),
         Way("infer", "POST", "/predict", V2),
@@ -232,19 +235,30 @@ def headers_of(key: str, number: int) -> dict[str, str]:
     return {"X-API-Key": key} if number % 2 else {"Authorization": f"Bearer {key}"}
 
 
-def check_http(ports: Ports, ways: list[Way], kind: str = "key") -> None:
+Send = Callable[[Way, dict[str, str]], Got]
+"""Sends a request with headers."""
+
+
+def to_ports(ports: Ports) -> Send:
+    def send(way: Way, headers: dict[str, str]) -> Got:
+        port = ports.metrics if way.port == "metrics" else ports.http
+        return ask(port, way.method, way.path, way.body, headers)
+
+    return send
+
+
+def check_http(send: Send, ways: list[Way], kind: str = "key") -> None:
     credentials = CREDENTIALS[kind]
     for number, way in enumerate(ways):
-        port = ports.metrics if way.port == "metrics" else ports.http
         for role in (None, *ROLES):
             headers = {} if role is None else headers_of(credentials.of(role), number)
-            got = ask(port, way.method, way.path, way.body, headers)
+            got = send(way, headers)
             want = expected(way.needs, role)
             assert (got.status if got.status in (401, 403) else None) == want, (way, role, got)
             assert b"key-" not in got.body.replace(b"token of 'jwt:key-", b""), way
             assert (got.headers.get("www-authenticate") == 'Bearer realm="remora"') == (want == 401)
         headers = headers_of(credentials.wrong[number % len(credentials.wrong)], number)
-        wrong = ask(port, way.method, way.path, way.body, headers)
+        wrong = send(way, headers)
         assert wrong.status not in (401, 429) if way.needs == "" else wrong.status in (401, 429), (way, wrong)
 
 
@@ -282,7 +296,98 @@ FRONTS = ["0", pytest.param("2", marks=pytest.mark.skipif(not hasattr(os, "memfd
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_each_route_of_a_platform_wants_the_same_roles(platform: str, repository: Path, fronts: str, kind: str) -> None:
     with running(host_of(platform, repository, allow_grpc=False, openai=True, frontends=fronts)) as ports:
-        check_http(ports, PLATFORMS[platform], kind)
+        check_http(to_ports(ports), PLATFORMS[platform], kind)
+
+
+class Context:
+    """Lambda's context of an invocation."""
+
+    def get_remaining_time_in_millis(self) -> int:
+        return int(PATIENCE_S * 1e3)
+
+
+def event_of(way: Way, headers: dict[str, str]) -> dict[str, Any]:
+    """What a function URL makes of a request."""
+    body = way.body if isinstance(way.body, bytes) else json.dumps(way.body).encode()
+    return {
+        "version": "2.0",
+        "rawPath": way.path,
+        "rawQueryString": "",
+        "headers": {name.lower(): value for name, value in headers.items()},
+        "requestContext": {
+            "stage": "$default",
+            "http": {"method": way.method, "path": way.path, "sourceIp": "192.0.2.1", "protocol": "HTTP/1.1"},
+        },
+        "body": body.decode(),
+        "isBase64Encoded": False,
+    }
+
+
+def to_function(function: Function) -> Send:
+    def send(way: Way, headers: dict[str, str]) -> Got:
+        answer = function(event_of(way, headers), Context())
+        return Got(answer["statusCode"], answer["headers"], answer["body"].encode())
+
+    return send
+
+
+def to_stream(function: Function) -> Send:
+    """Answers as messages of ASGI, which the entry point sends to a response stream."""
+
+    def send(way: Way, headers: dict[str, str]) -> Got:
+        sent: list[Any] = []
+
+        async def take(message: Any) -> None:
+            sent.append(message)
+
+        function.stream(event_of(way, headers), Context(), take)
+        fields = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+        return Got(sent[0]["status"], fields, b"".join(each.get("body", b"") for each in sent[1:]))
+
+    return send
+
+
+@pytest.mark.parametrize("kind", CREDENTIALS)
+@pytest.mark.parametrize("door", [to_function, to_stream])
+def test_each_route_of_a_function_wants_the_same_roles(
+    door: Callable[[Function], Send], repository: Path, kind: str
+) -> None:
+    pytest.importorskip("mangum", reason="mangum is not installed: pip install '.[lambda]'")
+    settings = Settings.of({"REMORA_MODEL_REPOSITORY": str(repository)})
+    host = host_of("container", repository, openai=True)
+    function = Function(Engine(options=settings.engine).start(), settings._replace(server=host.server))
+    try:
+        check_http(door(function), [*PROBES, *READS, *CHANGES, *PAGES, *UNKNOWN, *OPENAI], kind)
+    finally:
+        function.close()
+
+
+def test_a_function_reads_its_keys_from_a_file(repository: Path, tmp_path: Path) -> None:
+    pytest.importorskip("mangum", reason="mangum is not installed: pip install '.[lambda]'")
+    keys = file_of(tmp_path)["api_keys_file"]
+    settings = Settings.of({"REMORA_MODEL_REPOSITORY": str(repository), "REMORA_API_KEYS_FILE": keys})
+    function = Function(Engine(options=settings.engine).start(), settings)
+    try:
+        send = to_function(function)
+        assert send(INFER, {}).status == 401
+        assert send(INFER, {"X-API-Key": "limited"}).status == 200
+        assert function({"model_name": "scale", **V2}, Context())["outputs"]  # IAM decides about direct invocations
+    finally:
+        function.close()
+
+
+@pytest.mark.parametrize("fronts", FRONTS)
+@pytest.mark.parametrize("platform", ["container", "cloud_run", "knative", "vertex"])
+def test_a_browser_gets_a_page_without_data_that_can_ask_for_the_key(
+    platform: str, repository: Path, fronts: str
+) -> None:
+    with running(host_of(platform, repository, allow_grpc=False, frontends=fronts)) as ports:
+        got = ask(ports.http, "GET", "/", headers={"Accept": "text/html"})
+    whole = home_page()
+    assert (got.status, got.body) == (200, bytes(whole.body[0]))
+    policy = dict(whole.headers)[b"Content-Security-Policy"].decode()
+    assert got.headers["content-security-policy"] == policy
+    assert got.headers["cache-control"] == "no-store"
 
 
 @pytest.mark.parametrize("kind", CREDENTIALS)

@@ -74,7 +74,8 @@ class Settings(NamedTuple):
             would be frozen between events. Batchers do not wait, because there is one request at a time.
             ``REMORA_TRACE_CONFIG`` has entries of ``--trace-config`` separated by spaces, and
             ``REMORA_METRICS_EXPORT`` those of ``--metrics-export``.
-        server: limits of HTTP requests.
+        server: limits of HTTP requests, and ``REMORA_API_KEYS_FILE``, the API keys that HTTP requests need. Direct
+            invocations need none, because IAM decides about them.
         base_path: ``REMORA_BASE_PATH``, the path prefix of a custom domain. A stage's name comes from the event and
             needs no setting.
     """
@@ -104,7 +105,8 @@ class Settings(NamedTuple):
             metrics_export_secs=0.0,  # the environment is frozen between events; each one ends with an export
         )
         base_path = environ.get("REMORA_BASE_PATH", "").strip("/")
-        return cls(engine, ServerOptions(), f"/{base_path}" if base_path else "")
+        server = ServerOptions(api_keys_file=environ.get("REMORA_API_KEYS_FILE", ""))
+        return cls(engine, server, f"/{base_path}" if base_path else "")
 
 
 class Function:
@@ -114,6 +116,8 @@ class Function:
         engine: a started engine, which the function owns.
         settings: settings of the environment.
         flush: called after each event, before the environment may be frozen.
+
+    Raises ValueError for invalid API keys.
     """
 
     def __init__(self, engine: Engine, settings: Settings, flush: Callable[[], None] | None = None) -> None:
@@ -123,6 +127,7 @@ class Function:
         self._codec = InferCodec(
             RequestLimits(settings.server.http_max_input_size, settings.server.http_max_json_depth)
         )
+        self._app = HttpApp(engine, settings)
         self._http: _Mangum | None = None
 
     def __call__(self, event: object, context: LambdaContext) -> Event:
@@ -162,7 +167,7 @@ class Function:
 
     def _adapter(self) -> _Mangum:
         if self._http is None:
-            self._http = _Mangum(HttpApp(self._engine, self._settings))
+            self._http = _Mangum(self._app)
         return self._http
 
     def _answer_http(self, event: Event, context: LambdaContext) -> Event:

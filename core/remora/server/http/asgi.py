@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -25,9 +26,10 @@ from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.request import RequestLimits
 from remora.protocols.rest.routes import PAGES
 from remora.protocols.restriction import Restrictions
-from remora.server.http.exchange import STREAM_BACKLOG, Cancellable, Exchange
+from remora.server.http.exchange import STREAM_BACKLOG, Cancellable, Exchange, Service, body_reader_of
 from remora.server.http.rest import Later, RestService
 from remora.server.loop import LoopMailbox
+from remora.server.option_checks import open_key_check
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -41,6 +43,8 @@ Send = Callable[[Message], Awaitable[None]]
 
 _PATH_SAFE = "/:@!$&'()*+,;=~-._%"
 _CLOSE: Headers = ((b"Connection", b"close"),)
+_REFRESH_S = 1.0
+"""Interval at which the files of keys are looked at."""
 _NO_LENGTH = "the Content-Length is not a number of at most 19 digits"
 
 
@@ -76,9 +80,10 @@ def create_app(engine: Engine, options: ServerOptions = _DEFAULTS) -> FastAPI:
     """Return a FastAPI application with all V2 routes and the pages of ``engine``.
 
     Routes can be added to it. Start the engine before the first request and stop it after the last. Bodies of more than
-    ``options.http_max_input_size`` bytes are refused while they arrive.
+    ``options.http_max_input_size`` bytes are refused while they arrive. API keys and tokens of the options are checked
+    for remora's routes, not for added ones.
 
-    Raises ValueError for an invalid ``http_header_forward_pattern`` and for invalid restrictions.
+    Raises ValueError for an invalid ``http_header_forward_pattern``, and for invalid restrictions and keys.
     """
     from fastapi import FastAPI  # imported here, because neither `remora serve` nor the Lambda adapter needs it
 
@@ -99,9 +104,9 @@ class V2App:
 
     Args:
         engine: the engine; the caller starts and stops it.
-        options: body limit, pattern of forwarded headers, metrics and restrictions.
+        options: body limit, pattern of forwarded headers, metrics, restrictions, API keys and tokens.
 
-    Raises ValueError for an invalid pattern and for invalid restrictions.
+    Raises ValueError for an invalid pattern, and for invalid restrictions and keys.
     """
 
     def __init__(self, engine: Engine, options: ServerOptions) -> None:
@@ -115,6 +120,11 @@ class V2App:
         self._restrictions = Restrictions(options.http_restricted_api, "--http-restricted-api")
         self._allowed_hosts = host_names(options.allowed_host)
         self._open: tuple[asyncio.AbstractEventLoop, RestService] | None = None
+        self._keys = open_key_check(options, time.monotonic)
+        self._refresh_at = 0.0
+        if self._keys is not None:
+            engine.measure_denials(self._keys.denied)
+            engine.traces.key_of = self._keys.name_by
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
@@ -139,13 +149,14 @@ class V2App:
         head = Head(scope["method"], _target(scope), tuple(scope["headers"]))
         if int(length) > limit:
             return refusal_of(too_large(int(length), limit, head), headers=_CLOSE)
-        body = await _receive_body(receive, limit, head)
-        if body is None or isinstance(body, HttpAnswer):
-            return body
         loop = asyncio.get_running_loop()
-        exchange = _FutureExchange(loop)
+        exchange = _FutureExchange(loop, (scope.get("client") or ("",))[0])
         try:
-            ticket = self._handle(self._service(loop), scope, head, body, exchange)
+            service = self._service(loop, scope)
+            body = await _receive_body(receive, limit, head) if body_reader_of(service)(head) else b""
+            if body is None or isinstance(body, HttpAnswer):
+                return body
+            ticket = service.handle(head, body, exchange)
         except Exception:
             _log.exception("%s %s", head.method, head.path)
             return failure(500, INTERNAL, plain=True, headers=_CLOSE)
@@ -159,16 +170,18 @@ class V2App:
             if ticket is not None and not exchange.ended:
                 ticket.cancel()
 
-    @staticmethod
-    def _handle(
-        service: RestService, scope: Scope, head: Head, body: bytes, exchange: _FutureExchange
-    ) -> Cancellable | None:
-        if head.path in PAGES:  # pages show the URL of the request, which only the scope contains
-            service.page(head, exchange, scope["scheme"], scope.get("root_path", "").rstrip("/"))
-            return None
-        return service.handle(head, body, exchange)
+    def _service(self, loop: asyncio.AbstractEventLoop, scope: Scope) -> Service:
+        """Return the service for one request."""
+        service, keys = _ScopedService(self._rest(loop), scope), self._keys
+        if keys is None:
+            return service
+        now = time.monotonic()
+        if now >= self._refresh_at:  # without a timer, because the loop may run for single requests only
+            self._refresh_at = now + _REFRESH_S
+            keys.refresh()
+        return keys.over(service)
 
-    def _service(self, loop: asyncio.AbstractEventLoop) -> RestService:
+    def _rest(self, loop: asyncio.AbstractEventLoop) -> RestService:
         known = self._open
         if known is None or known[0] is not loop:
             options = self._options
@@ -185,9 +198,27 @@ class V2App:
                 allowed_hosts=self._allowed_hosts,
                 openai=options.openai,
                 ignore_unknown=options.openai_unknown == "ignore",
+                deny=None if self._keys is None else self._keys.deny_action,
             )
             known = self._open = (loop, service)
         return known[1]
+
+
+class _ScopedService:
+    """V2 service for one request, whose scope has the URL that pages show."""
+
+    open_paths = RestService.open_paths
+    """See `remora.server.key_check.OpenService`."""
+
+    def __init__(self, rest: RestService, scope: Scope) -> None:
+        self._rest = rest
+        self._scope = scope
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        if head.path in PAGES:
+            self._rest.page(head, exchange, self._scope["scheme"], self._scope.get("root_path", "").rstrip("/"))
+            return None
+        return self._rest.handle(head, body, exchange)
 
 
 class _FutureExchange:
@@ -196,12 +227,12 @@ class _FutureExchange:
     For a stream, ``answer`` is the head and `pieces` yields the body.
     """
 
-    __slots__ = ("_held", "_resume", "_waiting", "answer", "ended", "gone", "streaming")
+    __slots__ = ("_held", "_resume", "_waiting", "answer", "ended", "gone", "peer", "streaming")
 
     receiving_since = 0.0  # not observed here
-    peer = ""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, peer: str) -> None:
+        self.peer = peer
         self.answer: asyncio.Future[HttpAnswer] = loop.create_future()
         self.streaming = False
         self.ended = False  # the answer is complete
