@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from hashlib import sha256
+from typing import NamedTuple
 
 import pytest
 
-from hosting import PATIENCE_S, running_container, v2_request, write_scale
+from hosting import PATIENCE_S, running, running_container, v2_request, write_scale
+from remora.server.host import find_adapter
 from remora.server.main import Ports
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
@@ -87,6 +90,84 @@ def test_http1_refuses_a_role_at_the_head_and_closes(
     assert b"role read" in body
 
 
+class Refused(NamedTuple):
+    """A request on a platform's port that a role does not permit."""
+
+    platform: str
+    method: str
+    path: str
+    role: str
+    header: str = ""
+
+
+UPLOAD = 64_000_000
+OF_PLATFORMS = [
+    Refused("container", "POST", "/models/scale", "read"),
+    Refused("container", "POST", "/models/scale/versions/1", "read"),
+    Refused("container", "POST", "/rerank", "read"),
+    Refused("kserve", "POST", "/v1/models/scale:predict", "read"),
+    Refused("sagemaker", "POST", "/invocations", "read"),
+    Refused("sagemaker", "POST", "/models/one/invoke", "read"),
+    Refused("sagemaker", "POST", "/models", "infer"),
+    Refused("sagemaker", "DELETE", "/models/one", "read"),
+    Refused("azureml", "POST", "/score", "read"),
+    Refused("vertex", "POST", "/predict", "read"),
+    Refused("vertex", "POST", "/predict", "read", "X-Vertex-Ai-Triton-Redirect: v2/models/scale/infer"),
+    Refused("vertex", "POST", "/predict", "infer", "X-Vertex-Ai-Triton-Redirect: v2/models/scale/config"),
+    Refused("vertex", "POST", "/predict", "infer", "X-Vertex-Ai-Triton-Redirect: metrics"),
+]
+
+
+@pytest.fixture(scope="module", params=["0", FRONTS])
+def ports_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., int]]:
+    """Returns the HTTP port of a platform, with or without fronts; each server runs until the end."""
+    folder = tmp_path_factory.mktemp("mounts")
+    write_scale(folder / "model" / "scale")
+    places = {
+        "REMORA_MODEL_REPOSITORY": str(folder / "model"),
+        "AZUREML_MODEL_DIR": str(folder / "model"),
+        "SAGEMAKER_BASE_DIR": str(folder),
+    }
+    found: dict[str, int] = {}
+    with ExitStack() as stack:
+
+        def port(platform: str) -> int:
+            if platform not in found:
+                host = find_adapter(platform).host(places)
+                more = {"api_key": WORDS, "frontends": request.param, "grpc_on_http_port": True, "allow_grpc": True}
+                opened = stack.enter_context(running(replace(host, server=replace(host.server, **more))))
+                found[platform] = opened.http
+            return found[platform]
+
+        yield port
+
+
+def key_of(role: str) -> str:
+    return {"infer": "right", "read": "reader"}[role]
+
+
+@pytest.mark.parametrize("case", OF_PLATFORMS, ids=" ".join)
+def test_a_platforms_route_refuses_a_role_without_reading_64_mb(ports_of: Callable[..., int], case: Refused) -> None:
+    lines = [f"Content-Length: {UPLOAD}", f"X-API-Key: {key_of(case.role)}", *filter(None, [case.header])]
+    with connected(ports_of(case.platform)) as client:
+        client.sendall(head_of(*lines, method=case.method, path=case.path) + bytes(1000))
+        head, _, body = received(client).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 403 "), head
+    assert b"\r\nConnection: close" in head
+    assert f"role {case.role}".encode() in body
+
+
+@pytest.mark.parametrize("case", OF_PLATFORMS, ids=" ".join)
+def test_a_platforms_route_refuses_a_role_over_http2_without_reading_64_mb(
+    ports_of: Callable[..., int], case: Refused
+) -> None:
+    name, _, value = case.header.lower().partition(": ")
+    fields = [(":path", case.path), ("content-length", str(UPLOAD)), ("x-api-key", key_of(case.role))]
+    more = [(name, value)] if name else []
+    answer = ask_over_http2(ports_of(case.platform), [*fields, *more], case.method)
+    assert (answer.headers[0][":status"], answer.reset) == ("403", 0)
+
+
 def test_http2_refuses_a_role_at_the_head_and_resets(ports: Ports) -> None:
     answer = ask_over_http2(ports.http, [(":path", INFER), ("content-length", str(LONG)), ("x-api-key", "reader")])
     assert answer.headers[0][":status"] == "403"
@@ -142,12 +223,12 @@ class Answer:
         self.reset: int | None = None
 
 
-def ask_over_http2(port: int, fields: list[tuple[str, str]]) -> Answer:
+def ask_over_http2(port: int, fields: list[tuple[str, str]], method: str = "POST") -> Answer:
     """Send headers and an unfinished body, and return the answer after the stream is reset."""
     machine, answer = h2_connection.H2Connection(), Answer()
     machine.initiate_connection()
     with connected(port) as client:
-        machine.send_headers(1, [(":method", "POST"), (":scheme", "http"), (":authority", "localhost"), *fields])
+        machine.send_headers(1, [(":method", method), (":scheme", "http"), (":authority", "localhost"), *fields])
         machine.send_data(1, b"x" * 1000)
         client.sendall(machine.data_to_send())
         while answer.reset is None:

@@ -20,7 +20,7 @@ from remora.calls import ServerReady
 from remora.messages import Buffer
 from remora.protocols.http1 import Head, HeadNote
 from remora.protocols.rest.answer import Headers, HttpAnswer, Wire, fixed_part
-from remora.server.host import ServerContext
+from remora.server.host import HostRoute, ServerContext
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
 from remora.server.http.hosted_generation import HostedGeneration
 from remora.server.http.probes import PATHS as PROBES
@@ -89,14 +89,17 @@ class ScoringService:
         new_id: returns new request ids.
     """
 
-    probes = frozenset(("/",))
-    """See `remora.server.key_check.ProbedService`."""
+    open_paths = frozenset(("/",))
+    """See `remora.server.key_check.OpenService`."""
 
     def __init__(
         self, inside: ServerContext, settings: ScoringSettings, new_id: Callable[[], bytes] | None = None
     ) -> None:
         self._inside = inside
         self._settings = settings
+        methods = ("POST",) if settings.script is None else _METHODS["/score"]
+        self.routes = tuple(HostRoute(method, "/score", "infer") for method in methods)
+        """See `remora.server.host.RoutedService`."""
         self._when_loaded = inside.rest.when_loaded
         self._v2 = inside.rest.handle
         self._only_model = inside.engine.only_model

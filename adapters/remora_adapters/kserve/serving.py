@@ -43,8 +43,8 @@ class KServeService:
         now: returns the time as RFC 3339, for events.
     """
 
-    probes = frozenset(("/",))
-    """See `remora.server.key_check.ProbedService`."""
+    open_paths = frozenset(("/",))
+    """See `remora.server.key_check.OpenService`."""
 
     def __init__(
         self,

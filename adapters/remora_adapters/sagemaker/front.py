@@ -22,7 +22,7 @@ from remora.models.table import LoadingError
 from remora.protocols.http1 import Head, HeadNote
 from remora.protocols.rest.answer import JSON, PLAIN, Headers, HttpAnswer, Refusal, encode_error, failure
 from remora.protocols.rest.infer import json_length
-from remora.server.host import ServerContext
+from remora.server.host import HostRoute, ServerContext
 from remora.server.http.exchange import Cancellable, Exchange
 from remora.server.http.hosted_generation import HostedGeneration
 from remora.server.http.rest import RestService
@@ -100,8 +100,19 @@ class SageMakerService:
         script: True if the single model is an ``inference.py``.
     """
 
-    probes = frozenset(("/ping", "/execution-parameters"))
-    """See `remora.server.key_check.ProbedService`."""
+    open_paths = frozenset(("/ping", "/execution-parameters"))
+    """See `remora.server.key_check.OpenService`."""
+    routes = (
+        HostRoute("POST", "/invocations", "infer"),
+        HostRoute("POST", "/models/*/invoke", "infer"),
+        HostRoute("GET", "/models", "index"),
+        HostRoute("GET", "/models/*", "index"),
+        HostRoute("POST", "/models", "load"),
+        HostRoute("POST", "/models/*", "load"),
+        HostRoute("DELETE", "/models", "unload"),
+        HostRoute("DELETE", "/models/*", "unload"),
+    )
+    """See `remora.server.host.RoutedService`."""
 
     def __init__(self, inside: ServerContext, rules: Rules, hosted: HostedModels, *, script: bool = False) -> None:
         self._engine = inside.engine

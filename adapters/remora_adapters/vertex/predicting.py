@@ -17,8 +17,8 @@ from remora.calls import ServerReady
 from remora.messages import Buffer
 from remora.protocols.http1 import Head, HeadNote
 from remora.protocols.rest.answer import Headers, HttpAnswer, Refusal, failure
-from remora.protocols.rest.routes import route
-from remora.server.host import ServerContext
+from remora.protocols.rest.routes import HOME, route
+from remora.server.host import HostRoute, ServerContext
 from remora.server.http.exchange import Cancellable, Exchange
 from remora.server.http.hosted_generation import HostedGeneration
 from remora.server.http.predict import Predictor
@@ -57,8 +57,10 @@ class VertexService:
         self._predictor = Predictor(inside.rest, inside.engine, inside.mailbox, inside.options.http_max_input_size)
         self._generation = HostedGeneration(inside.rest, inside.engine)
         self._plans = HeadNote[_Plan]()
-        self.probes = frozenset((health,))
-        """See `remora.server.key_check.ProbedService`."""
+        self.open_paths = frozenset((health, HOME))
+        """See `remora.server.key_check.OpenService`."""
+        self.routes = (HostRoute("POST", predict, "infer", REDIRECT.decode()),)
+        """See `remora.server.host.RoutedService`."""
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request, now or later."""

@@ -17,7 +17,7 @@ from remora.protocols.restriction import GROUP_OF_ACTION, GROUP_OF_RPC
 INFER, METADATA, READ, CONTROL = "infer", "metadata", "read", "control"
 """Permissions: run models; read their metadata; read all state; load models and change settings."""
 OPEN = ""
-"""Permission of requests that need no key: the probes of the server."""
+"""Permission of requests that need no key: the probes of the server, and the page, which has no data."""
 
 ROLES: Mapping[str, frozenset[str]] = {
     "infer": frozenset((INFER, METADATA)),
@@ -38,7 +38,7 @@ _OF_GROUP = {
     "trace": CONTROL,
     "logging": CONTROL,
 }
-_OF_ACTION = {"live": OPEN, "ready": OPEN, "pages": READ, "index": READ}
+_OF_ACTION = {"live": OPEN, "ready": OPEN, "home": OPEN, "pages": READ, "index": READ}
 _OF_RPC = {
     "ServerLive": OPEN,
     "ServerReady": OPEN,

@@ -26,6 +26,7 @@ GROUP_OF_ACTION: Mapping[str, str] = {
     "model_ready": "health",
     "server_metadata": "metadata",
     "model_metadata": "metadata",
+    "home": "metadata",
     "pages": "metadata",
     "infer": "inference",
     "generate": "inference",

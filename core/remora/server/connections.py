@@ -23,6 +23,7 @@ from remora.statistics import HeldLoad, Histogram, ServerLoad
 from remora.system.tuning import give_back
 
 if TYPE_CHECKING:
+    from remora.server.host import HostRoute
     from remora.server.http.http2 import Http2Connection, Http2Listener
     from remora.server.tls import PortTls
 
@@ -77,10 +78,19 @@ class Connections:
                 alone = listener
         return alone is not None and alone.is_alone()
 
-    async def listen(self, service: Service, address: str, port: int, what: str, http2: Handover | None = None) -> int:
+    async def listen(
+        self,
+        service: Service,
+        address: str,
+        port: int,
+        what: str,
+        http2: Handover | None = None,
+        routes: Sequence[HostRoute] = (),
+    ) -> int:
         """Open a port, serve HTTP/1.1 on it and return its number; ``what`` is its name in messages.
 
-        ``http2`` takes over HTTP/2 connections. Raises StartError if the address cannot be bound.
+        ``http2`` takes over HTTP/2 connections. ``routes`` are those of the port's platform, for processes that do not
+        have its service. Raises StartError if the address cannot be bound.
         """
         options = self._options
         listener = Listener(

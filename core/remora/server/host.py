@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
 
 from remora.options import EngineOptions, ServerOptions
 
@@ -56,6 +56,39 @@ class ServerContext(NamedTuple):
     access_log: AccessLog | None = None
     keys: KeyCheck | None = None
     held: HeldBytes | None = None
+
+
+class HostRoute(NamedTuple):
+    """Route of a platform that needs the permission of an action of V2, such as "infer".
+
+    A part ``*`` of the path stands for any name. ``redirect`` is the header, if any, in which a client names the path
+    of V2 that it means instead.
+    """
+
+    method: str
+    path: str
+    action: str
+    redirect: str = ""
+
+    def matches(self, method: str, path: str) -> bool:
+        """Return True if this is the route of a request."""
+        parts, names = self.path.split("/"), path.split("/")
+        same = len(parts) == len(names) and all(part in ("*", name) for part, name in zip(parts, names, strict=True))
+        return same and method == self.method
+
+
+@runtime_checkable
+class RoutedService(Protocol):
+    """Service with routes of its platform, which `remora.server.key_check` checks when a head is complete."""
+
+    @property
+    def routes(self) -> tuple[HostRoute, ...]:
+        """Routes beside those of V2, OpenAI and KServe V1, except probes."""
+
+
+def routes_of(service: Service) -> tuple[HostRoute, ...]:
+    """Return the routes of a platform's service, none of other services."""
+    return service.routes if isinstance(service, RoutedService) else ()
 
 
 ServiceFactory = Callable[[ServerContext], "Service"]

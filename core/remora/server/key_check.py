@@ -2,8 +2,8 @@
 
 `KeyCheck` holds the keys and counts failures; `TokenCheck` verifies the tokens. `KeyCheck.over` stands in front of a
 port's HTTP service and `KeyCheck.over_calls` in front of a gRPC transport: a request without a valid key passes only if
-it is a probe. What the key permits is checked by the path where that has one meaning on all hosts, so that the body is
-not read, and else where the meaning of the request is known: in `RestService.locked`.
+it needs none: a probe, or the page, which has no data. What the key permits is checked by the head, so that the body is
+not read, and again where the meaning of the request is known: in `RestService.locked`.
 
 The decision is remembered with the request's head and made again when the keys have changed.
 """
@@ -37,9 +37,11 @@ from remora.protocols.http2.frames import Fields
 from remora.protocols.http2.stream import Opener, Receiver, Stream
 from remora.protocols.rates import PeerBudget, TokenBucket
 from remora.protocols.rest.answer import Headers, HttpAnswer, Refusal, failure
-from remora.protocols.rest.routes import route
+from remora.protocols.rest.routes import OPENAI_PATHS, TYPED_PATHS, route
 from remora.protocols.tokens import IssuerError, TokenError, is_token
+from remora.server.host import HostRoute, routes_of
 from remora.server.http.exchange import Answerer, Cancellable, Exchange, ForwardingExchange, Service, binder_of
+from remora.server.http.head_plan import action_of_page
 from remora.server.http.http2 import OpenRequest
 from remora.server.http.port_services import respond
 from remora.server.http.probes import PATHS as PROBES
@@ -153,20 +155,24 @@ class Denial(NamedTuple):
         return failure(_HTTP_STATUS[self.status], self.text, plain=False, headers=headers)
 
 
-def permission_of_path(head: Head) -> str:
-    """Return the permission that a request needs by its path.
+def permission_of_head(head: Head, routes: Sequence[HostRoute] = ()) -> str:
+    """Return the permission that a request needs by its head.
 
-    It is known for paths of V2, OpenAI and KServe V1. `OPEN` stands for other paths, about which the service of the
-    host decides.
+    It is known for the platform's ``routes`` and for paths of V2, OpenAI and KServe V1. `OPEN` stands for other paths,
+    about which the service of the host decides.
     """
-    path = head.path
+    method, path = head.method, head.path
+    for row in routes:
+        if row.matches(method, path):
+            target = head.get(row.redirect.encode()) if row.redirect else None
+            if target is None:
+                return permission_of_action(row.action, method)
+            return _permission_of_redirect("/" + target.decode("latin-1").lstrip("/").partition("?")[0])
     if path.startswith("/v2/"):
-        try:
-            action = route(head.method, path).action
-        except Refusal as refusal:
-            action = refusal.action
-        return permission_of_action(action, head.method) if action else OPEN
-    if head.method != "POST" or not path.startswith(_OPENAI_PREFIXES):
+        return _permission_of_v2(method, path)
+    if path.startswith(TYPED_PATHS):
+        return INFER
+    if method != "POST" or not path.startswith(OPENAI_PATHS):
         return OPEN
     from remora.protocols.openai.routes import find_route  # imported here, because few requests need it
 
@@ -174,6 +180,24 @@ def permission_of_path(head: Head) -> str:
     if where is not None and where.method == "POST":
         return permission_of_action(where.v2_action, "POST")
     return INFER if path.startswith(_V1_MODELS) else OPEN
+
+
+def _permission_of_v2(method: str, path: str) -> str:
+    try:
+        action = route(method, path).action
+    except Refusal as refusal:
+        action = refusal.action or action_of_page(path)
+    return permission_of_action(action, method) if action else OPEN
+
+
+def _permission_of_redirect(path: str) -> str:
+    """Return the permission for a path that a redirected POST means, by whichever method it has."""
+    if path == "/metrics":
+        return permission_of_action("metrics", "GET")
+    try:
+        return permission_of_action(route("POST", path).action, "POST")
+    except Refusal:
+        return _permission_of_v2("GET", path)
 
 
 def denial_of(caller: Caller | None, permission: str) -> Denial | None:
@@ -241,12 +265,16 @@ class KeyCheck:
 
     # -- changes of the file ----------------------------------------------------------------------------------------
 
-    def follow(self) -> None:
-        """Read the files again when they have changed, now and every second until `close`."""
+    def refresh(self) -> None:
+        """Read the files again that have changed. Call it in a loop's thread."""
         if self._path:
             self.look()
         if self._tokens is not None:
             self._tokens.look()
+
+    def follow(self) -> None:
+        """Refresh now and every second until `close`."""
+        self.refresh()
         if self._path or self._tokens is not None:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self.follow)
 
@@ -326,10 +354,13 @@ class KeyCheck:
                 return found
         return self.keys.find(credential)
 
-    def reads_body(self, head: Head) -> bool:
-        """Return False for a probe, and for a request that its key does not permit."""
+    def reads_body(self, head: Head, routes: Sequence[HostRoute] = ()) -> bool:
+        """Return False for a probe, and for a request that its key does not permit.
+
+        ``routes`` are those of the port's platform.
+        """
         caller = self.caller(head.headers)
-        return caller is not None and denial_of(caller, permission_of_path(head)) is None
+        return caller is not None and denial_of(caller, permission_of_head(head, routes)) is None
 
     def name_of(self, headers: Headers) -> str:
         """Return the name of the valid key among the headers, "" without one."""
@@ -424,23 +455,22 @@ def _reason(error: Exception) -> str:
 
 
 @runtime_checkable
-class ProbedService(Protocol):
-    """Service with probes of its platform, which send no key."""
+class OpenService(Protocol):
+    """Service with paths that need no key: probes of its platform, and a page without data."""
 
     @property
-    def probes(self) -> Container[str]:
-        """Paths of the probes, for GET and HEAD."""
+    def open_paths(self) -> Container[str]:
+        """These paths, for GET and HEAD."""
 
 
 class _Guarded:
-    """Service that lets requests with a valid key through, and probes."""
+    """Service that lets requests with a valid key through, and those that need none."""
 
     def __init__(self, service: Service, keys: KeyCheck) -> None:
         self._bind = binder_of(service)
         self._keys = keys
-        self._probes: Container[str] = service.probes if isinstance(service, ProbedService) else ()
-        self.reads_body = keys.reads_body
-        """See `HeadReadingService`."""
+        self._open: Container[str] = service.open_paths if isinstance(service, OpenService) else ()
+        self._routes = routes_of(service)
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request; see `Service.handle`."""
@@ -450,11 +480,15 @@ class _Guarded:
         """See `BindingService.bind`."""
         return self._keys.renewed(self._decide, head)
 
+    def reads_body(self, head: Head) -> bool:
+        """See `HeadReadingService`."""
+        return self._keys.reads_body(head, self._routes)
+
     def _decide(self, head: Head) -> Answerer:
         caller = self._keys.caller(head.headers)
-        if caller is None and not self._is_probe(head):
+        if caller is None and not self._is_open(head):
             return partial(self._refuse, head)
-        if caller is not None and (denial := denial_of(caller, permission_of_path(head))) is not None:
+        if caller is not None and (denial := denial_of(caller, permission_of_head(head, self._routes))) is not None:
             return partial(respond, _rendered(denial, head.path))
         if head.notes is not None or caller is None:  # notes may hold what was decided about another key
             head = head.to(head.path)
@@ -464,9 +498,9 @@ class _Guarded:
         usage = self._keys.usage_of(caller)
         return self._bind(head) if usage is None else partial(_count, usage, head.path, self._bind(head))
 
-    def _is_probe(self, head: Head) -> bool:
+    def _is_open(self, head: Head) -> bool:
         path = head.path
-        return head.method in ("GET", "HEAD") and (path in PROBES or path in _V2_PROBES or path in self._probes)
+        return head.method in ("GET", "HEAD") and (path in PROBES or path in _V2_PROBES or path in self._open)
 
     def _refuse(self, head: Head, _body: Buffer, exchange: Exchange) -> None:
         exchange.respond(_rendered(self._keys.deny(head.headers, exchange.peer), head.path))

@@ -23,7 +23,7 @@ from remora.protocols.restriction import Restrictions
 from remora.server.connections import Connections
 from remora.server.early_port import EarlyPort
 from remora.server.grpc.opening import GrpcTransport, open_grpc
-from remora.server.host import ExtraPort, Host, ServerContext, ServiceFactory, all_on_one_port, v2_alone
+from remora.server.host import ExtraPort, Host, ServerContext, ServiceFactory, all_on_one_port, routes_of, v2_alone
 from remora.server.http.asgi import answer_in_thread
 from remora.server.http.exchange import Service
 from remora.server.http.large_bodies import LargeBodies
@@ -189,17 +189,22 @@ class Server:
         origins = options.cors_origin if self._fronts is None else ()  # front processes share their answers
         http_port, metrics_port = 0, 0
         if options.allow_http:
-            front = at(options.http_address, self._front(inside), hosts, inside.keys, origins)
+            platform = self._front(inside)
+            front = at(options.http_address, platform, hosts, inside.keys, origins)
             proxies = open_proxies(options)
             if options.http_server_cert or proxies is not None:
                 front = SchemeService(front, "https" if options.http_server_cert else "http", proxies)
             front = self._logged(front)
             http2 = grpc.beside(front) if options.grpc_on_http_port else None
-            http_port = await connections.listen(front, options.http_address, options.http_port, "HTTP", http2)
+            http_port = await connections.listen(
+                front, options.http_address, options.http_port, "HTTP", http2, routes_of(platform)
+            )
         doors = []
         for door in self.doors:
-            service = self._logged(at(door.address, door.front(inside), hosts, inside.keys, origins))
-            doors.append(await connections.listen(service, door.address, door.port, door.what))
+            platform = door.front(inside)
+            service = self._logged(at(door.address, platform, hosts, inside.keys, origins))
+            opened = connections.listen(service, door.address, door.port, door.what, routes=routes_of(platform))
+            doors.append(await opened)
         grpc_port = await grpc.listen()
         connections.add(grpc.listeners, grpc.ports)
         mailbox.alone = connections.is_alone

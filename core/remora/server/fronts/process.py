@@ -30,6 +30,7 @@ from remora.server.fronts.channel import Ends, LoopChannel
 from remora.server.fronts.client import EngineClient
 from remora.server.fronts.codec import Kind, Message
 from remora.server.fronts.services import CallService, InferService, RelayService
+from remora.server.host import HostRoute
 from remora.server.http.exchange import Service
 from remora.server.http.http1_listener import Handover, Listener
 from remora.server.http.http2 import ALPN, Http2Listener, OpenRequest
@@ -165,7 +166,7 @@ class Front:
             )
             listeners: list[Listener | Http2Listener] = [listener]
         else:
-            service = self._http_service(number, infers=port["infers"])
+            service = self._http_service(number, [HostRoute(*row) for row in port["routes"]], infers=port["infers"])
             origins = options.cors_origin if port["shares"] else ()
             service = at(port["address"], service, host_names(options.allowed_host), origins=origins)
             service = service if self._access is None else self._access.over(service)
@@ -189,10 +190,10 @@ class Front:
         used = [listener for listener in self._listeners if listener.connections]
         return len(used) == 1 and used[0].is_alone()
 
-    def _http_service(self, number: int, *, infers: bool) -> Service:
+    def _http_service(self, number: int, routes: Sequence[HostRoute], *, infers: bool) -> Service:
         options = self._options
         if not infers:
-            return RelayService(self._client, number, self._keys)
+            return RelayService(self._client, number, self._keys, routes)
         restrictions = Restrictions(options.http_restricted_api, "--http-restricted-api")
         limit, malformed = options.http_max_input_size, int(options.client_errors)
         return InferService(self._client, number, self._codec, restrictions, limit, malformed, self._keys)

@@ -31,6 +31,7 @@ from remora.server.http.exchange import Answerer, Cancellable, Exchange
 from remora.server.http.head_plan import BodyPlan
 
 if TYPE_CHECKING:
+    from remora.server.host import HostRoute
     from remora.server.key_check import KeyCheck
 
 _TRACE_HEADERS = (b"traceparent", b"tracestate", b"x-amzn-trace-id")
@@ -41,17 +42,21 @@ _Trace = Sequence[Sequence[str]]
 class RelayService:
     """Service that relays each request of a port.
 
-    With ``keys``, it relays requests without a valid key without their bodies, because the engine refuses them.
+    With ``keys``, it relays requests whose key does not permit them without their bodies, because the engine refuses
+    them. ``routes`` are those of the port's platform.
     """
 
-    def __init__(self, client: EngineClient, port: int, keys: KeyCheck | None = None) -> None:
+    def __init__(
+        self, client: EngineClient, port: int, keys: KeyCheck | None = None, routes: Sequence[HostRoute] = ()
+    ) -> None:
         self._client = client
         self._port = port
         self._keys = keys
+        self._routes = routes
 
     def reads_body(self, head: Head) -> bool:
         """See `HeadReadingService`."""
-        return self._keys is None or self._keys.reads_body(head)
+        return self._keys is None or self._keys.reads_body(head, self._routes)
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Relay a request."""

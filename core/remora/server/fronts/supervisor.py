@@ -47,6 +47,7 @@ from remora.system import logs
 from remora.system.cpus import usable_cpus
 
 if TYPE_CHECKING:
+    from remora.server.host import HostRoute
     from remora.server.tls import PortTls
 
 _log = logging.getLogger("remora.server")
@@ -76,7 +77,7 @@ class PortOrder(NamedTuple):
     """What a front must know about a port.
 
     ``infers`` is True if the front may decode inferences of V2 there, ``http2`` if the port accepts gRPC beside HTTP,
-    ``shares`` if pages of other origins may read its answers.
+    ``shares`` if pages of other origins may read its answers. ``routes`` are those of the port's platform.
     """
 
     address: str
@@ -86,6 +87,7 @@ class PortOrder(NamedTuple):
     tls: bool
     shares: bool
     most_bytes: int
+    routes: Sequence[HostRoute]
 
 
 class _ServedPort:
@@ -273,6 +275,7 @@ class Fronts(Connections):
         self._opened: list[_HandOffPort] = []
         self._log = logs.OURS.change({})
         self._opening = ""  # name of the port that is being opened
+        self._routes: Sequence[HostRoute] = ()  # of that port
 
     # -- start ------------------------------------------------------------------------------------------------------
 
@@ -318,13 +321,21 @@ class Fronts(Connections):
 
     # -- ports ------------------------------------------------------------------------------------------------------
 
-    async def listen(self, service: Service, address: str, port: int, what: str, http2: Handover | None = None) -> int:
+    async def listen(
+        self,
+        service: Service,
+        address: str,
+        port: int,
+        what: str,
+        http2: Handover | None = None,
+        routes: Sequence[HostRoute] = (),
+    ) -> int:
         """See `Connections.listen`."""
-        self._opening = what
+        self._opening, self._routes = what, routes
         try:
-            return await super().listen(service, address, port, what, http2)
+            return await super().listen(service, address, port, what, http2, routes)
         finally:
-            self._opening = ""
+            self._opening, self._routes = "", ()
 
     def accept(
         self,
@@ -342,6 +353,7 @@ class Fronts(Connections):
             tls=tls is not None,
             shares=self._opening != "metrics",
             most_bytes=self._options.http_max_input_size if self._options.grpc_on_http_port else MAX_MESSAGE_BYTES,
+            routes=self._routes,
         )
         number = len(self.served)
         self.served.append(_ServedPort(order, listener))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer, Refusal
 from remora.protocols.rest.content_encoding import choose_encoding
-from remora.protocols.rest.routes import METRICS_PATH, PAGES, Route, route
+from remora.protocols.rest.routes import HOME, METRICS_PATH, PAGES, Route, route
 from remora.server.http import deadlines
 from remora.server.http.probes import PATHS as PROBES
 
@@ -69,7 +69,7 @@ class HeadPlan(BodyPlan):
         except Refusal as refusal:
             self.refusal = refusal.answer
             action = action or refusal.action
-        if (refused := refuse(action or _page_action(head.path), head)) is not None:
+        if (refused := refuse(action or action_of_page(head.path), head)) is not None:
             self.route = self.generates = None
             self.infers, self.timeout_ns, self.locked = False, 0, True
             self.refusal = refused
@@ -77,10 +77,12 @@ class HeadPlan(BodyPlan):
         self.version = self.route.version if self.route else -1
 
 
-def _page_action(path: str) -> str:
+def action_of_page(path: str) -> str:
     """Return the action of a path outside V2, or "" for an unknown path, which needs no secret."""
     if path == METRICS_PATH:
         return "metrics"
     if path in PROBES:
         return "live"
+    if path == HOME:
+        return "home"
     return "pages" if path in PAGES else ""

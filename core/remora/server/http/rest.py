@@ -25,12 +25,12 @@ from remora.protocols.rest.content_encoding import compress, inflate
 from remora.protocols.rest.infer import InferCodec, KnownHeader
 from remora.protocols.rest.management import decode_call, encode_result
 from remora.protocols.rest.response import BinaryHeaders, ReplyFormat, v2_binary_headers
-from remora.protocols.rest.routes import METRICS_PATH, PAGES, Route
+from remora.protocols.rest.routes import HOME, METRICS_PATH, OPENAI_PATHS, PAGES, TYPED_PATHS, Route
 from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions
 from remora.server.http import deadlines
 from remora.server.http.exchange import Answerer, Cancellable, Exchange, arrival_of, name_version
 from remora.server.http.generate import GenerateRoutes
-from remora.server.http.head_plan import HeadPlan
+from remora.server.http.head_plan import HeadPlan, action_of_page
 from remora.server.http.large_bodies import Body, InferParts, LargeBodies, LargeRequest, prints_large
 from remora.server.http.probes import PATHS as PROBES
 from remora.server.http.probes import probe
@@ -75,12 +75,6 @@ class _Forward(NamedTuple):
 
 
 _OPEN = Restrictions()
-_OPENAI_PATHS = ("/v1/", "/openai/v1/", "/tokenize", "/detokenize", "/rerank", "/score")
-"""Beginnings of OpenAI's paths, and of those that vLLM has beside them."""
-
-
-_TYPED_PATHS = "/models/"
-"""Beginning of the paths of plain JSON."""
 
 
 def want_of(key: str) -> HttpAnswer:
@@ -186,6 +180,9 @@ class RestService:
         other._forwards = HeadNote()
         return other
 
+    open_paths = frozenset((HOME,))
+    """See `remora.server.key_check.OpenService`."""
+
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request through ``exchange``, now or later.
 
@@ -196,9 +193,9 @@ class RestService:
 
     def bind(self, head: Head) -> Answerer:
         """Return what `handle` does with this head."""
-        if head.path.startswith(_OPENAI_PATHS):
+        if head.path.startswith(OPENAI_PATHS):
             return partial(self._ask_openai, head)
-        if head.path.startswith(_TYPED_PATHS):
+        if head.path.startswith(TYPED_PATHS):
             return partial(self._ask_typed, head)
         return self._bind(head)
 
@@ -375,7 +372,7 @@ class RestService:
 
     def page(self, head: Head, exchange: Exchange, scheme: str = "", root_path: str = "") -> None:
         """Answer a request for one of `PAGES`; ``root_path`` is the mount path of an ASGI app."""
-        refused = self.locked("pages", head)
+        refused = self.locked(action_of_page(head.path), head)
         if refused is not None:
             exchange.respond(refused)
             return
@@ -589,6 +586,9 @@ _SCRAPED_PATH = "/metrics"
 
 class OnePortService:
     """V2 service that also serves the metrics at ``/metrics``."""
+
+    open_paths = RestService.open_paths
+    """See `remora.server.key_check.OpenService`."""
 
     def __init__(self, rest: RestService) -> None:
         self._rest = rest

@@ -28,6 +28,7 @@ HTTP = {
     "tls": False,
     "shares": True,
     "most_bytes": 1,
+    "routes": [],
 }
 
 
