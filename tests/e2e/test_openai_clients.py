@@ -26,6 +26,8 @@ from remora.protocols.openai.fields import (
     STREAM_OPTIONS,
 )
 from remora.protocols.openai.vectors import EMBEDDINGS
+from remora_adapters.emulate.asking import Address
+from remora_adapters.emulate.sagemaker_runtime import Endpoint, runtime_api
 
 PYTHON = Path(os.environ.get("OPENAI_PYTHON", ROOT / ".venv-openai" / "bin" / "python"))
 NEWEST = Path(os.environ.get("OPENAI_NEWEST_PYTHON", ROOT / ".venv-openai-newest" / "bin" / "python"))
@@ -66,10 +68,10 @@ def python(request: Any) -> Path:
     return path
 
 
-def ask(python: Path, client: str, server: RunningServer | None, model: str = "tiny") -> Any:
+def ask(python: Path, client: str, server: RunningServer | None, model: str = "tiny", url: str = "") -> Any:
     if not python.exists():
         pytest.skip(f"{python} is missing: run make test-openai")
-    url = "" if server is None else f"http://127.0.0.1:{server.http}/v1"
+    url = url or ("" if server is None else f"http://127.0.0.1:{server.http}/v1")
     run = subprocess.run(
         [python, ROOT / "tests" / "openai_peers.py", client, url, model],
         capture_output=True,
@@ -112,6 +114,13 @@ def test_a_stream_and_its_final_completion(python: Path, server: RunningServer) 
     found = ask(python, "openai_stream", server)
     assert found["text"] == found["final"] == ask(python, "openai_whole", server)["text"]
     assert found["tokens"] == 12
+
+
+def test_the_path_of_a_sagemaker_endpoint(python: Path, server: RunningServer, tmp_path: Path) -> None:
+    with runtime_api(Endpoint(Address("127.0.0.1", server.http), tmp_path)) as api:
+        url = f"http://127.0.0.1:{api.server_address[1]}/endpoints/chat/openai/v1"
+        found = ask(python, "openai_stream", None, url=url)
+    assert found == ask(python, "openai_stream", server)
 
 
 def test_the_asynchronous_client(python: Path, server: RunningServer) -> None:

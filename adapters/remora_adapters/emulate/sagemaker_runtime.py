@@ -4,6 +4,8 @@
 
 Names, limits and shapes are those of the service model in botocore. Requests are not authenticated, because the API
 listens on loopback for tests. Objects of S3 are files: ``s3://BUCKET/KEY`` is ``<objects>/BUCKET/KEY``.
+
+Clients of OpenAI take ``http://127.0.0.1:PORT/endpoints/NAME/openai/v1`` as base URL, and any bearer token.
 """
 
 from __future__ import annotations
@@ -28,6 +30,10 @@ PAYLOAD_BYTES = 6_291_456
 
 _PATH = re.compile(
     r"/endpoints/([a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,62})/(invocations(?:-response-stream)?|async-invocations)"
+)
+_CHATS = re.compile(
+    r"/endpoints/[a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,62}"
+    r"(?:/inference-components/[a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,62})?/openai(/v1/chat/completions)"
 )
 _X = "X-Amzn-SageMaker-"
 _FORWARDED = (
@@ -108,8 +114,10 @@ class _Requests(BaseHTTPRequestHandler):
             self._fail(413, "ValidationError", f"the body has {length} bytes; the limit is {PAYLOAD_BYTES}")
             return
         body = self.rfile.read(length)
-        match = _PATH.fullmatch(self.path)
-        if match is None:
+        match, chats = _PATH.fullmatch(self.path), _CHATS.fullmatch(self.path)
+        if chats is not None:
+            self._chat(chats[1], body)
+        elif match is None:
             self._fail(404, "ValidationError", f"no operation has the path {self.path[:200]}")
         elif match[2] == "invocations":
             self._invoke(body)
@@ -196,6 +204,32 @@ class _Requests(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
         except OSError as error:
             self._model_error(HttpReply(0, {}, b"", trouble=str(error)))
+        finally:
+            connection.close()
+
+    def _chat(self, path: str, body: bytes) -> None:
+        """Pass a chat on to the container, and its answer back as it comes.
+
+        The platform checks the bearer token, and the container does not get it.
+        """
+        if not (self.headers["Authorization"] or "").startswith("Bearer "):
+            self._fail(403, "AccessDeniedException", "the request has no bearer token")
+            return
+        headers = {name: self.headers[name] for name in ("Content-Type", "Accept") if self.headers[name] is not None}
+        connection = http.client.HTTPConnection(*self.endpoint.address, timeout=ANSWER_S)
+        try:
+            connection.request("POST", path, body, headers)
+            response = connection.getresponse()
+            self.send_response(response.status)
+            self.send_header("Content-Type", response.getheader("Content-Type", ""))
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            while piece := response.read1(65_536):
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+                self.wfile.flush()
+            self.wfile.write(b"0\r\n\r\n")
+        except (OSError, http.client.HTTPException):
+            self.close_connection = True  # ends a response that has begun
         finally:
             connection.close()
 

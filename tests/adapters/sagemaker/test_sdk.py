@@ -20,7 +20,8 @@ import pytest
 
 from conftest import ROOT, free_ports
 from deploy_clouds.registry import Registry, running
-from hosting import hosted, write_scale
+from generation_models import tiny
+from hosting import ask, hosted, write_scale
 from moto_server import CREDENTIALS, moto_version, running_moto
 from remora.cli import main
 from remora_adapters.emulate.asking import Address
@@ -307,3 +308,17 @@ def test_a_model_builder_builds_and_deploys_and_its_endpoint_answers(clients: An
     assert container["Image"] == IMAGE
     settings = settings_of(container["Environment"])  # the settings that the SDK adds are taken as well
     assert settings.log == (2, True, True, True)
+
+
+def test_the_token_of_the_sdk_opens_openais_path(tmp_path: Path) -> None:
+    make = "from sagemaker.core.token_generator import generate_token; print(generate_token(region='us-east-1'))"
+    token = run_peer(python_of(3), "-c", make).split()[-1]
+    tiny(tmp_path / "model")
+    chat = {"model": "", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "ignore_eos": True}
+    with (
+        hosted("sagemaker", {"SAGEMAKER_BASE_DIR": str(tmp_path)}) as port,
+        runtime_api(Endpoint(Address("127.0.0.1", port), tmp_path)) as api,
+    ):
+        path = "/endpoints/chat/openai/v1/chat/completions"
+        found = ask(api.server_address[1], "POST", path, chat, {"Authorization": f"Bearer {token}"})
+    assert found.json["usage"]["completion_tokens"] == 4
