@@ -1,13 +1,13 @@
-"""A Hugging Face folder with a language model of random weights, for tests; needs the package safetensors."""
+"""A Hugging Face folder with a language model of random weights, for tests."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from gguf_models import CONTEXT, HEADS, HIDDEN, INNER, KV_HEADS, LAYERS, load_example, random_weights
 
@@ -29,7 +29,6 @@ _NAMES = {
 
 def write_hf(folder: Path) -> Path:
     """Write a Llama model with the tokenizer and chat template of `tiny`."""
-    numpy = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
     example = load_example()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(example.tokenizer())
@@ -55,9 +54,23 @@ def write_hf(folder: Path) -> Path:
         "torch_dtype": "float32",
     }
     (folder / "config.json").write_text(json.dumps(config))
-    weights = {_name(name): value.astype(np.float32) for name, value in random_weights(example.VOCABULARY).items()}
-    numpy.save_file(weights, str(folder / "model.safetensors"))
+    write_safetensors(
+        folder / "model.safetensors",
+        {_name(name): value.astype(np.float32) for name, value in random_weights(example.VOCABULARY).items()},
+    )
     return folder
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Any]) -> None:
+    """Write fp32 tensors without the package safetensors, which not every environment of the tests has."""
+    head: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, value in tensors.items():
+        head[name] = {"dtype": "F32", "shape": list(value.shape), "data_offsets": [end, end + value.nbytes]}
+        end += value.nbytes
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(value.tobytes() for value in tensors.values()))
 
 
 def _name(name: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed: run make test-vllm")
 
 from gguf_models import HEADS, HIDDEN, KV_HEADS, LAYERS
-from hf_models import write_hf
+from hf_models import write_hf, write_safetensors
 from hosting import ask, running
 from remora import Engine
 from remora.errors import RemoraError
@@ -38,7 +38,6 @@ ARGUMENTS = {
 
 def write_adapter(folder: Path, seed: int) -> None:
     """Write a LoRA adapter of random weights in the format of the package peft."""
-    numpy = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
     random = np.random.RandomState(seed)
     weights = {}
     for layer in range(LAYERS):
@@ -47,7 +46,7 @@ def write_adapter(folder: Path, seed: int) -> None:
             weights[f"{key}.lora_A.weight"] = random.standard_normal((RANK, HIDDEN)).astype(np.float32)
             weights[f"{key}.lora_B.weight"] = random.standard_normal((rows, RANK)).astype(np.float32)
     folder.mkdir()
-    numpy.save_file(weights, str(folder / "adapter_model.safetensors"))
+    write_safetensors(folder / "adapter_model.safetensors", weights)
     config = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": RANK, "lora_dropout": 0.0,
         "bias": "none", "target_modules": ["q_proj", "v_proj"], "base_model_name_or_path": "tiny",
