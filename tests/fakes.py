@@ -68,6 +68,9 @@ class FakeClock:
     def wall_ms(self) -> int:
         return self.now_ns // 1_000_000
 
+    def thread_ns(self) -> int:
+        return self.now_ns
+
 
 UNTRACED = Traces(TraceSettings(), FakeClock(), {})
 """What an engine has that traces nothing."""

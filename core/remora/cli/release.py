@@ -47,8 +47,13 @@ def print_status(status: Mapping[str, Any]) -> str:
     shadow = status.get("shadow")
     if shadow:
         counts = ", ".join(f"{shadow.get(name, 0)} {name}" for name in ("compared", "differing", "failed", "dropped"))
-        counts = shadow.get("warning") or counts
-        lines.append(f"shadow: {shadow['title']} gets copies of {shadow['weight']:g} %: {counts}")
+        warning = shadow.get("warning", "")
+        lines.append(
+            f"shadow: {shadow['title']} gets copies of {shadow['weight']:g} %: "
+            f"{counts if 'compared' in shadow else warning}"
+        )
+        if warning and "compared" in shadow:
+            lines.append(f"  {one_line(warning)}")
         lines += [f"  {one_line(sample)}" for sample in shadow.get("samples", [])[-5:]]
     for title, value in (
         ("aliases", ", ".join(f"{name}={version}" for name, version in status.get("aliases", {}).items())),

@@ -23,6 +23,7 @@ from remora.models.readiness import Readiness, ReadinessState, resolve_future
 from remora.models.served_model import ServedModel
 from remora.models.table import READY, UNAVAILABLE, LoadingError, ModelState, ModelTable
 from remora.options import EngineOptions
+from remora.options.observation import SHADOW_PROCESSORS
 from remora.repository.catalog import Catalog, name_of
 from remora.system.clock import Clock
 
@@ -70,7 +71,8 @@ class Lifecycle:
     def _shadow_settings(self) -> ShadowSettings | None:
         """Return the settings of shadows that the options have, None for none. Raises ConfigError."""
         options = self._options
-        if not (options.shadow_url or options.shadow_compare or options.shadow_differences):
+        named = options.shadow_url or options.shadow_compare or options.shadow_differences
+        if not named and options.shadow_processors == SHADOW_PROCESSORS:
             return None
         from remora.models.shadow_targets import shadow_settings
 
@@ -356,6 +358,8 @@ class Lifecycle:
         for model in self.table.clear():
             remaining_s = max((end_ns - self._clock.monotonic_ns()) / 1e9, 0.0)
             done = model.close(remaining_s) and done
+        if self._releases is not None:
+            self._releases.close()
         if self._shadows is not None and self._shadows.log is not None:
             self._shadows.log.close()
         return self.wait_until_closed(max((end_ns - self._clock.monotonic_ns()) / 1e9, 0.0)) and done

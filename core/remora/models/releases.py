@@ -30,8 +30,8 @@ from remora.models.release_members import (
     version_of,
 )
 from remora.models.routing import Router, Tally
-from remora.models.shadow_targets import ShadowSettings, compare_of, target_of
-from remora.models.shadowing import Shadowing
+from remora.models.shadow_targets import ShadowSettings, make_shadowing
+from remora.models.shadowing import Shadowing, shadow_document
 from remora.models.table import ModelTable
 from remora.repository.catalog import name_of
 from remora.system.clock import Clock
@@ -148,6 +148,12 @@ class Releases:
         self._judged: set[str] = set()
         for key, release in store.read().items():
             self._route(key, release)
+
+    def close(self) -> None:
+        """End the copies to shadows."""
+        for live in self._live.values():
+            if live.router.shadowing is not None:
+                live.router.shadowing.close()
 
     @property
     def stored_at(self) -> str:
@@ -311,6 +317,10 @@ class Releases:
             if name_of(key) == shadow.model:
                 raise ValueError(f"model '{shadow.model}' is the model itself: name another version of it")
             self._table.resolve(shadow.model, shadow.version or -1)
+        primary = self._table.newest(key)
+        refusal = make_shadowing(shadow, key, self._table, self._shadows, self._clock).refusal(primary)
+        if refusal:
+            raise ValueError(refusal)
 
     def _restore(self, key: str, before: _Live | None) -> None:
         if before is not None:
@@ -363,8 +373,11 @@ class Releases:
         with self._lock:
             rest = {each: live.release for each, live in self._live.items() if each != key}
             self._save(rest, forced=True)
+            ended = self._live[key].router.shadowing if key in self._live else None
             self._live = {each: live for each, live in self._live.items() if each != key}
             self._table.route(key, None)
+        if ended is not None:
+            ended.close()
 
     def _save(self, stored: Mapping[str, Release], *, forced: bool) -> None:
         try:
@@ -389,6 +402,8 @@ class Releases:
         router = Router(release, tally, self._clock.monotonic_ns, look, shadowing)
         self._live = {**self._live, key: _Live(release, router)}
         self._table.route(key, router)
+        if live is not None and live.router.shadowing not in (None, shadowing):
+            live.router.shadowing.close()
 
     def _shadowing(self, key: str, release: Release, live: _Live | None) -> Shadowing | None:
         """Return the runner of a release's copies, the same as before if the shadow is the same."""
@@ -398,13 +413,10 @@ class Releases:
         if live is not None and live.release.shadow == shadow and live.router.shadowing is not None:
             return live.router.shadowing
         try:
-            target = target_of(shadow, key, self._table, self._shadows)
-            compare = compare_of(shadow, self._shadows)
+            return make_shadowing(shadow, key, self._table, self._shadows, self._clock)
         except ValueError as error:  # the release was stored by a server with other options
             _log.error("release of model '%s': the shadow gets no copies: %s", key, error)
             return None
-        log = self._shadows.log
-        return Shadowing(target, compare, None if log is None else log.put, shadow.title)
 
     # -- judgement ----------------------------------------------------------------------------------------------------
 
@@ -482,7 +494,7 @@ class Releases:
                 }
                 for arm in rows
             ],
-            "shadow": _shadow_document(release, live.router),
+            "shadow": shadow_document(release, live.router.shadowing, self._table.newest(key)),
             "aliases": dict(release.aliases),
             "rejected": list(release.rejected),
             "automatic": release.automatic,
@@ -516,15 +528,6 @@ class Releases:
                     )
                 )
         return found
-
-
-def _shadow_document(release: Release, router: Router) -> dict[str, Any] | None:
-    if release.shadow is None:
-        return None
-    shown = release.shadow._asdict() | {"weight": release.shadow.weight / 100, "title": release.shadow.title}
-    if router.shadowing is None:
-        return shown | {"warning": "it gets no copies: the server's options do not define its name"}
-    return shown | router.shadowing.document()
 
 
 def _nothing() -> None:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import lru_cache
 from itertools import count
-from typing import Any, cast
+from typing import Any
 
 from remora.errors import RemoraError, RetiredError
-from remora.messages import Data, InferForm, Outcome, OutputSpec, Response, Streamed, Ticket
+from remora.messages import Data, InferForm, Outcome, Streamed, Ticket
+from remora.models.recordings import Step
 from remora.models.served_model import Reply, ServedModel
-from remora.models.shadowing import Copy, Shadowing, copied, copied_outputs
+from remora.models.shadowing import Shadowing
 from remora.traffic.judgement import CALIBRATION, Observed, Rate, latency_limit_ns
 from remora.traffic.releases import (
     BY_REQUEST,
@@ -152,30 +151,48 @@ class Router:
         return ready[max(ready)] if ready else None
 
     def splits(self, ready: Mapping[int, ServedModel]) -> bool:
+        """Return True if requests may go to several versions, or be copied."""
+        shadow, shadowing = self.release.shadow, self.shadowing
+        if shadow is not None and shadowing is not None and shadowing.recorder.is_open:
+            return not shadow.is_version or shadow.version in ready or self.divides(ready)
+        return self.divides(ready)
+
+    def divides(self, ready: Mapping[int, ServedModel]) -> bool:
         """Return True if requests may go to several versions."""
-        shadow = self.release.shadow
-        copies = shadow is not None and (not shadow.is_version or shadow.version in ready)
-        return copies or any(arm.version in ready for arm in self.release.arms)
+        return any(arm.version in ready for arm in self.release.arms)
 
-    def is_copied(
-        self, form: InferForm, model: ServedModel, ready: Mapping[int, ServedModel], carrier: Carrier | None
-    ) -> bool:
-        """Return True if the shadow gets a copy of a request to ``model``.
+    def recorded(
+        self,
+        form: InferForm,
+        data: Sequence[Data],
+        reply: Reply,
+        model: ServedModel,
+        ready: Mapping[int, ServedModel],
+        carrier: Carrier | None,
+    ) -> Reply:
+        """Return the reply to a request to ``model``, which may record a copy for the shadow.
 
-        Sequences, streams and copies are not copied.
+        Copies are not copied, and neither are requests whose outputs are classes.
         """
-        shadow = self.release.shadow
-        if shadow is None or self.shadowing is None or form.sequence_id or form.raw or model.decoupled:
-            return False
+        shadow, shadowing = self.release.shadow, self.shadowing
+        if shadow is None or shadowing is None or form.raw or any(each.classes for each in form.outputs):
+            return reply
         if shadow.is_version and (shadow.version == model.version or shadow.version not in ready):
-            return False
+            return reply
+        if carrier is not None and carrier(COPY_HEADER):
+            return reply
+        if form.sequence_id:
+            if shadow.is_version and any(arm.version == shadow.version for arm in self.release.arms):
+                return reply  # a client may begin a sequence with the same id there
+            if not form.sequence_start:
+                return shadowing.recorder.go_on(form, data, reply, model.version_text)
         if shadow.weight < HUNDRED and (
             bucket_of(self.release.salt, f"\0shadow {next(self._unnamed)}") >= shadow.weight
         ):
-            return False
-        if carrier is not None and carrier(COPY_HEADER):
-            return False
-        return self.shadowing.has_room()
+            return reply
+        if shadowing.refusal(model):
+            return reply
+        return shadowing.recorder.begin(form, data, reply, model.name, model.version_text)
 
     def route(self, ready: Mapping[int, ServedModel]) -> RoutedModel:
         """Return the model for one request."""
@@ -197,13 +214,16 @@ class Router:
                     if model.keeps(form):
                         return model
             key = str(form.sequence_id)
+        elif not (self.release.arms or self.release.logged):
+            pass  # every request goes to the same version
         elif self.by_header:
             key = (carrier(self.by_header) or b"").decode("latin-1") if carrier is not None else ""
         elif form is not None:
             key = form.id if self.release.sticky == BY_REQUEST else str(form.parameters.get(self._parameter, ""))
-        bucket = bucket_of(self.release.salt, key or f"\0{next(self._unnamed)}")
-        arm = arm_of(self.release.arms, bucket)
-        chosen = ready.get(arm.version) if arm is not None else None
+        chosen = None
+        if self.release.arms:
+            arm = arm_of(self.release.arms, bucket_of(self.release.salt, key or f"\0{next(self._unnamed)}"))
+            chosen = ready.get(arm.version) if arm is not None else None
         if chosen is None:
             chosen = self.primary(ready)
         assert chosen is not None  # a look-up needs a ready version
@@ -239,27 +259,6 @@ class Router:
             self._judge()
 
 
-@lru_cache(maxsize=64)
-def _plain(form: InferForm) -> InferForm:
-    """Return the form of a copy, the same object for the same form, which is checked once."""
-    return replace(form, timeout_us=0, outputs=tuple(OutputSpec(each.name) for each in form.outputs))
-
-
-def _copying(shadowing: Shadowing, model: ServedModel, form: InferForm, data: list[Data], reply: Reply) -> Reply:
-    """Return a reply that hands a copy of the request to the shadow after the answer is sent."""
-    plain = _plain(form)
-
-    def copy_then(ticket: Ticket, outcome: Outcome) -> None:
-        expected = None
-        if isinstance(outcome, Response) and not any(each.classes for each in form.outputs):
-            expected = copied_outputs(outcome)  # before the reply, because it may free the memory
-        reply(ticket, outcome)
-        if expected is not None:
-            shadowing.offer(Copy(plain, data, expected, model.name, model.version_text))
-
-    return copy_then
-
-
 class RoutedModel:
     """Model for one request of a release: the version is chosen when the request is submitted.
 
@@ -280,6 +279,11 @@ class RoutedModel:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._chosen or self._router.primary(self._ready), name)
+
+    @property
+    def is_divided(self) -> bool:
+        """True if the request might have gone to another version; False if it is only copied."""
+        return self._router.divides(self._ready)
 
     def identify(self, carrier: Carrier | None) -> None:
         """Set the headers of the request."""
@@ -308,8 +312,13 @@ class RoutedModel:
     def submit(self, form: InferForm, data: Sequence[Data], reply: Reply, **how: Any) -> Ticket:
         """Submit to the chosen version as `ServedModel.submit` does, and count the answer."""
         router, model = self._router, self.bind(form)
-        if router.is_copied(form, model, self._ready, self._carrier):
-            reply = _copying(cast("Shadowing", router.shadowing), model, form, copied(data), reply)
+        recorded = router.recorded(form, data, reply, model, self._ready, self._carrier)
+        if not self.is_divided:
+            try:
+                return model.submit(form, data, recorded, **how)
+            except BaseException:
+                _abandon(recorded)
+                raise
         begin_ns = router.now()
 
         def counted(ticket: Ticket, outcome: Outcome) -> None:
@@ -317,12 +326,18 @@ class RoutedModel:
                 router.record(model.version, outcome, begin_ns)
             elif outcome.final:
                 router.record(model.version, outcome.outcome, begin_ns)
-            reply(ticket, outcome)
+            recorded(ticket, outcome)
 
         try:
             return model.submit(form, data, counted, **how)
-        except RetiredError:
+        except BaseException as error:
+            _abandon(recorded)
+            if isinstance(error, RemoraError) and not isinstance(error, RetiredError):
+                router.record(model.version, error, begin_ns)
             raise
-        except RemoraError as error:
-            router.record(model.version, error, begin_ns)
-            raise
+
+
+def _abandon(reply: Reply) -> None:
+    """Forget the copy of a request that was refused."""
+    if isinstance(reply, Step):
+        reply.abandon()

@@ -8,26 +8,30 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import quote, urlsplit
 
 from remora.errors import ConfigError, InternalError, NotFoundError, RemoraError, UnavailableError
-from remora.messages import Data, InferForm, Outcome, Response, Tensor
+from remora.messages import Data, InferForm, Outcome, Parameter, Response, Streamed, Tensor, Ticket
+from remora.models.recordings import MAX_ANSWERS, copied_outputs
 from remora.models.routing import COPY_HEADER, RoutedModel
 from remora.models.served_model import ServedModel
+from remora.models.shadowing import Primary, Shadowing
 from remora.models.table import ModelTable
 from remora.options import EngineOptions
+from remora.options.observation import SHADOW_PROCESSORS
 from remora.repository.catalog import name_of
 from remora.system.clock import Clock
 from remora.tracing.differences import DifferenceLog, open_differences
-from remora.tracing.line_file import content_of, redactions_of
+from remora.tracing.line_file import content_of, parameters_of, redactions_of
 from remora.traffic.captured import CapturedError, CapturedTensor, Exchange, answer_of, printed, request_of
 from remora.traffic.comparing import Comparison, Outputs, difference
-from remora.traffic.releases import Shadow
+from remora.traffic.releases import HUNDRED, Shadow
 
-TIMEOUT_S = 10.0
+TIMEOUT_S, MODEL_TIMEOUT_S = 10.0, 60.0
 _MOST_BYTES = 256 << 20
 _HEADER_LENGTH = "inference-header-content-length"
 _REFUSALS = frozenset((400, 415, 422, 500, 501))
@@ -37,13 +41,23 @@ _THREADS = 4
 Compare = Callable[[Outputs, Outputs], str]
 
 
+class Answered(NamedTuple):
+    """Outputs of each answer to a copy, and the model's processor time on this server."""
+
+    answers: Sequence[Sequence[Tensor]]
+    cost_ns: int = 0
+
+
 class Target(Protocol):
-    """Destination of copies. ``threads`` of the runner call it at a time."""
+    """Destination of copies, called by up to ``threads`` threads at a time."""
 
     threads: int
 
-    def send(self, form: InferForm, data: list[Data], answered: Callable[[Outcome], None]) -> None:
-        """Send a copy; ``answered`` gets its end, once and from any thread. May block and raise."""
+    def refusal(self, primary: ServedModel | None) -> str:
+        """Return why requests to a model cannot be copied here, "" if they can."""
+
+    def answer(self, form: InferForm, data: list[Data]) -> Answered:
+        """Send a copy and wait for its answers. Raises whatever the destination does."""
 
     def end_thread(self) -> None:
         """Close what the calling thread uses, because it ends."""
@@ -56,11 +70,13 @@ class ShadowSettings(NamedTuple):
         urls: addresses of other servers.
         functions: functions that compare answers.
         log: keeps differences; None without.
+        processors: that copies may use on average.
     """
 
     urls: Mapping[str, str] = {}
     functions: Mapping[str, Compare] = {}
     log: DifferenceLog | None = None
+    processors: float = SHADOW_PROCESSORS
 
     def check(self, shadow: Shadow) -> None:
         """Raise ValueError for a name that no option defines."""
@@ -70,6 +86,8 @@ class ShadowSettings(NamedTuple):
 
 def shadow_settings(options: EngineOptions, clock: Clock) -> ShadowSettings:
     """Return the settings of options. Raises ConfigError."""
+    if not 0 < options.shadow_processors <= 1:
+        raise ConfigError(f"--shadow-processors={options.shadow_processors:g}: expected a number above 0 to 1")
     urls = {}
     for entry in options.shadow_url:
         name, url = _pair("--shadow-url", entry, "NAME=URL")
@@ -84,17 +102,17 @@ def shadow_settings(options: EngineOptions, clock: Clock) -> ShadowSettings:
         redactions_of(options.capture_redact),
         clock,
     )
-    return ShadowSettings(urls, functions, log)
+    return ShadowSettings(urls, functions, log, options.shadow_processors)
 
 
-def target_of(shadow: Shadow, key: str, table: ModelTable, settings: ShadowSettings) -> Target:
+def target_of(shadow: Shadow, key: str, table: ModelTable, settings: ShadowSettings, clock: Clock) -> Target:
     """Return the destination of a model's shadow. Raises ValueError for an unknown name."""
     if shadow.url:
         settings.check(shadow)
         return OtherServer(settings.urls[shadow.url], shadow.model or name_of(key), shadow.version)
     if shadow.model:
-        return OtherModel(lambda: table.resolve(shadow.model, shadow.version or -1))
-    return OtherModel(lambda: _ready(table, key, shadow.version))
+        return OtherModel(lambda: table.resolve(shadow.model, shadow.version or -1), clock)
+    return OtherModel(lambda: _ready(table, key, shadow.version), clock)
 
 
 def compare_of(shadow: Shadow, settings: ShadowSettings) -> Compare:
@@ -105,22 +123,93 @@ def compare_of(shadow: Shadow, settings: ShadowSettings) -> Compare:
     return settings.functions[shadow.compare]
 
 
+def make_shadowing(shadow: Shadow, key: str, table: ModelTable, settings: ShadowSettings, clock: Clock) -> Shadowing:
+    """Return the runner of copies to a model's shadow. Raises ValueError for an unknown name."""
+    primary = Primary(
+        partial(_is_busy, table, key), partial(_seen, table, key), shadow.weight / HUNDRED, settings.processors
+    )
+    log = None if settings.log is None else settings.log.put
+    target = target_of(shadow, key, table, settings, clock)
+    shadowing = Shadowing(target, compare_of(shadow, settings), primary, clock, log, shadow.title)
+    shadowing.recorder.moved = partial(table.reroute, key)
+    return shadowing
+
+
+def _is_busy(table: ModelTable, key: str) -> bool:
+    return any(model.scheduler.pending or model.scheduler.running for model in table.serving(key).values())
+
+
+def _seen(table: ModelTable, key: str) -> int:
+    """Return how many requests the version that stands for a model has answered."""
+    primary = table.newest(key)
+    if primary is None:
+        return 0
+    stats = primary.stats()
+    return stats.success.count + stats.fail.count
+
+
 class OtherModel:
-    """Model or version of this server, found when a copy is sent."""
+    """Model or version of this server, found when a copy is sent.
+
+    Args:
+        find: returns the model, or raises RemoraError.
+        clock: the engine's.
+        timeout_s: time after which an answer is given up.
+    """
 
     threads = 1
 
-    def __init__(self, find: Callable[[], ServedModel]) -> None:
+    def __init__(self, find: Callable[[], ServedModel], clock: Clock, timeout_s: float = MODEL_TIMEOUT_S) -> None:
         self._find = find
+        self._clock = clock
+        self._timeout_s = timeout_s
 
-    def send(self, form: InferForm, data: list[Data], answered: Callable[[Outcome], None]) -> None:
+    def refusal(self, primary: ServedModel | None) -> str:
+        return ""
+
+    def answer(self, form: InferForm, data: list[Data]) -> Answered:
         model = self._find()
         if model.is_routed:  # its own release neither counts nor copies a copy
             model = cast("RoutedModel", model).bind(form)
-        model.submit(form, data, lambda _, outcome: answered(outcome))
+        if form.sequence_start and model.keeps(replace(form, sequence_start=False)):
+            raise UnavailableError("a sequence of another client has the same id there")
+        collected = _Collected(self._clock)
+        ticket = model.submit(form, data, collected)
+        if not collected.ended.wait(self._timeout_s):
+            ticket.cancel()
+            raise UnavailableError(f"no answer within {self._timeout_s:g} s")
+        if collected.error is not None:
+            raise collected.error
+        return Answered(collected.answers, collected.cost_ns)
 
     def end_thread(self) -> None:
         """Close nothing."""
+
+
+class _Collected:
+    """Reply that keeps the answers to one copy.
+
+    It keeps one more than a recording, which shows that there are more.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.answers: list[Sequence[Tensor]] = []
+        self.error: RemoraError | None = None
+        self.cost_ns = 0
+        self.ended = threading.Event()
+
+    def __call__(self, ticket: Ticket, outcome: Outcome) -> None:
+        final, found = (outcome.final, outcome.outcome) if isinstance(outcome, Streamed) else (True, outcome)
+        if isinstance(found, Response):
+            if len(self.answers) <= MAX_ANSWERS:
+                self.answers.append(copied_outputs(found))  # because the memory may be freed after the reply
+        elif found is not None:
+            self.error = found
+        if final:
+            streamed_ns = self._clock.monotonic_ns() - ticket.start_ns if ticket.start_ns else 0
+            self.cost_ns = sum(ticket.spent_ns) or streamed_ns
+            self.ended.set()
 
 
 class OtherServer:
@@ -145,8 +234,13 @@ class OtherServer:
         self._takes_binary = self._is_plain = False
         """What is known of the server: that it understands binary tensors, or that it does not."""
 
-    def send(self, form: InferForm, data: list[Data], answered: Callable[[Outcome], None]) -> None:
-        answered(self._answer(form, data))
+    def refusal(self, primary: ServedModel | None) -> str:
+        if primary is not None and primary.decoupled:
+            return (
+                f"model '{primary.name}' is decoupled: copies of its streams can go to a version or another model of "
+                "this server, and to no other server"
+            )
+        return ""
 
     def end_thread(self) -> None:
         """Close the thread's connection."""
@@ -154,30 +248,31 @@ class OtherServer:
         if connection is not None:
             connection.close()
 
-    def _answer(self, form: InferForm, data: Sequence[Data]) -> Outcome:
+    def answer(self, form: InferForm, data: list[Data]) -> Answered:
         tensors = [
             CapturedTensor(spec.name, spec.datatype, tuple(spec.shape), content_of(spec.datatype, part))
             for spec, part in zip(form.inputs, data, strict=True)
         ]
         names = [each.name for each in form.outputs]
-        request = request_of(Exchange("", "", "", form.id, form.parameters, tensors, names, (), "", 0))
+        parameters = parameters_of(form)
+        request = request_of(Exchange("", "", "", form.id, parameters, tensors, names, (), "", 0))
         assert request is not None  # no input is redacted
         if self._is_plain:
-            status, length, body = self._exchange(_as_json(form, tensors), None)
+            status, length, body = self._exchange(_as_json(form, parameters, tensors), None)
         else:
             status, length, body = self._exchange(request.body, request.header_length)
             if status in _REFUSALS and not self._takes_binary:
-                again = self._exchange(_as_json(form, tensors), None)
+                again = self._exchange(_as_json(form, parameters, tensors), None)
                 self._is_plain = again[0] == 200
                 if self._is_plain:
                     status, length, body = again
         self._takes_binary |= status == 200 and not self._is_plain
         if status != 200:
-            return InternalError(f"HTTP status {status}: {body[:200].decode(errors='replace')}")
+            raise InternalError(f"HTTP status {status}: {body[:200].decode(errors='replace')}")
         try:
-            return Response([_tensor(each) for each in answer_of(body, length)])
+            return Answered([[_tensor(each) for each in answer_of(body, length)]])
         except (CapturedError, ValueError, KeyError) as error:
-            return InternalError(f"the answer is not of V2: {error}")
+            raise InternalError(f"the answer is not of V2: {error}") from error
 
     def _exchange(self, body: bytes, header_length: int | None) -> tuple[int, int | None, bytes]:
         """Return status, length of the JSON and body of an answer. Raises UnavailableError."""
@@ -248,9 +343,9 @@ def _ready(table: ModelTable, key: str, version: int) -> ServedModel:
     return model
 
 
-def _as_json(form: InferForm, tensors: Sequence[CapturedTensor]) -> bytes:
+def _as_json(form: InferForm, parameters: Mapping[str, Parameter], tensors: Sequence[CapturedTensor]) -> bytes:
     """Return a request with all tensors in JSON."""
-    document: dict[str, Any] = {"parameters": dict(form.parameters), "inputs": [printed(each) for each in tensors]}
+    document: dict[str, Any] = {"parameters": parameters, "inputs": [printed(each) for each in tensors]}
     if form.id:
         document["id"] = form.id
     if form.outputs:

@@ -386,6 +386,13 @@ class ModelTable:
             if state is not None and not self._closed:
                 self._put({**self._states, key: ModelState.of(state.versions, routing)})
 
+    def reroute(self, key: str) -> None:
+        """Ask a model's routing again whether it divides the requests."""
+        with self._lock:
+            state = self._states.get(key)
+            if state is not None and not self._closed:
+                self._states[key] = ModelState.of(state.versions, self._routings.get(key))
+
     def drop_failures(self, key: str, versions: Iterable[int]) -> None:
         """Forget failed loads of versions that are not wanted any more."""
 

@@ -74,6 +74,9 @@ class CaptureOptions:
     )
 
 
+SHADOW_PROCESSORS = 0.02
+
+
 @fragment
 class ShadowOptions:
     """Which destinations and comparisons shadows may have, and where differences are kept."""
@@ -85,6 +88,12 @@ class ShadowOptions:
         "Repeatable.",
         metavar="NAME=URL",
         many=True,
+    )
+    shadow_processors: float = option(
+        "Processors that the copies of each shadow may use on average on this server, such as 0.02 for 2 percent of "
+        "one; more copies are dropped.",
+        default=SHADOW_PROCESSORS,
+        metavar="N",
     )
     shadow_compare: tuple[str, ...] = option(
         "Name for a function of a Python file that compares a model's outputs with those of a shadow. The server runs "

@@ -17,7 +17,16 @@ from typing import Any, NamedTuple
 from remora.errors import ConfigError, RemoraError
 from remora.messages import Data, InferForm, Outcome, Response, Streamed, Ticket
 from remora.system.clock import Clock
-from remora.tracing.line_file import LineFile, Redactions, bytes_of, content_of, hidden_in, redactions_of, utc
+from remora.tracing.line_file import (
+    LineFile,
+    Redactions,
+    bytes_of,
+    content_of,
+    hidden_in,
+    parameters_of,
+    redactions_of,
+    utc,
+)
 from remora.tracing.writer import TraceWriter
 from remora.traffic.captured import CapturedTensor, Exchange, line_of
 
@@ -185,22 +194,12 @@ class Capture:
     def put(self, kept: _Kept, error: str) -> None:
         """Queue a request that has ended."""
         form = kept.form
-        parameters = dict(form.parameters)
-        for name, value in (
-            ("priority", form.priority),
-            ("timeout", form.timeout_us),
-            ("sequence_id", form.sequence_id),
-        ):
-            if value:
-                parameters[name] = value
-        if form.sequence_id:
-            parameters |= {"sequence_start": form.sequence_start, "sequence_end": form.sequence_end}
         exchange = Exchange(
             model=kept.model.name,
             version=kept.model.version_text,
             time=utc(kept.wall_ms),
             id=form.id,
-            parameters=parameters,
+            parameters=parameters_of(form),
             inputs=kept.inputs,
             outputs=[each.name for each in form.outputs],
             answers=kept.answers,

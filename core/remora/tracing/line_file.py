@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from remora.errors import ConfigError
+from remora.messages import InferForm, Parameter
 
 T = TypeVar("T")
 Redactions = Mapping[str, frozenset[str]]
@@ -79,6 +80,21 @@ class LineFile(Generic[T]):
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def parameters_of(form: InferForm) -> dict[str, Parameter]:
+    """Return the parameters of a request as V2 writes them."""
+    parameters = dict(form.parameters)
+    for name, value in (
+        ("priority", form.priority),
+        ("timeout", form.timeout_us),
+        ("sequence_id", form.sequence_id),
+    ):
+        if value:
+            parameters[name] = value
+    if form.sequence_id:
+        parameters |= {"sequence_start": form.sequence_start, "sequence_end": form.sequence_end}
+    return parameters
 
 
 def content_of(datatype: str, data: Any) -> bytes:

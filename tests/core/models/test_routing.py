@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from fakes import FakeClock
 from remora.errors import CancelledError, InternalError, RetiredError, UnavailableError
 from remora.messages import InferForm, Response, Streamed
+from remora.models.recordings import MAX_WAITING, Recorder, Recording
 from remora.models.routing import JUDGE_EVERY_NS, Router, Tally
 from remora.traffic.judgement import CALIBRATION, Rate
-from remora.traffic.releases import Arm, Release
+from remora.traffic.releases import HUNDRED, Arm, Release, Shadow
 
 MS = 1_000_000
 
@@ -163,6 +165,38 @@ def test_a_refused_request_counts_as_failed_and_a_retired_version_does_not() -> 
         with pytest.raises(type(refusal)):
             router.route(_ready(three)).submit(InferForm(()), [], lambda *_: None)
         assert router.tally.observed(3).canary_errors == Rate(errors, errors)
+
+
+def _shadowed(*arms: Arm, recorder: Any) -> Router:
+    release = Release(2, arms, salt="s", shadow=Shadow(0, HUNDRED, model="other"))
+    shadowing: Any = SimpleNamespace(recorder=recorder, refusal=lambda model: "")
+    return Router(release, Tally(2), FakeClock().monotonic_ns, shadowing=shadowing)
+
+
+def test_requests_are_routed_for_a_shadow_only_while_it_records() -> None:
+    ready = _ready(_Version(2))
+    recorder = Recorder(lambda recording: None, lambda: 0, 1.0)
+    router = _shadowed(recorder=recorder)
+    assert router.splits(ready)
+    assert not router.route(ready).is_divided
+    recorder.is_open = False
+    assert not router.splits(ready)
+    assert _shadowed(ALL, recorder=recorder).splits(_ready(_Version(2), _Version(3)))
+
+
+def test_a_request_that_is_copied_and_refused_leaves_no_recording() -> None:
+    two = _Version(2)
+    two.refusal = UnavailableError("full")
+    offered: list[Recording] = []
+    router = _shadowed(recorder=Recorder(offered.append, lambda: 0, 1.0))
+    for _ in range(MAX_WAITING + 1):
+        with pytest.raises(UnavailableError):
+            router.route(_ready(two)).submit(InferForm(()), [], lambda *_: None)
+    two.refusal = None
+    router.route(_ready(two)).submit(InferForm(()), [], lambda *_: None)
+    two.replies[-1](None, Response([]))
+    assert len(offered) == 1
+    assert router.tally.rows() == {}  # no release runs
 
 
 def test_the_judgement_is_looked_at_after_an_answer_but_not_too_often() -> None:

@@ -21,7 +21,7 @@ from released_engine import released_engine
 from remora.calls import ModelRelease
 from remora.engine import Engine
 from remora.errors import ConfigError, RemoraError
-from remora.messages import InferForm, InputSpec, Outcome, Response
+from remora.messages import InferForm, InputSpec, Tensor
 from remora.models.shadow_targets import OtherServer, load_function, shadow_settings
 from remora.options import EngineOptions
 
@@ -173,14 +173,19 @@ def test_wrong_options_prevent_the_start(
 # -- other servers ----------------------------------------------------------------------------------------------------
 
 
-def _sent(server: OtherServer) -> Outcome:
-    found: list[Outcome] = []
+def _sent(server: OtherServer, form: InferForm = FORM) -> Tensor:
+    """Return the output of the one answer to a copy. Raises RemoraError."""
     try:
-        server.send(FORM, DATA, found.append)
+        ((output,),) = server.answer(form, DATA).answers
     finally:
         server.end_thread()
-    (outcome,) = found
-    return outcome
+    return output
+
+
+def _failure(server: OtherServer) -> str:
+    with pytest.raises(RemoraError) as failure:
+        _sent(server)
+    return str(failure.value)
 
 
 def test_another_server_gets_copies(repository: Path, tmp_path: Path, child_environment: dict[str, str]) -> None:
@@ -195,11 +200,9 @@ def test_another_server_gets_copies(repository: Path, tmp_path: Path, child_envi
             assert (found["differing"], found["failed"]) == (4, 0)
             assert found["samples"][0] == "r: OUT: 1 of 1 elements differ, by at most 25"
         url = f"http://127.0.0.1:{port}"
-        answer = _sent(OtherServer(url, "m", 7))
-        assert isinstance(answer, Response)
-        assert answer.outputs[0].data.tolist() == [[35]]
-        assert "HTTP status 404" in str(_sent(OtherServer(url, "m", 8)))
-        assert "HTTP status 404" in str(_sent(OtherServer(url, "../m", 7)))
+        assert _sent(OtherServer(url, "m", 7)).data.tolist() == [[35]]
+        assert "HTTP status 404" in _failure(OtherServer(url, "m", 8))
+        assert "HTTP status 404" in _failure(OtherServer(url, "../m", 7))
 
 
 def test_a_server_that_cannot_be_reached_fails_the_copies_only(repository: Path) -> None:
@@ -216,19 +219,14 @@ def test_a_server_that_cannot_be_reached_fails_the_copies_only(repository: Path)
 def test_a_server_that_never_answers_is_given_up_and_copies_are_dropped(repository: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        assert "timed out" in str(_failure(OtherServer(url, "m", timeout_s=0.01)))
+        assert "timed out" in _failure(OtherServer(url, "m", timeout_s=0.01))
         with released_engine(repository, shadow_url=(f"there={url}",)) as engine:
             _shadow(engine, url="there")
             assert _infer(engine, 200) == [10] * 200  # each answer comes although no copy is answered
             found = _shadow(engine)
             assert found["dropped"] > 0
             assert found["compared"] == 0
-
-
-def _failure(server: OtherServer) -> Exception:
-    with pytest.raises(RemoraError) as failure:
-        _sent(server)
-    return failure.value
+            assert not engine.resolve("m").is_routed  # as without a shadow, until copies have room again
 
 
 @contextmanager
@@ -272,15 +270,14 @@ def test_a_server_without_binary_tensors_gets_json() -> None:
         server = OtherServer(url, "m")
         for _ in range(2):
             found = _sent(server)
-            assert isinstance(found, Response)
-            assert (found.outputs[0].name, found.outputs[0].data.tolist()) == ("OUT", [[5]])
+            assert (found.name, found.data.tolist()) == ("OUT", [[5]])
     assert [length is None for length in lengths] == [False, True, True]
 
 
 @pytest.mark.parametrize("content", [b"[]", b"{", b'{"outputs": [{"name": "y"}]}'])
 def test_an_answer_that_is_not_of_v2_is_a_failure(content: bytes) -> None:
     with _double(lambda _length, _document: (200, content)) as url:
-        assert "not of V2" in str(_sent(OtherServer(url, "m")))
+        assert "not of V2" in _failure(OtherServer(url, "m"))
 
 
 # -- differences ------------------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
-"""Copies for a shadow: comparisons, bounds, and a primary that is never slowed."""
+"""Runs of copies on a shadow: comparisons, times, and a primary that is never slowed."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -11,8 +12,11 @@ import numpy as np
 
 from eventually import eventually
 from remora.errors import InternalError
-from remora.messages import Data, InferForm, Outcome, Response, Tensor
-from remora.models.shadowing import MAX_UNANSWERED, MAX_WAITING, Copy, Shadowing, copied
+from remora.messages import Data, InferForm, Response, Streamed, Tensor
+from remora.models.recordings import MAX_WAITING, Step
+from remora.models.shadow_targets import Answered
+from remora.models.shadowing import Primary, Shadowing
+from remora.system.clock import SystemClock
 from remora.tracing.differences import Difference
 from remora.traffic.comparing import Comparison, difference
 
@@ -25,13 +29,22 @@ class _Target:
     threads = 1
 
     def __init__(self) -> None:
-        self.replies: list[Callable[[Outcome], None]] = []
-        self.fault: Exception | None = None
+        self.answers: list[Any] = []
+        self.asked: list[InferForm] = []
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+        self.cost_ns = 0
 
-    def send(self, form: InferForm, data: list[Data], answered: Callable[[Outcome], None]) -> None:
-        if self.fault is not None:
-            raise self.fault
-        self.replies.append(answered)
+    def refusal(self, primary: Any) -> str:
+        return ""
+
+    def answer(self, form: InferForm, data: list[Data]) -> Answered:
+        self.asked.append(form)
+        self.goes_on.wait()
+        found = self.answers.pop(0) if self.answers else 1
+        if isinstance(found, Exception):
+            raise found
+        return Answered([_outputs(value) for value in (found if isinstance(found, list) else [found])], self.cost_ns)
 
     def end_thread(self) -> None:
         pass
@@ -41,77 +54,157 @@ def _outputs(value: float) -> list[Tensor]:
     return [Tensor("y", "FP32", np.array([value], np.float32))]
 
 
-def _copy(id: str = "") -> Copy:
-    return Copy(InferForm((), id=id), [], _outputs(1), "m", "2")
+@contextmanager
+def _shadowing(
+    target: _Target,
+    compare: Callable[..., str] = EXACT,
+    log: Callable[[Difference], None] | None = None,
+    *,
+    is_busy: Callable[[], bool] = lambda: False,
+    processors: float = 1.0,
+) -> Iterator[Shadowing]:
+    primary = Primary(is_busy, lambda: 0, 1.0, processors)
+    shadowing = Shadowing(target, compare, primary, SystemClock(), log, "version 3")
+    try:
+        yield shadowing
+    finally:
+        target.goes_on.set()
+        shadowing.close()
+
+
+def _request(shadowing: Shadowing, id: str = "", *values: float) -> bool:
+    """Let the primary answer a request, and return True if it was recorded."""
+    reply = shadowing.recorder.begin(InferForm((), id=id), [], lambda *_: None, "m", "2")
+    for value in values[:-1]:
+        reply(None, Streamed(Response(_outputs(value)), False))  # type: ignore[arg-type]
+    last = Response(_outputs(values[-1] if values else 1))
+    reply(None, Streamed(last, True) if len(values) > 1 else last)  # type: ignore[arg-type]
+    return isinstance(reply, Step)
 
 
 def test_answers_are_compared_and_differences_sampled() -> None:
     target = _Target()
-    shadowing = Shadowing(target, EXACT)
-    for id in ("same", "other", "bad"):
-        shadowing.offer(_copy(id))
-    eventually(lambda: len(target.replies) == 3)
-    for reply, outcome in zip(
-        target.replies, (Response(_outputs(1)), Response(_outputs(3)), InternalError("broken")), strict=True
-    ):
-        reply(outcome)
-    eventually(lambda: shadowing.compared == 3)
-    found = shadowing.document()
-    assert (found["differing"], found["failed"], found["dropped"]) == (2, 1, 0)
-    assert found["samples"] == [
-        "other: y: 1 of 1 elements differ, by at most 2",
-        "bad: the shadow failed: broken",
-    ]
-    assert shadowing.rate == (2, 3)
+    target.answers = [1, 3, InternalError("broken"), RuntimeError("any")]
+    with _shadowing(target) as shadowing:
+        for id in ("same", "other", "bad", "worse"):
+            _request(shadowing, id)
+        eventually(lambda: shadowing.compared == 4)
+        found = shadowing.document()
+        assert (found["differing"], found["failed"], found["dropped"]) == (3, 2, 0)
+        assert found["samples"] == [
+            "other: y: 1 of 1 elements differ, by at most 2",
+            "bad: the shadow failed: broken",
+            "worse: the shadow failed: any",
+        ]
+        assert shadowing.rate == (3, 4)
 
 
-def test_a_shadow_that_hangs_gets_no_more_copies_than_the_limit() -> None:
+def test_streams_are_compared_answer_by_answer() -> None:
+    rows: list[Difference] = []
     target = _Target()
-    shadowing = Shadowing(target, EXACT)
-    for _ in range(MAX_UNANSWERED + 5):
-        shadowing.offer(_copy())
-    eventually(lambda: len(target.replies) + shadowing.dropped == MAX_UNANSWERED + 5)
-    assert len(target.replies) == MAX_UNANSWERED
-    assert not shadowing.has_room()
-    target.replies[0](Response(_outputs(1)))
-    eventually(shadowing.has_room)
-    shadowing.offer(_copy())
-    eventually(lambda: len(target.replies) == MAX_UNANSWERED + 1)
+    target.answers = [[1, 2], [1, 9], [1], [1, 2, 3]]
+    with _shadowing(target, log=rows.append) as shadowing:
+        for _ in range(4):
+            _request(shadowing, "", 1, 2)
+        eventually(lambda: shadowing.compared == 4)
+        assert [*shadowing.samples] == [
+            "answer 2: y: 1 of 1 elements differ, by at most 7",
+            "answers: 1, expected 2",
+            "answers: 3, expected 2",
+        ]
+    assert (rows[0].expected[0].data[0], rows[0].found[0].data[0]) == (2, 9)
+    assert (rows[1].expected[0].data[0], rows[1].found) == (2, ())
+    assert (rows[2].expected, rows[2].found[0].data[0]) == ((), 3)
 
 
-def test_copies_beyond_the_queue_are_dropped_before_their_tensors_are_copied() -> None:
-    begun, goes_on = threading.Event(), threading.Event()
+def _sequence(shadowing: Shadowing, length: int) -> None:
+    for number in range(length):
+        form = InferForm((), sequence_id=7, sequence_start=not number, sequence_end=number == length - 1)
+        recorder = shadowing.recorder
+        reply = (
+            recorder.go_on(form, [], lambda *_: None, "2")
+            if number
+            else recorder.begin(form, [], lambda *_: None, "m", "2")
+        )
+        reply(None, Response(_outputs(number)))  # type: ignore[arg-type]
 
-    def hang(*_: Any) -> str:
-        begun.set()
-        goes_on.wait()
-        return ""
+
+def test_a_sequence_runs_in_order_and_is_compared_once() -> None:
+    target = _Target()
+    target.answers = [0, 5, 6, 0, 1, 2, 0, InternalError("broken")]
+    with _shadowing(target) as shadowing:
+        _sequence(shadowing, 3)
+        _sequence(shadowing, 3)
+        eventually(lambda: shadowing.compared == 2)
+        assert [*shadowing.samples] == ["request 2 of the sequence: y: 1 of 1 elements differ, by at most 4"]
+        assert [(form.sequence_id, form.sequence_start, form.sequence_end) for form in target.asked[:3]] == [
+            (7, True, False),
+            (7, False, False),
+            (7, False, True),
+        ]
+        _sequence(shadowing, 3)
+        eventually(lambda: shadowing.compared == 3)
+        assert shadowing.samples[-1] == "request 2 of the sequence: the shadow failed: broken"
+        assert len(target.asked) == 8  # the rest of a sequence that failed is not sent
+
+
+def test_a_shadow_that_hangs_gets_one_copy_and_further_requests_are_not_copied() -> None:
+    target = _Target()
+    target.goes_on.clear()
+    with _shadowing(target) as shadowing:
+        _request(shadowing)
+        eventually(lambda: target.asked)
+        assert [_request(shadowing) for _ in range(MAX_WAITING + 3)] == [True] * MAX_WAITING + [False] * 3
+        assert not shadowing.recorder.is_open
+        assert shadowing.recorder.dropped == 3
+        assert len(target.asked) == 1
+        target.goes_on.set()
+        eventually(lambda: shadowing.compared == MAX_WAITING + 1)
+        assert shadowing.recorder.is_open
+
+
+def test_copies_wait_while_the_primary_is_busy() -> None:
+    looks, is_busy = threading.Semaphore(0), threading.Event()
+    is_busy.set()
+
+    def look() -> bool:
+        looks.release()
+        return is_busy.is_set()
 
     target = _Target()
-    shadowing = Shadowing(target, hang)
-    try:
-        shadowing.offer(_copy())
-        eventually(lambda: len(target.replies) == 1)
-        target.replies[0](Response(_outputs(1)))
-        assert begun.wait(60)  # the only thread is in the function that compares
-        for _ in range(MAX_WAITING):
-            assert shadowing.has_room()
-            shadowing.offer(_copy())
-        assert not shadowing.has_room()
-        shadowing.offer(_copy())
-        assert shadowing.dropped == 2
-    finally:
-        goes_on.set()
+    with _shadowing(target, is_busy=look) as shadowing:
+        _request(shadowing)
+        for _ in range(5):
+            assert looks.acquire(timeout=60)
+        assert target.asked == []
+        is_busy.clear()
+        eventually(lambda: shadowing.compared == 1)
 
 
-def test_a_shadow_that_raises_counts_as_failed() -> None:
+def test_copies_rest_in_proportion_to_their_cost() -> None:
     target = _Target()
-    shadowing = Shadowing(target, EXACT)
-    target.fault = RuntimeError("any")
-    shadowing.offer(_copy())
-    eventually(lambda: shadowing.compared == 1)
-    assert shadowing.failed == 1
-    assert shadowing.document()["samples"] == ["the shadow failed: RuntimeError: any"]
+    target.cost_ns = 3_600_000_000_000
+    with _shadowing(target, processors=0.5) as shadowing:
+        _request(shadowing)
+        eventually(lambda: shadowing.compared == 1)
+        _request(shadowing)
+        assert shadowing._rested_ns > SystemClock().monotonic_ns() + 5_000_000_000
+    assert len(target.asked) == 1
+
+
+def test_a_shadow_that_ends_drops_the_copies_that_wait() -> None:
+    target = _Target()
+    target.goes_on.clear()
+    with _shadowing(target) as shadowing:
+        for _ in range(3):
+            _request(shadowing)
+        eventually(lambda: target.asked)
+        shadowing.close()
+        target.goes_on.set()
+        eventually(lambda: shadowing.compared == 1)
+        _request(shadowing)
+        eventually(lambda: shadowing._threads == 0)
+        assert len(target.asked) == 1
 
 
 def test_a_comparison_or_a_log_that_fails_ends_nothing() -> None:
@@ -121,34 +214,20 @@ def test_a_comparison_or_a_log_that_fails_ends_nothing() -> None:
     def log(found: Difference) -> None:
         raise OSError("no space")
 
-    target = _Target()
-    shadowing = Shadowing(target, fail, log)
-    for expected in (1, 2):
-        shadowing.offer(_copy())
-        eventually(lambda count=expected: len(target.replies) == count)  # type: ignore[misc]
-        target.replies[-1](Response(_outputs(1)))
-        eventually(lambda count=expected: shadowing.compared == count)  # type: ignore[misc]
-    assert shadowing.failed == 2
-    assert shadowing.samples[-1] == "the answers cannot be compared: ValueError: of the function"
+    with _shadowing(_Target(), fail, log) as shadowing:
+        for expected in (1, 2):
+            _request(shadowing)
+            eventually(lambda count=expected: shadowing.compared == count)  # type: ignore[misc]
+        assert shadowing.failed == 2
+        assert shadowing.samples[-1] == "the answers cannot be compared: ValueError: of the function"
 
 
 def test_differences_are_logged_with_both_answers() -> None:
     rows: list[Difference] = []
     target = _Target()
-    shadowing = Shadowing(target, EXACT, rows.append, "version 3")
-    shadowing.offer(_copy("r"))
-    eventually(lambda: len(target.replies) == 1)
-    target.replies[0](Response(_outputs(3)))
-    eventually(lambda: len(rows) == 1)
-    assert (rows[0].model, rows[0].version, rows[0].shadow, rows[0].form.id) == ("m", "2", "version 3", "r")
-    assert (rows[0].expected[0].data[0], rows[0].found[0].data[0]) == (1, 3)
-
-
-def test_inputs_are_copied_because_their_buffers_may_be_reused() -> None:
-    buffer, array = bytearray(b"abc"), np.array([1, 2])
-    data = copied([memoryview(buffer), array, [b"x"], None, b"y"])
-    buffer[:] = b"xyz"
-    array[:] = 9
-    assert data[0] == b"abc"
-    assert np.array_equal(data[1], [1, 2])  # type: ignore[arg-type]
-    assert data[2:] == [[b"x"], None, b"y"]
+    target.answers = [3]
+    with _shadowing(target, log=rows.append) as shadowing:
+        _request(shadowing, "r")
+        eventually(lambda: len(rows) == 1)
+        assert (rows[0].model, rows[0].version, rows[0].shadow, rows[0].form.id) == ("m", "2", "version 3", "r")
+        assert (rows[0].expected[0].data[0], rows[0].found[0].data[0]) == (1, 3)

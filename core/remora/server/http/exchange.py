@@ -31,6 +31,10 @@ class Versioned(Protocol):
     def version_text(self) -> str:
         """The version that answers."""
 
+    @property
+    def is_divided(self) -> bool:
+        """True if another version might have answered."""
+
 
 class Flow(Protocol):
     """Flow control of an answer sent in pieces. Use it in the exchange's thread."""
@@ -152,8 +156,10 @@ class VersionExchange(ForwardingExchange):
 def name_version(model: Versioned, head: Head, exchange: Exchange, *rest: object) -> tuple[object, ...]:
     """Return the arguments for a request whose answer names the version.
 
-    See ``FrontEnd.routed``.
+    Answers to requests that are only copied to a shadow do not. See ``FrontEnd.routed``.
     """
+    if not model.is_divided:
+        return (head, exchange, *rest)
     return (head, VersionExchange(exchange, model), *rest)
 
 
