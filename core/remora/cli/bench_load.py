@@ -12,8 +12,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
+from urllib.parse import SplitResult
 
-from remora.cli.client import ApiClient, call_json, model_path, open_client, request_headers
+from remora.cli.client import (
+    ApiClient,
+    HttpClient,
+    call_json,
+    model_path,
+    open_client,
+    raise_for_status,
+    request_headers,
+)
 from remora.cli.load import GRPC, GRPC_STREAM, HTTP, Plan, Results, merge_results, results_from_json
 from remora.cli.load.report import Level, as_csv, as_document, as_html, as_table
 from remora.cli.load.requests import (
@@ -22,9 +31,11 @@ from remora.cli.load.requests import (
     http_message,
     in_sequence,
     infer_message,
+    mixed,
     model_requests,
     server_address,
 )
+from remora.cli.load.resources import Usage, mean_usage, read_usage
 from remora.cli.output import UsageError
 from remora.errors import RemoraError, UnavailableError
 from remora.system.cpus import usable_cpus
@@ -35,6 +46,9 @@ _SATURATED = 0.9
 _LATE = 0.02
 """Share of the requests of an open loop that may wait for a connection at the end."""
 _START_NS = 50_000_000
+_HTTP_PORT, _METRICS_PORT = 8000, 8002
+"""Triton's ports, which are ours, too."""
+_METRICS_TIMEOUT_S = 5.0
 
 Totals = Mapping[str, tuple[int, int]]
 """Count and nanoseconds by name, from a server's statistics."""
@@ -55,31 +69,33 @@ def bench_load(options: argparse.Namespace) -> int:
     """Run the command. Raises RemoraError, UsageError, OSError."""
     if not options.models and not options.path:
         raise UsageError("expected a MODEL, or --path with --body")
-    if options.sequence and (options.grpc or options.path or len(options.models) != 1 or options.requests):
-        raise UsageError("--sequence takes one MODEL over HTTP, without --requests")
+    if options.sequence and (options.path or len(options.models) != 1 or options.requests):
+        raise UsageError("--sequence takes one MODEL, without --path and --requests")
     if options.stream and not options.grpc:
         raise UsageError("--stream needs --grpc: streams of HTTP are measured with --path")
     if options.rate and options.concurrency:
         raise UsageError("choose --concurrency (closed loop) or --rate (open loop)")
     offers = [_Offer(options.connections, rate) for rate in options.rate]
     offers = offers or [_Offer(count, 0.0) for count in options.concurrency or (1,)]
-    client = open_client(options)
+    progress = _Progress(options.quiet)
+    server = _Server(open_client(options), options)
     try:
-        plan = _plan(client, options)
+        plan = _plan(server.client, options)
         levels = []
         processes = options.processes or 1
         for offer in offers:
-            level, processes = _measure(client, options, plan, offer, processes)
+            level, processes = _measure(server, options, plan, offer, processes, progress)
             levels.append(level)
-            _progress(options, as_table([level]).splitlines()[1])
+            progress.note(as_table([level]).splitlines()[1])
     finally:
-        client.close()
+        progress.clear()
+        server.close()
     _write(options, levels)
     return 1 if any(not level.results.latency.count for level in levels) else 0
 
 
 def _write(options: argparse.Namespace, levels: Sequence[Level]) -> None:
-    title = f"remora bench load {' '.join(options.models) or options.path}"
+    title = f"remora bench load {' '.join(name for name, _ in options.models) or options.path}"
     if options.csv:
         options.csv.write_text(as_csv(levels), encoding="utf-8")
     if options.html:
@@ -87,9 +103,45 @@ def _write(options: argparse.Namespace, levels: Sequence[Level]) -> None:
     print(json.dumps(as_document(levels), indent=2) if options.json_out else as_table(levels))
 
 
-def _progress(options: argparse.Namespace, text: str) -> None:
-    if not options.quiet:
-        print(text, file=sys.stderr, flush=True)
+class _Progress:
+    """Progress on stderr.
+
+    Each load has a line, and on a terminal each window rewrites one.
+    """
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
+        self._terminal = sys.stderr.isatty()
+        self._width = 0
+
+    def note(self, text: str) -> None:
+        """Print a line that stays."""
+        self.clear()
+        if not self._quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def window(self, load: str, number: int, results: Results) -> None:
+        """Show the results of a window; number 0 is one of the warm-up."""
+        if self._quiet or not self._terminal:
+            return
+        text = describe_window(load, number, results)
+        print(f"\r{text.ljust(self._width)}", end="", file=sys.stderr, flush=True)
+        self._width = len(text)
+
+    def clear(self) -> None:
+        """Remove the line that is rewritten."""
+        if self._width:
+            print(f"\r{' ' * self._width}\r", end="", file=sys.stderr, flush=True)
+            self._width = 0
+
+
+def describe_window(load: str, number: int, results: Results) -> str:
+    """Return a line about a window."""
+    failed = sum(results.failures.values())
+    return (
+        f"{load}, {f'window {number}' if number else 'warm-up'}: {results.rate_per_s:,.1f} req/s, "
+        f"p99 {results.latency.percentile(99) / 1e6:,.2f} ms{f', {failed} failed' if failed else ''}"
+    )
 
 
 # -- the plan ---------------------------------------------------------------------------------------------------------
@@ -104,15 +156,22 @@ def _plan(client: ApiClient, options: argparse.Namespace) -> Plan:
         json_type = {"content-type": "application/json", **headers}
         bodies = bodies_of(options.body) if options.body else [b"{}"]
         messages = [http_message(parts, options.path, body, json_type) for body in bodies]
-    for name in options.models:
-        for request in model_requests(client, name, options):
-            if options.grpc:
-                version = "" if options.model_version is None else str(options.model_version)
-                messages.append(grpc_message(name, version, request, streams=options.stream))
-                continue
-            path = f"{model_path(name, options.model_version)}/infer"
-            for each in in_sequence(request) if options.sequence else (request,):
-                messages.append(infer_message(parts, path, each, headers, as_json=options.encoding == "json"))
+    version = "" if options.model_version is None else str(options.model_version)
+    several: list[list[bytes]] = []
+    for name, _ in options.models:
+        requests = model_requests(client, name, options)
+        requests = [each for request in requests for each in in_sequence(request)] if options.sequence else requests
+        path = f"{model_path(name, options.model_version)}/infer"
+        several.append(
+            [
+                grpc_message(name, version, request, streams=options.stream)
+                if options.grpc
+                else infer_message(parts, path, request, headers, as_json=options.encoding == "json")
+                for request in requests
+            ]
+        )
+    if several:
+        messages += mixed(several, [weight for _, weight in options.models])
     host, tls = parts.hostname or "", parts.scheme == "https"
     if options.grpc:
         scheme, _, address = options.grpc.rpartition("://")
@@ -159,18 +218,21 @@ def split_plan(plan: Plan, connections: int, rate_per_s: float, processes: int) 
 
 
 def _measure(
-    client: ApiClient, options: argparse.Namespace, plan: Plan, offer: _Offer, processes: int
+    server: _Server, options: argparse.Namespace, plan: Plan, offer: _Offer, processes: int, progress: _Progress
 ) -> tuple[Level, int]:
     """Measure a load, and return the number of processes that it takes."""
+    load = offer.text(options.arrivals)
     most = options.processes or max(usable_cpus() - 1, 1)
     while True:
         plans = split_plan(plan, offer.connections, offer.rate_per_s, processes)
-        windows, stable, server = _run(client, options, plans)
+        windows, stable, share, usage = _run(
+            server, options, plans, lambda number, found: progress.window(load, number, found)
+        )
         results = merge_results(windows, same_time=False)
         if results.cpu < _SATURATED or processes >= min(most, offer.connections):
             break
         processes = min(processes * 2, most)
-        _progress(options, f"the generator is saturated: again with {processes} processes")
+        progress.note(f"the generator is saturated: again with {processes} processes")
     notes = []
     if results.cpu >= _SATURATED:
         notes.append(f"the generator is saturated ({results.cpu:.0%} of a processor): the server can do more")
@@ -179,29 +241,37 @@ def _measure(
             f"{results.rate_per_s:.1f} of {offer.rate_per_s:g} requests per second were answered; {results.waiting} "
             f"were waiting for one of {offer.connections} connections at the end"
         )
-    return Level(offer.text(options.arrivals), results, stable, len(plans), server, notes), processes
+    return Level(load, results, stable, len(plans), share, notes, usage), processes
 
 
 def _run(
-    client: ApiClient, options: argparse.Namespace, plans: Sequence[Plan]
-) -> tuple[list[Results], bool, dict[str, float]]:
-    """Return the windows to report, whether they are stable, and the server's mean times."""
+    server: _Server, options: argparse.Namespace, plans: Sequence[Plan], show: Callable[[int, Results], None]
+) -> tuple[list[Results], bool, dict[str, float], Usage]:
+    """Return the windows to report, and what the server states about them.
+
+    These are: whether the windows are stable, mean times in the server, and the use of its machine.
+    """
     windows: list[Results] = []
     totals: list[Totals] = []
+    usages: list[Usage] = []
+    server.usage()  # metrics that do not answer delay this, and no window
     warm_up = max(round(options.warm_up / options.window), 0)
     longest = max(round(options.duration / options.window), 1)
     with _generators(plans) as next_window:
         for _ in range(warm_up):
-            next_window()
-        totals.append(_statistics(client, options))
+            show(0, next_window())
+        totals.append(server.statistics())
+        server.usage()  # the next one counts from here
         while len(windows) < longest:
             windows.append(next_window())
-            totals.append(_statistics(client, options))
+            totals.append(server.statistics())
+            usages += server.usage()
+            show(len(windows), windows[-1])
             if not options.fixed and is_stable([_settled(each) for each in windows]):
                 break
     stable = is_stable([_settled(each) for each in windows])
     used = WINDOWS if stable and not options.fixed else len(windows)
-    return windows[-used:], stable, mean_times(totals[-used - 1], totals[-1])
+    return windows[-used:], stable, mean_times(totals[-used - 1], totals[-1]), mean_usage(usages[-used:])
 
 
 def _settled(results: Results) -> Window:
@@ -248,25 +318,66 @@ def _generators(plans: Sequence[Plan]) -> Iterator[Callable[[], Results]]:
             process.communicate()
 
 
-# -- the server's statistics ------------------------------------------------------------------------------------------
+# -- what the server states -------------------------------------------------------------------------------------------
 
 
-def _statistics(client: ApiClient, options: argparse.Namespace) -> Totals:
-    """Return the totals of the models, empty if the server has no statistics."""
-    totals: dict[str, tuple[int, int]] = {}
-    for name in options.models:
+class _Server:
+    """Statistics and metrics of the server under load, as far as it has them. Raises UsageError."""
+
+    def __init__(self, client: ApiClient, options: argparse.Namespace) -> None:
+        self.client = client
+        self._names = [name for name, _ in options.models]
+        self._version = options.model_version
+        self._required = bool(options.metrics_url)
+        parts, port = server_address(options.url)
+        url = options.metrics_url or (_metrics_url(parts) if port == _HTTP_PORT else "")
+        # A key is not for other hosts.
+        headers = request_headers(options) if url and server_address(url)[0].hostname == parts.hostname else {}
+        self._metrics = HttpClient(url, min(options.timeout, _METRICS_TIMEOUT_S), headers) if url else None
+
+    def statistics(self) -> Totals:
+        """Return the totals of the models, empty if the server has no statistics."""
+        totals: dict[str, tuple[int, int]] = {}
+        for name in self._names:
+            try:
+                document = call_json(self.client, "GET", f"{model_path(name, self._version)}/stats")
+                rows = document["model_stats"]
+            except (RemoraError, KeyError, TypeError):
+                return {}
+            for row in rows:
+                for key, value in row["inference_stats"].items():
+                    count, ns = totals.get(key, (0, 0))
+                    totals[key] = count + int(value.get("count", 0)), ns + int(value.get("ns", 0))
+                executed, inferred = totals.get("executions", (0, 0))
+                totals["executions"] = executed + int(row["execution_count"]), inferred + int(row["inference_count"])
+        return totals
+
+    def usage(self) -> list[Usage]:
+        """Return a reading of the metrics, or none if there are no metrics.
+
+        Raises RemoraError if --metrics-url names them.
+        """
+        if self._metrics is None:
+            return []
         try:
-            document = call_json(client, "GET", f"{model_path(name, options.model_version)}/stats")
-            rows = document["model_stats"]
-        except (RemoraError, KeyError, TypeError):
-            return {}
-        for row in rows:
-            for key, value in row["inference_stats"].items():
-                count, ns = totals.get(key, (0, 0))
-                totals[key] = count + int(value.get("count", 0)), ns + int(value.get("ns", 0))
-            executed, inferred = totals.get("executions", (0, 0))
-            totals["executions"] = executed + int(row["execution_count"]), inferred + int(row["inference_count"])
-    return totals
+            answer = raise_for_status(self._metrics, self._metrics.exchange("GET", ""))
+        except RemoraError:
+            if self._required:
+                raise
+            self._metrics = None
+            return []
+        return [read_usage(answer.body.decode(errors="replace"))]
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.client.close()
+        if self._metrics is not None:
+            self._metrics.close()
+
+
+def _metrics_url(parts: SplitResult) -> str:
+    host = parts.hostname or ""
+    return f"http://{f'[{host}]' if ':' in host else host}:{_METRICS_PORT}/metrics"
 
 
 def mean_times(before: Totals, after: Totals) -> dict[str, float]:

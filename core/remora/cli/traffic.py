@@ -26,7 +26,9 @@ def add_score(commands: Any, count: Count, pair: Pair) -> argparse.ArgumentParse
         "are written to a file beside OUTPUT with the reason.",
     )
     parser.add_argument("models", metavar="PATH", help="model file, model directory or repository, or its URL")
-    parser.add_argument("input", metavar="INPUT", help="file or URL with a row per line or record, or folder of images")
+    parser.add_argument(
+        "input", metavar="INPUT", help="file with a row per line or record, or folder of images, or its URL"
+    )
     parser.add_argument("output", metavar="OUTPUT", help="file or URL to write")
     parser.add_argument("--model", default="", metavar="NAME", help="model of a repository that holds several")
     parser.add_argument(
@@ -212,7 +214,13 @@ def add_bench_load(kinds: Any, count: Count, seconds: Callable[[str], float]) ->
         "(--rate) sends by a schedule and counts latency from the scheduled time. A load is measured until throughput "
         "and latency of three windows differ by less than 10 percent from their mean.",
     )
-    parser.add_argument("models", nargs="*", metavar="MODEL", help="model; several get requests in turn")
+    parser.add_argument(
+        "models",
+        nargs="*",
+        type=_weighted,
+        metavar="MODEL[=N]",
+        help="model; several get requests in turn, one with =N gets N of each round",
+    )
     parser.add_argument(
         "--version", type=count, dest="model_version", metavar="N", help="model version (default: the newest)"
     )
@@ -271,6 +279,12 @@ def add_bench_load(kinds: Any, count: Count, seconds: Callable[[str], float]) ->
     how.add_argument("--path", default="", metavar="PATH", help="send to this path instead, such as /v1/completions")
     how.add_argument("--body", type=Path, metavar="FILE", help="bodies for --path, a JSON document per line")
     results = parser.add_argument_group("results")
+    results.add_argument(
+        "--metrics-url",
+        default="",
+        metavar="URL",
+        help="metrics of the server, for the use of its machine (default: port 8002 if --url has port 8000)",
+    )
     results.add_argument("--json-out", action="store_true", help="print the results as JSON, times in microseconds")
     results.add_argument("--csv", type=Path, metavar="FILE", help="also write the results as CSV")
     results.add_argument("--html", type=Path, metavar="FILE", help="also write a page with curves of latency")
@@ -372,6 +386,12 @@ def release(options: argparse.Namespace) -> int:
     from remora.cli import release as cli_release
 
     return cli_release.release(options)
+
+
+def _weighted(text: str) -> tuple[str, int]:
+    """Parse "MODEL" or "MODEL=3" to a name and a weight."""
+    name, equals, weight = text.rpartition("=")
+    return (name, _at_least_one(weight)) if equals else (text, 1)
 
 
 def _at_least_one(text: str) -> int:

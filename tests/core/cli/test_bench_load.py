@@ -48,7 +48,9 @@ class Double(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self.reply(200 if self.path == "/v2/models/m" else 404, json.dumps(METADATA).encode())
+        found = {"m": json.dumps(METADATA).encode(), "other": json.dumps(METADATA).encode(), "metrics": METRICS}
+        name = self.path.removeprefix("/v2/models/").strip("/")
+        self.reply(200 if name in found else 404, found.get(name, b"{}"))
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -263,6 +265,105 @@ def test_sequences_have_ids_and_their_first_and_last_requests_are_marked(capsys:
         assert flags[:6] == ([(True, False), (False, False), (False, True)] * 2)[: len(flags)]
 
 
+SEQUENCES = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    '''Fails for a sequence that has another length than 3, or two requests that begin it.'''
+
+    def initialize(self, args):
+        self.steps = {}
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            id_, start, end = request.correlation_id(), bool(request.flags() & 1), bool(request.flags() & 2)
+            wrong = start == (id_ in self.steps)
+            step = self.steps.pop(id_, 0) + 1
+            if not end:
+                self.steps[id_] = step
+            array = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            error = pb_utils.TritonError("wrong") if wrong or end != (step == 3) else None
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)], error))
+        return responses
+"""
+
+
+@pytest.mark.parametrize(
+    ("seed", "words"), [(1, ()), (2, ("--encoding=json",)), (3, ("--grpc",)), (4, ("--grpc", "--stream"))], ids=str
+)
+def test_a_server_gets_whole_sequences(
+    seed: int, words: tuple[str, ...], sequences: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each load has another seed, because the last one has left sequences open."""
+    words = tuple(word if word != "--grpc" else f"--grpc=127.0.0.1:{sequences.grpc}" for word in words)
+    url = f"http://127.0.0.1:{sequences.http}"
+    level = bench(capsys, "m", "--url", url, "--sequence=3", "--concurrency=3", f"--seed={seed}", *words)[0]
+    assert level["failures"] == {}
+    assert level["requests"] > 3
+    wrong = bench(capsys, "m", "--url", url, "--sequence=4", f"--seed={seed + 10}", *words)[0]
+    assert sum(wrong["failures"].values()) > 0, "the model counts the requests of a sequence"
+
+
+@pytest.fixture(scope="module")
+def sequences(tmp_path_factory: pytest.TempPathFactory, serving: Any) -> Iterator[Any]:
+    models = tmp_path_factory.mktemp("sequences") / "models"
+    write_version(models, 1)
+    (models / "m" / "config.pbtxt").write_text(CONFIG + "sequence_batching { direct { } }")
+    (models / "m" / "1" / "model.py").write_text(SEQUENCES)
+    with serving(models, "--backend-config=python,isolation=thread") as running:
+        yield running
+
+
+def test_a_failed_request_ends_its_sequence(capsys: pytest.CaptureFixture[str]) -> None:
+    with double(lambda handler: handler.reply(503)) as (url, bodies):
+        bench(capsys, "m", "--url", url, "--sequence=3", code=1)
+    assert len(bodies) > 1
+    assert all(json.loads(body)["parameters"]["sequence_start"] for _, body in bodies)
+
+
+def test_the_models_of_a_mix_get_requests_by_their_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    paths: list[str] = []
+
+    def act(handler: Double) -> None:
+        paths.append(handler.path)
+        handler.reply(200)
+
+    with double(act) as (url, _):
+        bench(capsys, "m=3", "other", "--url", url)
+    names = "".join(path.split("/")[3][0] for path in paths)
+    assert "mommm" in names or "mmomm" in names
+    assert abs(names.count("m") - 3 * names.count("o")) <= 3
+
+
+METRICS = b'nv_cpu_utilization 0.5\nnv_gpu_utilization{gpu_uuid="a"} 0.25\n'
+
+
+def test_the_use_of_the_machine_comes_from_the_metrics(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with double(lambda handler: handler.reply(200)) as (url, _):
+        words = ("m", "--url", url, "--metrics-url", f"{url}/metrics")
+        assert bench(capsys, *words)[0]["machine"] == {"cpu %": 50.0, "gpu %": 25.0}
+        assert bench(capsys, "m", "--url", url)[0]["machine"] == {}
+        assert "404" in bench(capsys, *words[:3], "--metrics-url", f"{url}/absent", code=1)
+    url = f"http://127.0.0.1:{server.http}"
+    machine = bench(capsys, "digits", "--url", url, "--metrics-url", f"http://127.0.0.1:{server.metrics}/metrics")
+    assert 0 <= machine[0]["machine"]["cpu %"] <= 100
+    assert machine[0]["machine"]["memory MiB"] > 0
+
+
+def test_windows_are_shown_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with double(lambda handler: handler.reply(200)) as (url, _):
+        words = ["bench", "load", "m", "--url", url, *SHORT[:2], "--warm-up=0.2", "--rate=50", "--connections=2"]
+        assert main(words) == 0
+        assert "window" not in capsys.readouterr().err, "a log gets no line that is rewritten"
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+        assert main(words) == 0
+    shown = capsys.readouterr().err
+    assert "\r50/s poisson, warm-up: " in shown
+    assert "\r50/s poisson, window 1: " in shown
+    assert "req/s, p99 " in shown
+
+
 def test_failures_are_counted_by_reason_and_do_not_count_as_answers(capsys: pytest.CaptureFixture[str]) -> None:
     number = [0]
 
@@ -304,7 +405,7 @@ def test_any_path_is_measured_and_streams_have_times_of_events(
     [
         ((), 2, "expected a MODEL, or --path"),
         (("m", "--rate=5", "--concurrency=1"), 2, "choose --concurrency (closed loop) or --rate"),
-        (("m", "--sequence=2", "--grpc=h:1"), 2, "--sequence takes one MODEL over HTTP"),
+        (("m", "other", "--sequence=2"), 2, "--sequence takes one MODEL, without --path"),
         (("m", "--url=http://127.0.0.1:1"), 1, "cannot connect to http://127.0.0.1:1"),
         (("--path=/x", "--url=http://127.0.0.1:1"), 1, "cannot connect to 127.0.0.1:1: Connection refused"),
         (("--path=/x", "--url=ftp://h"), 2, "--url ftp://h: expected http://HOST:PORT"),
@@ -317,6 +418,12 @@ def test_a_wrong_call_is_explained(
     words: tuple[str, ...], code: int, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert text in bench(capsys, *words, code=code)
+
+
+def test_a_weight_of_a_mix_is_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "load", "m=0"])
+    assert "expected a number from 1 to 99999, got '0'" in capsys.readouterr().err
 
 
 def test_a_load_is_split_without_a_remainder() -> None:

@@ -15,12 +15,14 @@ _TIMES = ("latency", "service", "first", "between")
 class Answer(NamedTuple):
     """Answer to a request.
 
-    ``failure`` is empty for a good one; ``events_ns`` are the times of streamed events.
+    ``failure`` is empty for a good one; ``events_ns`` are the times of streamed events, ``tokens`` the number of
+    generated tokens that the stream states, 0 without one.
     """
 
     failure: str
     events_ns: tuple[int, ...] = ()
     closes: bool = False
+    tokens: int = 0
 
 
 class Codec(Protocol):
@@ -103,6 +105,7 @@ class Results:
         service: from its sending to its answer.
         first: from its sending to its first event, for streams.
         between: between the events of a stream.
+        tokens: generated tokens, as the streams state them.
         failures: number of failed requests by reason. They count in no histogram.
         cpu: share of a processor that the busiest process used.
         waiting: requests that were due and not sent at the end, because all connections were busy.
@@ -113,6 +116,7 @@ class Results:
     service: Histogram = field(default_factory=Histogram)
     first: Histogram = field(default_factory=Histogram)
     between: Histogram = field(default_factory=Histogram)
+    tokens: int = 0
     failures: dict[str, int] = field(default_factory=dict)
     cpu: float = 0.0
     waiting: int = 0
@@ -121,6 +125,16 @@ class Results:
     def rate_per_s(self) -> float:
         """Good answers per second."""
         return self.latency.count / self.seconds if self.seconds else 0.0
+
+    @property
+    def events_per_s(self) -> float:
+        """Streamed events per second."""
+        return (self.first.count + self.between.count) / self.seconds if self.seconds else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated tokens per second, 0 if the streams state none."""
+        return self.tokens / self.seconds if self.seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the results as a JSON document."""
@@ -147,6 +161,7 @@ def merge_results(parts: list[Results], *, same_time: bool) -> Results:
         merge(part.service for part in parts),
         merge(part.first for part in parts),
         merge(part.between for part in parts),
+        sum(part.tokens for part in parts),
         failures,
         max(part.cpu for part in parts),
         sum(part.waiting for part in parts) if same_time else parts[-1].waiting,

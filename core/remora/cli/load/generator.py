@@ -24,8 +24,9 @@ from remora.cli.load.http_codec import HttpCodec
 from remora.traffic.arrivals import arrivals
 
 SEQUENCE_ID = 1_000_000_000_000_000_000
-"""Sequence id in a message, which is replaced by that of the sequence, with as many digits."""
-_ID_DIGITS = str(SEQUENCE_ID).encode()
+"""Sequence id in a message, which is replaced by that of the sequence, with as many digits or bytes."""
+_SEEDS = 1 << 22
+_VARINT_BYTES = 9
 _RECEIVE_BYTES = 1 << 18
 _LONGEST_WAIT_S = 0.1
 _EXPIRY_NS = 50_000_000
@@ -197,10 +198,7 @@ class Generator:
         if not plan.sequence:
             self._sent += 1
             return plan.messages[self._sent % len(plan.messages)]
-        round_, place = divmod(connection.position, plan.sequence)
-        message = plan.messages[2 if place == plan.sequence - 1 else 1 if place else 0]
-        id_ = SEQUENCE_ID + (round_ * plan.parts + plan.part) * 1_000_000 + connection.number + (plan.seed << 40)
-        return message.replace(_ID_DIGITS, str(id_).encode(), 1)
+        return message_of(plan, connection.number, connection.position)
 
     def _watch_writing(self, connection: _Connection) -> None:
         if connection.watched == connection.writing:
@@ -246,6 +244,7 @@ class Generator:
         results = self._results
         if answer.failure:
             results.failures[answer.failure] = results.failures.get(answer.failure, 0) + 1
+            self._end_sequence(connection)
         else:
             results.latency.record(now_ns - connection.due_ns)
             results.service.record(now_ns - connection.sent_ns)
@@ -253,6 +252,7 @@ class Generator:
                 results.first.record(answer.events_ns[0] - connection.sent_ns)
                 for before, after in zip(answer.events_ns, answer.events_ns[1:], strict=False):
                     results.between.record(after - before)
+                results.tokens += answer.tokens
         connection.busy = False
         self._idle.append(connection)
         if answer.closes:
@@ -262,10 +262,14 @@ class Generator:
         if connection.busy or connection.socket is None:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             self._results.failures[reason] = self._results.failures.get(reason, 0) + 1
-            if self._plan.sequence:  # the rest of a sequence would fail too
-                connection.position += -connection.position % self._plan.sequence
+            self._end_sequence(connection)
             self._idle.append(connection)
         self._forget(connection)
+
+    def _end_sequence(self, connection: _Connection) -> None:
+        """Go on with another sequence, because the rest of this one would fail too."""
+        if self._plan.sequence:
+            connection.position += -connection.position % self._plan.sequence
 
     def _forget(self, connection: _Connection) -> None:
         if connection.socket is not None:
@@ -278,6 +282,25 @@ class Generator:
         self._results.seconds, self._results.cpu, self._results.waiting = seconds, cpu, len(self._due)
         self._report(self._results)
         self._results = Results()
+
+
+def message_of(plan: Plan, connection: int, position: int) -> bytes:
+    """Return the request at a position of a connection with sequences."""
+    round_, place = divmod(position, plan.sequence)
+    message = plan.messages[2 if place == plan.sequence - 1 else 1 if place else 0]
+    id_ = SEQUENCE_ID + (round_ * plan.parts + plan.part) * 1_000_000 + connection + (plan.seed % _SEEDS << 40)
+    return message.replace(_id_bytes(plan, SEQUENCE_ID), _id_bytes(plan, id_), 1)
+
+
+def _id_bytes(plan: Plan, id_: int) -> bytes:
+    """Return a sequence id as in a message: digits in JSON, a varint in a protobuf.
+
+    All ids from `SEQUENCE_ID` to the largest of 64 bits have as many bytes.
+    """
+    if plan.protocol == HTTP:
+        return str(id_).encode()
+    last = _VARINT_BYTES - 1
+    return bytes(id_ >> 7 * place & 127 | (128 if place < last else 0) for place in range(_VARINT_BYTES))
 
 
 def _codec(plan: Plan) -> Codec:

@@ -10,6 +10,9 @@ _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked", re.IGNORECASE)
 _CLOSE = re.compile(rb"\r\nconnection:[ \t]*close", re.IGNORECASE)
 _EVENTS = re.compile(rb"\r\ncontent-type:[ \t]*text/event-stream", re.IGNORECASE)
+_TOKENLESS = re.compile(rb'data: \[DONE\]|"choices":\s*\[\]|"delta":\s*\{\}|"(?:content|text)":\s*""')
+"""Matches events of OpenAI's routes without a token: the role, the reason for the end, the usage, the end."""
+_USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
 _MOST_HEAD_BYTES = 65_536
 _HEADS = 64
 
@@ -41,6 +44,7 @@ class HttpCodec:
         self._head: _Head | None = None
         self._left = 0
         self._events_ns: list[int] = []
+        self._tokens = 0
         self._heads: dict[bytes, _Head] = {}
 
     def opening(self) -> bytes:
@@ -103,12 +107,14 @@ class HttpCodec:
 
     def _see(self, head: _Head, body: bytes, now_ns: int) -> None:
         if head.events:
-            events = body.count(b"data:") - body.count(b"data: [DONE]")
+            events = body.count(b"data:") - len(_TOKENLESS.findall(body))
             self._events_ns += [now_ns] * events
+            for count in _USAGE.findall(body):
+                self._tokens = int(count)  # of the stream so far, in servers that state it with each event
 
     def _done(self, head: _Head) -> Answer:
-        answer = Answer(head.failure, tuple(self._events_ns), head.closes)
-        self._head, self._events_ns = None, []
+        answer = Answer(head.failure, tuple(self._events_ns), head.closes, self._tokens)
+        self._head, self._events_ns, self._tokens = None, [], 0
         return answer
 
     def end(self) -> Answer | None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import csv
 import html
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from remora.cli.charts import chart, page
 from remora.cli.load import Results
+from remora.cli.load.resources import Usage
 from remora.cli.output import columns
 from remora.traffic.latencies import Histogram
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
+_STREAMS = (("first", "first event"), ("between", "between events"))
 
 
 class Level(NamedTuple):
@@ -26,6 +28,7 @@ class Level(NamedTuple):
         processes: processes that sent the requests.
         server: mean times of a request in the server in microseconds, empty without statistics.
         notes: what limits the meaning of the results.
+        usage: of the server's machine meanwhile.
     """
 
     load: str
@@ -34,6 +37,7 @@ class Level(NamedTuple):
     processes: int
     server: Mapping[str, float]
     notes: Sequence[str]
+    usage: Usage = Usage()
 
 
 def as_document(levels: Sequence[Level]) -> list[dict[str, Any]]:
@@ -50,7 +54,10 @@ def as_document(levels: Sequence[Level]) -> list[dict[str, Any]]:
             "service_us": _times(level.results.service),
             **({"first_event_us": _times(level.results.first)} if level.results.first.count else {}),
             **({"between_events_us": _times(level.results.between)} if level.results.between.count else {}),
+            **({"events_per_s": round(level.results.events_per_s, 2)} if level.results.first.count else {}),
+            **({"tokens_per_s": round(level.results.tokens_per_s, 2)} if level.results.tokens else {}),
             "server_us": {name: round(us, 1) for name, us in level.server.items()},
+            "machine": level.usage.columns(),
             "generator": {"processes": level.processes, "cpu": round(level.results.cpu, 3)},
             "notes": list(level.notes),
         }
@@ -72,20 +79,34 @@ def as_table(levels: Sequence[Level]) -> str:
         rate = f"{level.results.rate_per_s:.1f}"
         rows.append((level.load, rate, str(failed), *times, "" if level.stable else "not stable"))  # type: ignore[arg-type]
     parts = [columns(rows)]
-    for title, name in (("first event", "first"), ("between events", "between")):
+    for name, title in _STREAMS:
         found = [(level.load, getattr(level.results, name)) for level in levels]
         if any(values.count for _, values in found):
             table = [(title, "mean us", "p50", "p90", "p95", "p99", "p99.9", "max")]
             table += [(load, *(f"{us:.0f}" for us in _times(values).values())) for load, values in found]  # type: ignore[misc]
             parts.append(columns(table))
-    if any(level.server for level in levels):
-        names = list(next(level.server for level in levels if level.server))
-        table_ = [("in the server, mean us", *names)]
-        table_ += [(level.load, *(f"{level.server.get(name, 0):.1f}" for name in names)) for level in levels]
-        parts.append(columns(table_))
+    for title, values_of in _RATES:
+        if any(values_of(level) for level in levels):
+            names = list(dict.fromkeys(name for level in levels for name in values_of(level)))
+            table_ = [(title, *names)]
+            table_ += [(level.load, *(f"{values_of(level).get(name, 0):.1f}" for name in names)) for level in levels]
+            parts.append(columns(table_))
     notes = [f"{level.load}: {note}" for level in levels for note in level.notes]
     notes += [f"{level.load}: {count} x {why}" for level in levels for why, count in level.results.failures.items()]
     return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])])
+
+
+def _stream_rates(level: Level) -> dict[str, float]:
+    results = level.results
+    found = {"events/s": results.events_per_s} if results.first.count else {}
+    return {**found, "tokens/s": results.tokens_per_s} if results.tokens else found
+
+
+_RATES: Sequence[tuple[str, Callable[[Level], Mapping[str, float]]]] = (
+    ("streams", _stream_rates),
+    ("in the server, mean us", lambda level: level.server),
+    ("the server's machine", lambda level: level.usage.columns()),
+)
 
 
 def as_csv(levels: Sequence[Level]) -> str:
@@ -94,13 +115,23 @@ def as_csv(levels: Sequence[Level]) -> str:
     lines = csv.writer(out, lineterminator="\n")
     names = list(_times(Histogram()))
     server = list(next((level.server for level in levels if level.server), {}))
+    streams = [pair for pair in _STREAMS if any(getattr(level.results, pair[0]).count for level in levels)]
+    machine = list(dict.fromkeys(name for level in levels for name in level.usage.columns()))
     heads = ["load", "requests_per_s", "requests", "failures", "stable", *(f"latency_{name}_us" for name in names)]
-    lines.writerow([*heads, *(f"server_{name}_us" for name in server), "processes", "generator_cpu"])
+    heads += [f"{title.replace(' ', '_')}_{name}_us" for _, title in streams for name in names]
+    heads += ["events_per_s", "tokens_per_s"] if streams else []
+    heads += [f"server_{name}_us" for name in server]
+    heads += ["machine_" + name.replace("%", "percent").replace(" ", "_").lower() for name in machine]
+    lines.writerow([*heads, "processes", "generator_cpu"])
     for level in levels:
         results = level.results
         line = [level.load, round(results.rate_per_s, 2), results.latency.count, sum(results.failures.values())]
         times = list(_times(results.latency).values())
+        for field, _ in streams:
+            times += _times(getattr(results, field)).values()
+        times += [round(results.events_per_s, 2), round(results.tokens_per_s, 2)] if streams else []
         inside = [round(level.server.get(name, 0.0), 1) for name in server]
+        inside += [level.usage.columns().get(name, 0.0) for name in machine]
         lines.writerow([*line, level.stable, *times, *inside, level.processes, round(results.cpu, 3)])
     return out.getvalue()
 

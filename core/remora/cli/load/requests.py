@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -82,6 +83,18 @@ def with_rows(request: InferRequest, rows: int) -> InferRequest:
     return replace(request, inputs=inputs)
 
 
+def mixed(several: Sequence[Sequence[bytes]], weights: Sequence[int]) -> list[bytes]:
+    """Return the requests of several models in turn.
+
+    In a round each model has as many turns as its weight, spread evenly. Its requests keep their order, and none is
+    missing.
+    """
+    turns = sorted(((n + 0.5) / weight, model) for model, weight in enumerate(weights) for n in range(weight))
+    rounds = max(-(-len(each) // weight) for each, weight in zip(several, weights, strict=True))
+    endless = [cycle(each) for each in several]
+    return [next(endless[model]) for _ in range(rounds) for _, model in turns]
+
+
 def in_sequence(request: InferRequest) -> list[InferRequest]:
     """Return the first, a middle and the last request of a sequence, without its id."""
     found = []
@@ -141,6 +154,9 @@ def grpc_message(name: str, version: str, request: InferRequest, *, streams: boo
         message.raw_input_contents.append(bytes(serialized(tensor)))
     for output in request.outputs:
         message.outputs.add(name=output)
+    for key, value in request.parameters.items():
+        kind = {bool: "bool", int: "int64", float: "double"}.get(type(value), "string")
+        setattr(message.parameters[key], f"{kind}_param", value if kind != "string" else str(value))
     if streams:
         message.parameters["triton_enable_empty_final_response"].bool_param = True
     return message.SerializeToString()

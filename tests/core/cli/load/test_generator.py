@@ -12,9 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import numpy as np
 import pytest
 
+from remora.cli.inputs import InferRequest
 from remora.cli.load import Plan, results_from_json
+from remora.cli.load.generator import SEQUENCE_ID, message_of
+from remora.cli.load.requests import grpc_message, in_sequence
+from remora.messages import Tensor
+from remora.proto.inference_pb2 import ModelInferRequest
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 MESSAGE = b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n"
@@ -72,6 +78,20 @@ def test_windows_follow_until_stdin_ends(listener: socket.socket, child_environm
         process.stdin = None
     thread.join()
     assert all(window.seconds >= 0.1 and not window.failures for window in windows)
+
+
+@pytest.mark.parametrize("seed", [0, 1, (1 << 22) - 1, 1 << 40])
+def test_an_id_in_a_message_of_grpc_is_replaced_by_one_of_64_bits(seed: int) -> None:
+    request = in_sequence(InferRequest((Tensor("x", "INT32", np.ones(1, "i4")),)))[0]
+    settings = plan(1, protocol="grpc", messages=(grpc_message("m", "", request),) * 3, seed=seed, sequence=3)
+    ids = [_sequence_id(message_of(settings, number, position)) for number in (0, 5) for position in (0, 2, 3, 5)]
+    assert ids[0] == ids[1] != ids[2] == ids[3]
+    assert len(set(ids)) == 4
+    assert all(SEQUENCE_ID <= id_ < 1 << 63 for id_ in ids)
+
+
+def _sequence_id(message: bytes) -> int:
+    return int(ModelInferRequest.FromString(message).parameters["sequence_id"].int64_param)
 
 
 def test_an_answer_that_never_comes_is_a_timeout(listener: socket.socket, child_environment: dict[str, str]) -> None:

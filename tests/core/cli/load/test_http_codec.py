@@ -51,6 +51,39 @@ def test_events_have_the_times_of_their_bytes() -> None:
     assert codec.feed(b"9\r\n" + last, 30) == Answer("", (20, 30), False)
 
 
+def _streamed(*events: str) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    lines = [f"data: {event}\n\n".encode() for event in (*events, "[DONE]")]
+    return head + b"".join(b"%x\r\n%b\r\n" % (len(line), line) for line in lines) + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("events", "with_tokens", "tokens"),
+    [
+        (
+            (
+                '{"choices":[{"delta":{"role":"assistant","content":""}}]}',
+                '{"choices":[{"delta":{"content":"a"}}]}',
+                '{"choices": [{"delta": {"content": "b \\"text\\": \\"\\""}}]}',
+                '{"choices":[{"delta":{},"finish_reason":"stop"}]}',
+                '{"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 7}}',
+            ),
+            2,
+            7,
+        ),
+        (('{"choices":[{"text":"a"}]}', '{"choices":[{"text": "", "finish_reason":"length"}]}'), 1, 0),
+        (('{"text_output":"a","usage":{"completion_tokens":1}}', '{"usage":{"completion_tokens":2}}'), 2, 2),
+    ],
+)
+def test_events_without_tokens_do_not_count_and_the_number_of_tokens_is_read(
+    events: tuple[str, ...], with_tokens: int, tokens: int
+) -> None:
+    codec = HttpCodec()
+    answer = codec.feed(_streamed(*events), 3)
+    assert answer == Answer("", (3,) * with_tokens, False, tokens)
+    assert codec.feed(_streamed("1"), 4) == Answer("", (4,)), "the next answer begins at zero"
+
+
 def test_a_body_without_a_length_ends_with_its_connection() -> None:
     codec = HttpCodec()
     assert codec.feed(b"HTTP/1.0 200 OK\r\n\r\nabc", 1) is None

@@ -8,6 +8,7 @@ import re
 
 from remora.cli.load import Results, merge_results, results_from_json
 from remora.cli.load.report import Level, as_csv, as_document, as_html, as_table
+from remora.cli.load.resources import Usage
 from remora.traffic.latencies import Histogram
 
 
@@ -40,11 +41,28 @@ def test_streams_have_times_of_events() -> None:
     streamed = results(100)
     streamed.first.record(5_000_000)
     streamed.between.record(1_000_000)
+    streamed.tokens = 8
     text = as_table([LEVELS[0]._replace(results=streamed)])
     assert "first event" in text
     assert "between events" in text
+    assert re.search(r"^streams +events/s +tokens/s\n1 connections +1\.0 +4\.0$", text, re.MULTILINE)
     document = as_document([LEVELS[0]._replace(results=streamed)])[0]
+    assert (document["events_per_s"], document["tokens_per_s"]) == (1.0, 4.0)
+    (row,) = csv.DictReader(io.StringIO(as_csv([LEVELS[0]._replace(results=streamed)])))
+    assert float(row["first_event_p50_us"]) == document["first_event_us"]["p50"]
+    assert float(row["between_events_max_us"]) == document["between_events_us"]["max"]
+    assert float(row["tokens_per_s"]) == 4.0
     assert abs(document["first_event_us"]["p50"] - 5000) < 50
+
+
+def test_the_use_of_the_machine_stands_beside_the_loads() -> None:
+    used = [LEVELS[0]._replace(usage=Usage(cpu=0.25, memory_bytes=1 << 20)), LEVELS[1]._replace(usage=Usage(cpu=0.5))]
+    text = as_table(used)
+    assert re.search(r"^the server's machine +cpu % +memory MiB\n1 connections +25\.0 +1\.0$", text, re.MULTILINE)
+    assert as_document(used)[1]["machine"] == {"cpu %": 50.0}
+    rows = list(csv.DictReader(io.StringIO(as_csv(used))))
+    assert [row["machine_cpu_percent"] for row in rows] == ["25.0", "50.0"]
+    assert rows[0]["machine_memory_mib"] == "1.0"
 
 
 def test_the_document_and_csv_have_the_same_figures() -> None:
@@ -76,5 +94,6 @@ def test_results_survive_json_and_merge_in_time_and_space() -> None:
     assert (together.seconds, together.rate_per_s, together.waiting) == (2.0, 100.0, 3)
     after = merge_results([one, results(300)], same_time=False)
     assert (after.seconds, after.rate_per_s, after.waiting) == (4.0, 50.0, 0)
+    assert (together.events_per_s, together.tokens_per_s) == (0.0, 0.0)
     assert after.failures == {"HTTP 503": 4}
     assert Results(latency=Histogram()).rate_per_s == 0.0

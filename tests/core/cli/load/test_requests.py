@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -10,7 +11,16 @@ import numpy as np
 import pytest
 
 from remora.cli.inputs import InferRequest
-from remora.cli.load.requests import bodies_of, grpc_message, http_message, in_sequence, json_body, server_address
+from remora.cli.load.generator import SEQUENCE_ID
+from remora.cli.load.requests import (
+    bodies_of,
+    grpc_message,
+    http_message,
+    in_sequence,
+    json_body,
+    mixed,
+    server_address,
+)
 from remora.cli.output import UsageError
 from remora.errors import InvalidArgumentError
 from remora.messages import Tensor
@@ -63,6 +73,29 @@ def test_half_precision_has_no_json() -> None:
 def test_a_sequence_has_a_first_a_middle_and_a_last_request() -> None:
     flags = [(each.parameters["sequence_start"], each.parameters["sequence_end"]) for each in in_sequence(REQUEST)]
     assert flags == [(True, False), (False, False), (False, True)]
+
+
+def test_a_message_of_grpc_has_the_parameters_of_its_request() -> None:
+    first = ModelInferRequest.FromString(grpc_message("m", "", in_sequence(REQUEST)[0])).parameters
+    assert first["sequence_id"].int64_param == SEQUENCE_ID
+    assert (first["sequence_start"].bool_param, first["sequence_end"].bool_param) == (True, False)
+    other = replace(REQUEST, parameters={"top_p": 0.5, "user": "u"})
+    sent = ModelInferRequest.FromString(grpc_message("m", "", other)).parameters
+    assert (sent["top_p"].double_param, sent["user"].string_param) == (0.5, "u")
+
+
+@pytest.mark.parametrize(
+    ("several", "weights", "turns"),
+    [
+        ([b"ab"], [1], b"ab"),
+        ([b"ab", b"x"], [1, 1], b"axbx"),
+        ([b"a", b"x"], [3, 1], b"aaxa"),
+        ([b"abc", b"xyz"], [2, 1], b"axbcyabzc"),
+    ],
+)
+def test_models_get_requests_by_their_weights(several: list[bytes], weights: list[int], turns: bytes) -> None:
+    found = mixed([[each[n : n + 1] for n in range(len(each))] for each in several], weights)
+    assert b"".join(found) == turns
 
 
 def test_a_url_has_the_port_of_its_scheme() -> None:
