@@ -9,19 +9,20 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from remora.cli.output import UsageError, columns, warnings_shown
-from remora.cli.scoring import Source, format_of
+from remora.cli.scoring import FORMATS, Source, format_of
 from remora.cli.scoring.columns import map_columns, tensor_rows
-from remora.cli.scoring.images import IMAGE_COLUMN, ImageSource, Pixels, pixels_of
+from remora.cli.scoring.image_files import LocalImages, StoredImages
+from remora.cli.scoring.images import IMAGE_COLUMN, ImageSource, pixels_of
 from remora.cli.scoring.journal import Journal, explain_full_disk, write_whole
 from remora.cli.scoring.run import Progress, ScoringRun, Work
 from remora.cli.scoring.sinks import join_segments
 from remora.cli.scoring.sources import import_parquet, open_source
 from remora.errors import InvalidArgumentError, NotFoundError
-from remora.storage.location import is_url
+from remora.storage.location import is_url, parse_location
 from remora.storage.stored_file import open_stored
 from remora.system.clock import SystemClock
 
@@ -50,7 +51,7 @@ def score(options: argparse.Namespace) -> int:
         stack.enter_context(warnings_shown("remora score"))
         engine = stack.enter_context(_open_engine(options))
         model = engine.resolve(options.model or engine.only_model() or _choose(engine))
-        images = ImageSource(Path(options.input), _pixels(options, model)) if _is_folder(options.input) else None
+        images = stack.enter_context(closing(_images(options, model))) if _is_folder(options.input) else None
         source, etag = stack.enter_context(_reading(options.input, images))
         work = _plan(options, model, source, form, images)
         identity = {
@@ -125,13 +126,17 @@ def _plan(
 
 
 def _is_folder(place: str) -> bool:
-    return not is_url(place) and Path(place).is_dir()
+    """Return True for a local folder, and for a URL in a bucket without the suffix of a format."""
+    if not is_url(place):
+        return Path(place).is_dir()
+    # A web server has no listing.
+    return PurePosixPath(place).suffix.lower() not in FORMATS and parse_location(place).cloud != "http"
 
 
-def _pixels(options: argparse.Namespace, model: ServedModel) -> Pixels:
-    """Return the form of the images for the model. Raises InvalidArgumentError."""
+def _images(options: argparse.Namespace, model: ServedModel) -> ImageSource:
+    """Return the reader of the images for the model. Raises RemoraError."""
     chosen = [name for name, text in options.column if IMAGE_COLUMN in text.split(",")]
-    return pixels_of(
+    pixels = pixels_of(
         model.metadata([model.version_text]),
         chosen[0] if chosen else "",
         batches=model.signature.max_batch_size > 0,
@@ -139,6 +144,12 @@ def _pixels(options: argparse.Namespace, model: ServedModel) -> Pixels:
         mean=options.pixel_mean,
         deviation=options.pixel_std,
     )
+    if not is_url(options.input):
+        return ImageSource(LocalImages(Path(options.input)), pixels)
+    from remora.repository.clouds import open_storage
+
+    storage, _ = open_storage(options.input)
+    return ImageSource(StoredImages(storage, storage.listing()), pixels)
 
 
 def _digest_of(place: str) -> str:

@@ -138,9 +138,7 @@ class ObjectStorage:
         def keep(page: Sequence[Any]) -> None:
             found.extend(_stored(meta, meta["path"][cut:]) for meta in page if is_plain(meta["path"][cut:]))
             if len(found) > _MOST_OBJECTS:
-                raise UnavailableError(
-                    f"'{self.location}' holds more than {_MOST_OBJECTS} files: name the folder that the models are in"
-                )
+                raise UnavailableError(f"'{self.location}' holds more than {_MOST_OBJECTS} files: name a folder in it")
 
         def walk(folder: str) -> None:
             before = len(found)

@@ -153,6 +153,7 @@ def test_rows_that_the_model_refuses_are_bad_rows(tmp_path: Path) -> None:
         (["model.onnx", "in.csv", "in.csv"], 2, "INPUT and OUTPUT are the same file"),
         (["model.onnx", "in.csv", "out.txt"], 1, "expected a file that ends in .csv, .jsonl"),
         (["model.onnx", "absent.csv", "out.csv"], 1, "there is no file 'absent.csv'"),
+        (["model.onnx", "https://h/in.txt", "out.csv"], 1, "expected a file that ends in .csv, .jsonl"),
         (["absent.onnx", "in.csv", "out.csv"], 1, "absent.onnx"),
         (["model.onnx", "in.csv", "out.csv", "--keep", "a"], 1, "1 values that a row has in b"),
         (["model.onnx", "in.csv", "out.csv", "--column", "z=a"], 1, "has no input 'z'"),
@@ -315,6 +316,32 @@ def test_files_in_buckets_are_read_in_ranges_and_written_whole(
         for name in ("out.csv", "out.bad.jsonl"):
             (tmp_path / name).write_bytes(bucket.buckets["bucket"][f"data/{name}"])
         check_output(tmp_path / "out.csv")
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_images_of_a_bucket_are_scored_and_a_broken_network_is_no_bad_row(
+    scheme: str, tmp_path: Path, bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install '.[images]'")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", bucket.url)
+    onnx.save(onnx_models.identity("UINT8", ("n", 2, 2, 3)), tmp_path / "model.onnx")
+    for number in range(40):
+        image.new("RGB", (2, 2), (number, 0, 255)).save(tmp_path / "a.png")
+        bucket.put("bucket", f"photos/{number % 3}/{number:02}.png", (tmp_path / "a.png").read_bytes())
+    bucket.put("bucket", "photos/0/99.png", b"damaged")
+    words = ["score", "model.onnx", f"{scheme}://bucket/photos", "out.jsonl", "--keep=path", "--quiet", "--batch=4"]
+    bucket.fail("403", key="photos/1/", times=100)
+    assert main(words) == 1
+    assert "may not be read" in capsys.readouterr().err
+    bucket.faults.clear()
+    assert main(words) == 0
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    paths = sorted(f"{number % 3}/{number:02}.png" for number in range(40))
+    assert [row["path"] for row in rows] == paths
+    assert [row["y"][0][0][0] for row in rows] == [int(path[2:4]) for path in paths]
+    (bad,) = [json.loads(line) for line in (tmp_path / "out.bad.jsonl").read_text().splitlines()]
+    assert bad["values"] == {"path": "0/99.png"}
 
 
 def test_a_missing_object_is_reported(

@@ -1,4 +1,4 @@
-"""Reader of a folder of images as rows, resized and laid out for a model's input."""
+"""Reader of images as rows, resized and laid out for a model's input."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from remora.calls import ModelInfo
 from remora.cli.scoring import Chunk, Refusal, Values
+from remora.cli.scoring.image_files import MOST_FILE_BYTES, ImageFiles, ReadAhead
 from remora.errors import InvalidArgumentError, UnsupportedError
 from remora.messages import Array
 from remora.system.install_advice import install_command
 
 PATH_COLUMN, IMAGE_COLUMN = "path", "image"
-_SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"))
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _MOST_PIXELS = 1 << 26
-_MOST_FILE_BYTES = 1 << 28
 
 
 class Pixels(NamedTuple):
@@ -97,62 +96,56 @@ def pixels_of(
 
 
 class ImageSource:
-    """Images of a folder and the folders in it, in the order of their paths.
+    """Images in the order of their paths, decoded on all processors.
 
-    ``pixels`` is the form of the images.
-
-    Raises UnsupportedError without Pillow, InvalidArgumentError for a folder without images.
+    ``pixels`` is the form of the images. Raises UnsupportedError without Pillow.
     """
 
     columns: Sequence[str] = (PATH_COLUMN, IMAGE_COLUMN)
 
-    def __init__(self, folder: Path, pixels: Pixels) -> None:
+    def __init__(self, files: ImageFiles, pixels: Pixels) -> None:
         if pixels.shape:
             _import_pillow()
         self.pixels = pixels
-        self._folder = folder
-        found = (path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file())
-        self._names = sorted(path.relative_to(folder).as_posix() for path in found)
+        self._files = files
+        self._ahead = ReadAhead(self._files)
         self._row = 0
-        if not self._names:
-            raise InvalidArgumentError(
-                f"'{folder}' has no images: expected files that end in {', '.join(sorted(_SUFFIXES))}"
-            )
 
     @cached_property
     def etag(self) -> str:
-        """Digest of the names, sizes and times of the files."""
+        """Digest of the names and versions of the files."""
         whole = hashlib.sha256(repr(self.pixels).encode())
-        for name in self._names:
-            status = (self._folder / name).stat()
-            whole.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        for name in self._files.names:
+            whole.update(f"{name}\0{self._files.version(name)}\0".encode())
         return whole.hexdigest()
 
     def chunks(self, first: int, wanted: Sequence[str], size: int) -> Iterator[Chunk]:
-        for begin in range(first, len(self._names), size):
-            names = self._names[begin : begin + size]
+        names = self._files.names
+        results = self._ahead.results(names[first:], self._read)
+        for begin in range(first, len(names), size):
             numbers, images, kept, refused = [], [], [], []
-            for number, name in enumerate(names, begin):
+            for number, (name, image) in enumerate(islice(results, size), begin):
                 try:
-                    images.append(self._read(name))
+                    images.append(image.result())
                 except (OSError, ValueError, SyntaxError, ArithmeticError, MemoryError) as error:  # all are Pillow's
                     refused.append(Refusal(number, f"the image cannot be read: {error}", {PATH_COLUMN: name}))
                     continue
                 numbers.append(number)
                 kept.append(name)
-            self._row = begin + len(names)
+            self._row = min(begin + size, len(names))
             columns: dict[str, Values] = {PATH_COLUMN: kept, IMAGE_COLUMN: _stacked(images)}
             yield Chunk(np.array(numbers, np.int64), {name: columns[name] for name in wanted}, refused, self._row)
 
     def _read(self, name: str) -> Any:
-        """Return an image as an array, or its bytes. Raises what Pillow does."""
-        path = self._folder / name
-        if not self.pixels.shape:
-            if path.stat().st_size > _MOST_FILE_BYTES:
-                raise ValueError(f"the file has more than {_MOST_FILE_BYTES} bytes")
-            return path.read_bytes()
+        """Return an image as an array, or its bytes. Raises what Pillow and the files do."""
+        if self._files.size(name) > MOST_FILE_BYTES:
+            raise ValueError(f"the file has more than {MOST_FILE_BYTES} bytes")
+        with self._files.open(name) as file:
+            return self._decoded(file) if self.pixels.shape else file.read()
+
+    def _decoded(self, file: BinaryIO) -> Array:
         pillow, pixels = _import_pillow(), self.pixels
-        with pillow.open(path) as image:
+        with pillow.open(file) as image:
             if image.width * image.height > _MOST_PIXELS:
                 raise ValueError(f"it has {image.width} x {image.height} pixels, more than {_MOST_PIXELS}")
             height, width = pixels.size
@@ -172,10 +165,10 @@ class ImageSource:
         return array.transpose(2, 0, 1) if pixels.channel_axis == 0 else array
 
     def fraction(self) -> float:
-        return self._row / len(self._names)
+        return self._row / len(self._files.names)
 
     def close(self) -> None:
-        """Close nothing: each file is closed when it has been read."""
+        self._ahead.close()
 
 
 def _stacked(images: list[Any]) -> Values:

@@ -14,6 +14,7 @@ import pytest
 import onnx_models
 from remora.calls import ModelInfo, TensorInfo
 from remora.cli import main
+from remora.cli.scoring.image_files import LocalImages
 from remora.cli.scoring.images import ImageSource, Pixels, pixels_of
 from remora.errors import InvalidArgumentError
 
@@ -37,7 +38,7 @@ def _save(
 
 
 def _only(folder: Path, pixels: Pixels) -> Any:
-    (chunk,) = ImageSource(folder, pixels).chunks(0, ["path", "image"], 8)
+    (chunk,) = ImageSource(LocalImages(folder), pixels).chunks(0, ["path", "image"], 8)
     return chunk.columns["image"][0]
 
 
@@ -104,7 +105,7 @@ def test_damaged_and_huge_images_are_bad_rows_and_the_others_go_on(
     (tmp_path / "b.jpg").write_bytes(b"no image")
     (tmp_path / "c.png").write_bytes((tmp_path / "c.png").read_bytes()[:-30])
     (tmp_path / "notes.txt").write_text("is no image and no row")
-    (chunk,) = ImageSource(tmp_path, _pixels(_info((-1, 3, 2, 4)))).chunks(0, ["path"], 8)
+    (chunk,) = ImageSource(LocalImages(tmp_path), _pixels(_info((-1, 3, 2, 4)))).chunks(0, ["path"], 8)
     assert (chunk.rows.tolist(), chunk.columns["path"], chunk.end) == ([0], ["a/1.png"], 4)
     assert [(each.row, each.values) for each in chunk.refused] == [
         (1, {"path": "b.jpg"}),
@@ -112,11 +113,6 @@ def test_damaged_and_huge_images_are_bad_rows_and_the_others_go_on(
         (3, {"path": "d.png"}),
     ]
     assert "50 x 50 pixels" in chunk.refused[2].reason
-
-
-def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="has no images"):
-        ImageSource(tmp_path, _pixels(_info((-1, 3, 2, 4))))
 
 
 def test_a_folder_is_scored_with_the_paths_of_its_images(tmp_path: Path) -> None:
