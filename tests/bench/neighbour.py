@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import http.client
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +15,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from coldstart import REMORA, free_port
+from load import p99_ms
 from models import add, mlp
 
-ROUNDS, SECONDS = 5, 3.0
+ROUNDS, SECONDS, RATE, CONNECTIONS = 5, 3.0, 300, 4
 WIDTH = 1810  # four square matrices of it in FP32 are 50 MB
 
 
@@ -33,25 +32,6 @@ def big(repository: Path) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     model.ir_version = 8
     add(repository, "big", model.SerializeToString())
-
-
-def p99_ms(port: int) -> float:
-    """Of one client that asks for a while, one request after another, a millisecond apart."""
-    data = [0.5] * 64
-    body = json.dumps({"inputs": [{"name": "input", "shape": [1, 64], "datatype": "FP32", "data": data}]})
-    connection = http.client.HTTPConnection("127.0.0.1", port)
-    taken: list[float] = []
-    end = time.perf_counter() + SECONDS
-    while time.perf_counter() < end:
-        begin = time.perf_counter()
-        connection.request("POST", "/v2/models/mlp/infer", body)
-        reply = connection.getresponse()
-        reply.read()
-        assert reply.status == 200
-        taken.append(time.perf_counter() - begin)
-        time.sleep(0.001)
-    connection.close()
-    return statistics.quantiles(taken, n=100)[98] * 1e3
 
 
 def call(port: int, action: str) -> None:
@@ -74,7 +54,7 @@ def main() -> None:
             next(line for line in server.stderr if line.startswith("READY"))
             ratios, quiet, busy, loads = [], [], [], 0
             for _ in range(ROUNDS):
-                quiet.append(p99_ms(port))
+                quiet.append(p99_ms(port, "mlp", RATE, CONNECTIONS, SECONDS))
                 over = threading.Event()
 
                 def keep_loading(over: threading.Event = over) -> None:
@@ -86,7 +66,7 @@ def main() -> None:
 
                 loader = threading.Thread(target=keep_loading)
                 loader.start()
-                busy.append(p99_ms(port))
+                busy.append(p99_ms(port, "mlp", RATE, CONNECTIONS, SECONDS))
                 over.set()
                 loader.join()
                 ratios.append(busy[-1] / quiet[-1])
