@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -208,13 +209,7 @@ class ScoringService:
                 exchange.respond(_http(message_answer(404, _NO_MODEL.format(count=count))))
                 return None
             known.model, known.v2 = name, head.to(f"/v2/models/{name}/infer", method="POST")
-        shaped = self._generation.shape_of(name, body)
-        if isinstance(shaped, HttpAnswer):
-            exchange.respond(shaped)
-            return None
-        if shaped is not None:
-            return self._generation.handle(shaped, name, head, exchange)
-        return self._v2(known.v2, body, exchange)
+        return self._generation.dispatch(name, head, body, exchange, partial(self._v2, known.v2, body))
 
     # -- headers of an answer ---------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
@@ -196,12 +197,14 @@ class SageMakerService:
         if plan.media:
             return self._run_translated(plan, model, head, body, exchange)
         if not self._rules.as_triton and routes.BINARY not in (head.get(b"content-type") or b""):
-            shaped = model.generation.shape_of(model.name, body)
-            if isinstance(shaped, HttpAnswer):
-                exchange.respond(shaped)
-                return None
-            if shaped is not None:
-                return model.generation.handle(shaped, model.name, self._as_json(head), exchange)
+            run = partial(self._run_tensors, plan, model, head, body)
+            return model.generation.dispatch(model.name, head, body, exchange, run, self._as_json)
+        return self._run_tensors(plan, model, head, body, exchange)
+
+    def _run_tensors(
+        self, plan: _Plan, model: Model, head: Head, body: Buffer, exchange: Exchange
+    ) -> Cancellable | None:
+        """Pass a V2 body on."""
         if plan.session is not None:
             return self._run_in_session(plan, model, head, body, exchange)
         v2 = plan.v2

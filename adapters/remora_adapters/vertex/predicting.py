@@ -10,13 +10,16 @@ Invariant: no route changes the server's state. Routes that load, unload, regist
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import orjson
 
 from remora.calls import ServerReady
 from remora.messages import Buffer
 from remora.protocols.http1 import Head, HeadNote
-from remora.protocols.rest.answer import Headers, HttpAnswer, Refusal, failure
+from remora.protocols.json.reader import LONG_BYTES, loads
+from remora.protocols.json.tensors import release
+from remora.protocols.rest.answer import Headers, HttpAnswer, Refusal, encode_json_error, failure
 from remora.protocols.rest.routes import HOME, route
 from remora.server.host import HostRoute, ServerContext
 from remora.server.http.exchange import Cancellable, Exchange
@@ -97,19 +100,28 @@ class VertexService:
             return None
         plan = self._plans.get(head)
         assert plan is not None  # from `_post`
-        shaped = self._generation.shape_of(name, body) if plan.may_have_instances else None
-        if isinstance(shaped, HttpAnswer):
-            exchange.respond(shaped)
-            return None
-        if shaped is not None:
-            return self._generation.handle(shaped, name, head, exchange)
-        if plan.may_have_instances and _has_instances(body):
-            locked = self._rest.locked("infer", head)
-            if locked is None:
-                return self._predictor.handle(name, head, body, exchange)
-            exchange.respond(locked)
-            return None
+        if plan.may_have_instances:
+            return self._generation.dispatch(name, head, body, exchange, partial(self._tensors, plan, name, body))
         return self._infer(plan, plan.to(f"/v2/models/{name}/infer"), body, exchange)
+
+    def _tensors(self, plan: _Plan, name: str, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Answer a body of the predict protocol or of V2; a thread distinguishes large ones."""
+        large = self._rest.large
+        if large is None or not large.takes(body):
+            return self._answer_tensors(plan, name, body, _has_instances(body), exchange)
+        answer = partial(self._answer_tensors, plan, name, body)
+        return large.decode(exchange, lambda: (_has_instances(body), 0), answer, encode_json_error)
+
+    def _answer_tensors(
+        self, plan: _Plan, name: str, body: Buffer, has_instances: bool, exchange: Exchange
+    ) -> Cancellable | None:
+        if not has_instances:
+            return self._infer(plan, plan.to(f"/v2/models/{name}/infer"), body, exchange)
+        locked = self._rest.locked("infer", plan.head)
+        if locked is None:
+            return self._predictor.handle(name, plan.head, body, exchange)
+        exchange.respond(locked)
+        return None
 
     def _infer(self, plan: _Plan, v2: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Run a V2 inference and answer in Vertex's binary form if the request had it."""
@@ -191,13 +203,16 @@ def _bad_size(size: bytes) -> HttpAnswer:
 
 def _has_instances(body: Buffer) -> bool:
     """Return True if the body is predict's, a JSON object with instances."""
-    octets = bytes(body)
+    octets = body if isinstance(body, bytes) else bytes(body)
     if b'"instances"' not in octets:
         return False
     if b'"inputs"' not in octets:
         return True  # not a V2 request; predict parses it again
     try:
-        message = orjson.loads(octets)
+        message = loads(octets)
     except orjson.JSONDecodeError:
         return True  # because predict's error is more specific than V2's
-    return isinstance(message, dict) and "instances" in message
+    found = isinstance(message, dict) and "instances" in message
+    if len(octets) > LONG_BYTES:
+        release(message)
+    return found

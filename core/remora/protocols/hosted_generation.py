@@ -16,6 +16,8 @@ import orjson
 
 from remora.generation.tasks import ParameterError
 from remora.messages import Buffer
+from remora.protocols.json.reader import LONG_BYTES, loads
+from remora.protocols.json.tensors import release
 from remora.protocols.openai.routes import Route
 
 _SHAPES = (
@@ -75,9 +77,17 @@ def read_shape(body: Buffer) -> Shaped | None:
         ParameterError: a parameter is wrong or not known.
     """
     try:
-        document = orjson.loads(body)
+        document = loads(body)
     except orjson.JSONDecodeError:
         return None
+    try:
+        return _shaped(document, body)
+    finally:
+        if len(body) > LONG_BYTES:
+            release(document)
+
+
+def _shaped(document: Any, body: Buffer) -> Shaped | None:
     if not isinstance(document, dict):
         return None
     for names, action in _SHAPES:

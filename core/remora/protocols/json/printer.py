@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import orjson
@@ -15,6 +16,10 @@ from remora.messages import Array, Parameter
 from remora.tensors.float_text import number
 
 _SPECIAL = re.compile(rb'[\x00-\x1f"\\]')
+_STEP = 32_768
+"""Numbers that one call of orjson prints, because it keeps other threads waiting."""
+_LONG_TEXT = 1 << 20
+"""Bytes of a text that one search for special characters reads."""
 _ESCAPED = {
     bytes([code]): {8: b"\\b", 9: b"\\t", 10: b"\\n", 12: b"\\f", 13: b"\\r", 34: b'\\"', 92: b"\\\\"}.get(
         code, b"\\u%04X" % code
@@ -37,6 +42,10 @@ def raw(text: str) -> bytes:
 def quoted(text: str | bytes) -> bytes:
     """Return a JSON string."""
     octets = raw(text) if isinstance(text, str) else text
+    if len(octets) > _LONG_TEXT:
+        return b'"%b"' % b"".join(
+            [quoted(octets[at : at + _LONG_TEXT])[1:-1] for at in range(0, len(octets), _LONG_TEXT)]
+        )
     if _SPECIAL.search(octets) is None:
         return b'"%b"' % octets
     return b'"%b"' % _SPECIAL.sub(lambda found: _ESCAPED[found.group()], octets)
@@ -58,9 +67,75 @@ def parameters(values: Mapping[str, Parameter]) -> bytes:
     return b"{%b}" % b",".join(quoted(key) + b":" + parameter(value) for key, value in values.items())
 
 
-def strings(values: Iterable[bytes | str]) -> bytes:
+def strings(values: Sequence[bytes | str]) -> bytes:
     """Return an array of strings."""
-    return b"[%b]" % b",".join(map(quoted, values))
+    return b"".join(string_pieces(values))
+
+
+def string_pieces(values: Sequence[bytes | str]) -> list[bytes]:
+    """Return an array of strings in pieces, between which other threads may run."""
+    if len(values) <= _STEP:
+        return [b"[%b]" % b",".join(map(quoted, values))]
+    pieces = [b",".join(map(quoted, values[at : at + _STEP])) for at in range(0, len(values), _STEP)]
+    return _bracketed(pieces)
+
+
+def _bracketed(pieces: list[bytes]) -> list[bytes]:
+    """Return the pieces of an array whose elements are in ``pieces``."""
+    return [b"[", pieces[0], *[part for piece in pieces[1:] for part in (b",", piece)], b"]"]
+
+
+def dumps(value: Any) -> bytes:
+    """Return JSON as orjson prints it, with arrays of numpy.
+
+    Other threads may run between the steps.
+    """
+    if _weight(value) <= _STEP:
+        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    if isinstance(value, dict):
+        return b"{%b}" % b",".join([orjson.dumps(name) + b":" + dumps(each) for name, each in value.items()])
+    if not isinstance(value, list | np.ndarray):
+        return orjson.dumps(value)  # a long text
+    if isinstance(value, np.ndarray):
+        rows = max(1, _STEP * len(value) // value.size)
+        steps: Iterable[Any] = (value[at : at + rows] for at in range(0, len(value), rows))
+        if rows == 1 and value.ndim > 1:
+            return b"[%b]" % b",".join([dumps(row) for row in value])
+    else:
+        steps = _steps(value)
+    return b"[%b]" % b",".join([_step(each) for each in steps])
+
+
+def _step(values: Any) -> bytes:
+    """Return the text of consecutive elements."""
+    if len(values) == 1 and isinstance(values, list):
+        return dumps(values[0])
+    return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+
+
+def _steps(values: list[Any]) -> Iterator[list[Any]]:
+    """Yield consecutive elements of bounded weight; a heavier element is alone."""
+    begin = weight = 0
+    for index, value in enumerate(values):
+        own = _weight(value)
+        if weight + own > _STEP and index > begin:
+            yield values[begin:index]
+            begin, weight = index, 0
+        weight += own
+    yield values[begin:]
+
+
+def _weight(value: Any) -> int:
+    """Return about how many numbers take as long to print."""
+    if isinstance(value, np.ndarray):
+        return value.size
+    if isinstance(value, str):
+        return 1 + len(value) // 8
+    if isinstance(value, list):
+        return 1 + sum(map(_weight, value))
+    if isinstance(value, dict):
+        return 1 + sum(map(_weight, value.values()))
+    return 1
 
 
 def numbers(array: Array) -> bytes:
@@ -68,7 +143,18 @@ def numbers(array: Array) -> bytes:
 
     FP32 is printed as the equal double.
     """
+    return b"".join(number_pieces(array))
+
+
+def number_pieces(array: Array) -> list[bytes]:
+    """Return the text of `numbers` in pieces, between which other threads may run."""
     flat = np.ascontiguousarray(array).reshape(-1)
+    if len(flat) <= _STEP:
+        return [_printed(flat)]
+    return _bracketed([_printed(flat[at : at + _STEP])[1:-1] for at in range(0, len(flat), _STEP)])
+
+
+def _printed(flat: Array) -> bytes:
     if flat.dtype.kind != "f":
         return orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
     flat = flat.astype(np.float64, copy=False)

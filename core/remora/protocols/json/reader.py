@@ -33,8 +33,10 @@ MISSING_FRACTION = "Miss fraction part in number."
 MISSING_EXPONENT = "Miss exponent in number."
 TOO_LONG = "Too many values for text with NaN, Infinity or a fault in it; send flat or binary data."
 
-_LONG_BYTES = 262_144
+LONG_BYTES = 262_144
 """Size beyond which a text is read in pieces."""
+_RUN_BYTES = 262_144
+"""Text of simple elements that one call reads."""
 MAX_DEPTH = 1024
 """Deepest nesting of a document; orjson's own limit, kept by the reader below too."""
 
@@ -102,7 +104,7 @@ def loads(text: Buffer) -> Any:
 
     Other threads may run while a long text is read. Raises orjson.JSONDecodeError.
     """
-    if len(text) > _LONG_BYTES:
+    if len(text) > LONG_BYTES:
         from remora.protocols.json import pieces  # imported here, because few requests are long
 
         return pieces.loads(text)
@@ -131,11 +133,20 @@ def has_more_members(text: bytes, count: int) -> bool:
     The document must be valid.
     """
     # Outside of strings exactly the members have a colon, so most texts need only the first count.
-    if text.count(b":") == count:
+    if len(text) <= LONG_BYTES and text.count(b":") == count:
         return False
-    if b"\\" in text:
-        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    return b"".join(text.split(b'"')[::2]).count(b":") > count
+    colons = begin = in_string = 0
+    while begin < len(text):  # in steps, between which other threads may run
+        step = text[begin : begin + LONG_BYTES]
+        if (len(step) - len(step.rstrip(b"\\"))) % 2:  # a step ends with a whole escape
+            step = text[begin : begin + LONG_BYTES + 1]
+        begin += len(step)
+        if b"\\" in step:
+            step = step.replace(b"\\\\", b"").replace(b'\\"', b"")
+        parts = step.split(b'"')
+        colons += b"".join(parts[in_string::2]).count(b":")
+        in_string ^= (len(parts) - 1) % 2
+    return colons > count
 
 
 class Reader:
@@ -257,15 +268,17 @@ class Reader:
 
         The other elements are left for the slow path.
         """
-        run = self._simple_run.match(self._text, self._at) if self._simple_run is not None else None
-        if run is None:
-            return
-        try:
-            items.extend(orjson.loads(b"[%b]" % run.group().rstrip(b" \t\n\r")[:-1]))
-        except orjson.JSONDecodeError:
-            self._simple_run = None  # never try the same text twice
-        else:
-            self._at = run.end()
+        while self._simple_run is not None:
+            run = self._simple_run.match(self._text, self._at, self._at + _RUN_BYTES)  # bounded: other threads may run
+            if run is None:
+                return
+            try:
+                items.extend(orjson.loads(b"[%b]" % run.group().rstrip(b" \t\n\r")[:-1]))
+            except orjson.JSONDecodeError:
+                self._simple_run = None  # never try the same text twice
+            else:
+                self._at = run.end()
+                self._skip()
 
     def _scalar(self, byte: int) -> Any:
         if byte == ord('"'):

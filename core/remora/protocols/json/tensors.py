@@ -21,8 +21,12 @@ _INT64_MAX = 2**63 - 1
 _NUMBERS = frozenset((int, float))
 _INTEGERS = frozenset((int,))
 _BOOLS = frozenset((bool,))
-_STEP = 131_072
+_STEP = 65_536
 """Values that are converted at a time."""
+_FREED = 16_384
+_CONTAINERS = (list, dict)
+_SHORT = 32
+"""Lists of up to this length are freed together, `_FREED` at a time."""
 
 
 def too_large(name: str, byte_size: int, limit: int) -> InvalidArgumentError:
@@ -70,26 +74,53 @@ def _parts(values: list[Any]) -> Iterator[list[Any]]:
 
 
 def _kinds(values: list[Any]) -> set[type]:
-    return set().union(*(map(type, part) for part in _parts(values)))
+    kinds: set[type] = set()
+    for part in _parts(values):
+        kinds.update(map(type, part))
+    return kinds
 
 
 def _joined(rows: list[list[Any]]) -> list[Any]:
     """Return the elements of all rows."""
-    rest = chain.from_iterable(rows)
     elements: list[Any] = []
-    while part := list(islice(rest, _STEP)):
-        elements += part
+    for some in _parts(rows):
+        rest = chain.from_iterable(some)
+        while part := list(islice(rest, _STEP)):
+            elements += part
     return elements
 
 
-def _release(values: list[Any]) -> None:
-    """Free the values of a list that is not used any more, a bounded number at a time."""
-    while len(values) > _STEP:
-        del values[-_STEP:]
+def release(document: Any) -> None:
+    """Free a JSON document that is not used any more, a bounded number of values at a time.
+
+    Freeing all at once would keep other threads waiting. Lists and objects within it become empty.
+    """
+    left = [document]
+    while left:
+        top = left[-1]
+        if type(top) is dict:
+            left[-1] = list(top.values())
+            top.clear()
+        elif type(top) is not list or not top:
+            left.pop()
+        else:
+            part = top[-_FREED:]
+            del top[-_FREED:]
+            left += [each for each in part if _is_long(each)]
 
 
-def strings(name: str, data: list[Any], max_depth: int, max_bytes: int) -> list[bytes]:
-    """Return the elements of a BYTES tensor. The engine checks their number [B02]."""
+def _is_long(value: Any) -> bool:
+    """Return True if a list or an object is not freed in one step with others."""
+    if type(value) is list:
+        return len(value) > _SHORT or (bool(value) and type(value[0]) in _CONTAINERS)
+    return type(value) is dict and (len(value) > _SHORT or any(type(each) in _CONTAINERS for each in value.values()))
+
+
+def strings(name: str, data: list[Any], max_depth: int, max_bytes: int) -> list[bytes] | Array:
+    """Return the elements of a BYTES tensor, as an array if there are many.
+
+    The engine checks their number [B02].
+    """
     flat, kinds = flatten(data, max_depth)
     if kinds - {str}:
         raise MalformedError(f"Unable to parse JSON bytes array: {NOT_TEXT}")
@@ -97,7 +128,13 @@ def strings(name: str, data: list[Any], max_depth: int, max_bytes: int) -> list[
     byte_size = sum(sum(map(len, part)) for part in _parts(flat)) + 4 * len(flat)
     if byte_size > max_bytes:
         raise too_large(name, byte_size, max_bytes)
-    return [text.encode("utf-8", "surrogateescape") for text in flat]
+    if len(flat) <= _STEP:
+        return [text.encode("utf-8", "surrogateescape") for text in flat]
+    # An array is made here, because the engine would make it in the event loop.
+    values = np.empty(len(flat), object)
+    for number, part in enumerate(_parts(flat)):
+        values[number * _STEP : number * _STEP + len(part)] = [text.encode("utf-8", "surrogateescape") for text in part]
+    return values
 
 
 def array(name: str, datatype: str, data: list[Any], count: int, max_depth: int, max_bytes: int) -> Array:
@@ -121,17 +158,20 @@ def array(name: str, datatype: str, data: list[Any], count: int, max_depth: int,
         flat, kinds = flatten(data, max_depth)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"Unable to parse 'data': {error.message}") from None
-    if len(flat) > count:
-        # Triton reads the elements in order, so a bad value before the surplus is reported first.
-        kinds = set(map(type, flat[:count]))
-        values = _convert(flat[:count], kinds, dtype)
-    else:
-        values = _convert(flat, kinds, dtype)
-    if len(flat) != count:
-        raise MalformedError("Unable to parse 'data': Shape does not match true shape of 'data' field")
-    _release(flat)
-    _release(data)
-    return values
+    try:
+        if len(flat) > count:
+            # Triton reads the elements in order, so a bad value before the surplus is reported first.
+            kinds = _kinds(flat[:count])
+            values = _convert(flat[:count], kinds, dtype)
+        else:
+            values = _convert(flat, kinds, dtype)
+        if len(flat) != count:
+            raise MalformedError("Unable to parse 'data': Shape does not match true shape of 'data' field")
+        return values
+    finally:
+        if len(flat) > _STEP:
+            release(data)
+            release(flat)
 
 
 def _convert(flat: list[Any], kinds: set[type], dtype: np.dtype[Any]) -> Array:

@@ -13,6 +13,7 @@ import orjson
 
 from remora.generation.tasks import ParameterError
 from remora.messages import Buffer
+from remora.protocols.json.printer import dumps
 from remora.protocols.openai.fields import Field, describe, read_body
 from remora.protocols.openai.replies import Heading
 
@@ -156,7 +157,7 @@ def encode_embeddings(query: VectorQuery, vectors: npt.NDArray[Any], heading: He
         {"object": "embedding", "index": place, "embedding": _printed(row, query)} for place, row in enumerate(rows)
     ]
     document = {"object": "list", "data": data, "model": heading.model, "usage": _usage()}
-    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    return dumps(document)
 
 
 def _printed(row: npt.NDArray[Any], query: VectorQuery) -> Any:

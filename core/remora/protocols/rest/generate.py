@@ -18,7 +18,7 @@ from remora.messages import Array, Data, InferForm, InputSpec, Parameter, Respon
 from remora.protocols.json import access
 from remora.protocols.json import printer as json_print
 from remora.protocols.json import tensors as json_tensors
-from remora.protocols.json.reader import Members, has_more_members, parse_members
+from remora.protocols.json.reader import LONG_BYTES, Members, has_more_members, parse_members
 from remora.protocols.rest.answer import Refusal
 from remora.protocols.rest.request import RequestLimits, as_parameter, check_values
 from remora.protocols.rest.response import elements
@@ -57,6 +57,14 @@ def decode_generate(
     """
     check_values(memoryview(body), limits)
     request = _document(bytes(body))
+    try:
+        return _decoded(request, inputs, limits)
+    finally:
+        if len(body) > LONG_BYTES:
+            json_tensors.release(request)
+
+
+def _decoded(request: Any, inputs: Sequence[TensorInfo], limits: RequestLimits) -> tuple[InferForm, list[Data]]:
     has_id, request_id = access.find(request, "id")
     if has_id:
         access.as_text(request_id, "id")

@@ -18,12 +18,17 @@ import orjson
 from remora.calls import TensorInfo
 from remora.errors import InternalError, InvalidArgumentError
 from remora.messages import DTYPES, Array, Buffer, Data, InferForm, InputSpec, Response, Tensor
-from remora.protocols.json.reader import MAX_DEPTH, loads
-from remora.protocols.json.tensors import flatten
+from remora.protocols.json.printer import dumps
+from remora.protocols.json.reader import LONG_BYTES, MAX_DEPTH, loads
+from remora.protocols.json.tensors import flatten, release
 from remora.protocols.rest.request import RequestLimits, check_values
 
 _ONE_BY_ONE = 1
 _MAX_ROWS = 1 << 20
+_MAX_RANK = 32
+"""Dimensions that an array has at most in every release of numpy."""
+_STEP = 65_536
+"""Values that one call converts, because it keeps other threads waiting."""
 _MAX_PARTS = 1 << 16
 """Largest number of requests made of one body, because making them blocks the server's event loop."""
 _KINDS: Mapping[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
@@ -70,7 +75,16 @@ def decode_predict(
     if len(body) > limit:
         raise InvalidArgumentError(f"the request is {len(body)} bytes long, {limit} are accepted")
     check_values(memoryview(body), RequestLimits(limit))
-    content = _instances(body)
+    message = _message(body)
+    try:
+        return _parts(message, inputs, optional, rows)
+    finally:
+        if len(body) > LONG_BYTES:
+            release(message)
+
+
+def _parts(message: Any, inputs: Sequence[TensorInfo], optional: frozenset[str], rows: Rows) -> list[Part]:
+    content = _instances(message)
     if isinstance(content, Mapping):
         return cut(_columns(content, inputs, optional), rows)
     if not content:
@@ -89,21 +103,35 @@ def encode_predict(responses: Sequence[Response], counts: Sequence[int], rows: R
     BYTES are printed as text, or as ``{"b64": ...}`` if they are not UTF-8. Raises InternalError if an output does not
     have one row per instance, because a client would match them wrongly.
     """
-    predictions: list[Any] = []
+    if sum(output.data.nbytes for response in responses for output in response.outputs) <= LONG_BYTES:
+        answer: list[Any] = []
+        for response, count in zip(responses, counts, strict=True):
+            answer.extend(_predictions(response, count, rows))
+        return orjson.dumps({"predictions": answer}, option=orjson.OPT_SERIALIZE_NUMPY)
+    parts: list[bytes] = []
     for response, count in zip(responses, counts, strict=True):
-        outputs = [(output.name, rows_of(output, count, rows)) for output in response.outputs]
-        if len(outputs) == 1:
-            predictions += outputs[0][1]
-        else:
-            predictions += [{name: values[index] for name, values in outputs} for index in range(count)]
-    return orjson.dumps({"predictions": predictions}, option=orjson.OPT_SERIALIZE_NUMPY)
+        predictions = _predictions(response, count, rows)
+        parts.append(dumps(predictions)[1:-1])
+        release(predictions)
+    return b'{"predictions":[%b]}' % b",".join(parts)
 
 
-def _instances(body: Buffer) -> list[Any] | Mapping[str, Any]:
+def _predictions(response: Response, count: int, rows: Rows) -> Sequence[Any]:
+    """Return a prediction for each instance as orjson prints it."""
+    outputs = [(output.name, rows_of(output, count, rows)) for output in response.outputs]
+    if len(outputs) == 1:
+        return outputs[0][1]
+    return [{name: values[index] for name, values in outputs} for index in range(count)]
+
+
+def _message(body: Buffer) -> Any:
     try:
-        message = loads(body)
+        return loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidArgumentError(f"Unrecognized request format: {error}") from error
+
+
+def _instances(message: Any) -> list[Any] | Mapping[str, Any]:
     if not isinstance(message, dict):
         raise InvalidArgumentError("expected a JSON object with 'instances' or 'inputs'")
     values = message.get("inputs", message.get("instances"))
@@ -202,15 +230,20 @@ def array_of(values: Any, row: TensorInfo) -> Array:
         return _bytes_array(values, row)
     dtype = np.dtype("<f4") if row.datatype == "BF16" else DTYPES[row.datatype]
     # Checked before numpy makes an array, which would give each text the room of the longest.
-    _, kinds = flatten(values if isinstance(values, list) else [values], MAX_DEPTH)
+    flat, kinds = flatten(values if isinstance(values, list) else [values], MAX_DEPTH)
     if kinds - _KINDS[dtype.kind]:
         raise InvalidArgumentError(f"the values of input '{row.name}' cannot be {row.datatype}")
+    if len(flat) > _STEP:
+        shape = _shape_of(values, row)
+        if len(shape) > _MAX_RANK:
+            raise _ragged(row)
+        cast = _long_array(flat, kinds, dtype, row).reshape(shape)
+        release(flat)
+        return (cast.view("<u4") >> 16).astype("<u2") if row.datatype == "BF16" else cast
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError) as error:
-        raise InvalidArgumentError(
-            f"the values of input '{row.name}' are not rectangular: rows differ in length"
-        ) from error
+        raise _ragged(row) from error
     if array.size == 0:
         return array.astype(DTYPES[row.datatype])
     if dtype.kind in "iu":
@@ -218,6 +251,46 @@ def array_of(values: Any, row: TensorInfo) -> Array:
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)
     return (cast.view("<u4") >> 16).astype("<u2") if row.datatype == "BF16" else cast
+
+
+def _shape_of(values: list[Any], row: TensorInfo) -> list[int]:
+    """Return the shape of nested lists.
+
+    Raises InvalidArgumentError if they are not rectangular.
+    """
+    shape: list[int] = []
+    level = [values]
+    while True:
+        size = len(level[0])
+        if not all(type(one) is list and len(one) == size for one in level):
+            break
+        shape.append(size)
+        if not size or type(level[0][0]) is not list:
+            if any(type(one) is list for rows in level for one in rows):
+                break
+            return shape
+        level = [one for rows in level for one in rows]
+    raise _ragged(row)
+
+
+def _ragged(row: TensorInfo) -> InvalidArgumentError:
+    return InvalidArgumentError(f"the values of input '{row.name}' are not rectangular: rows differ in length")
+
+
+def _long_array(flat: list[Any], kinds: set[type], dtype: np.dtype[Any], row: TensorInfo) -> Array:
+    """Return many values as a flat array.
+
+    Other threads may run between the steps.
+    """
+    array = np.empty(len(flat), dtype)
+    for at in range(0, len(flat), _STEP):
+        part = flat[at : at + _STEP]
+        if dtype.kind in "iu":
+            array[at : at + _STEP] = _integers(part, np.asarray(part), dtype, row)
+        else:
+            with np.errstate(over="ignore"):
+                array[at : at + _STEP] = np.array(part, np.float64 if float in kinds else None).astype(dtype)
+    return array
 
 
 def _integers(values: Any, array: Array, dtype: np.dtype[Any], row: TensorInfo) -> Array:
@@ -242,10 +315,11 @@ def _bytes_array(values: Any, row: TensorInfo) -> Array:
     flat = [values]
     for size in shape:
         if not all(isinstance(one, list) and len(one) == size for one in flat):
-            raise InvalidArgumentError(f"the values of input '{row.name}' are not rectangular: rows differ in length")
+            raise _ragged(row)
         flat = [value for one in flat for value in one]
     array = np.empty(len(flat), object)
-    array[:] = [_octets(value, row) for value in flat]
+    for at in range(0, len(flat), _STEP):
+        array[at : at + _STEP] = [_octets(value, row) for value in flat[at : at + _STEP]]
     try:
         return array.reshape(shape)
     except ValueError as error:
@@ -263,7 +337,11 @@ def _octets(value: Any, row: TensorInfo) -> bytes:
     raise InvalidArgumentError(f"the values of input '{row.name}' must be text or {{\"b64\": ...}}")
 
 
-def rows_of(output: Tensor, count: int, rows: Rows) -> list[Any]:
+def rows_of(output: Tensor, count: int, rows: Rows) -> Sequence[Any]:
+    """Return the rows of an output as orjson prints them.
+
+    Raises InternalError for another number of rows.
+    """
     data = output.data
     if not rows.stacked:
         return [_printable(output.datatype, data)]
@@ -273,8 +351,8 @@ def rows_of(output: Tensor, count: int, rows: Rows) -> list[Any]:
             "with instances. Ask for this model through V2",
             from_model=True,
         )
-    values = _printable(output.datatype, data)
-    return values if isinstance(values, list) else [values[index] for index in range(count)]
+    values: Sequence[Any] = _printable(output.datatype, data)
+    return values
 
 
 def _printable(datatype: str, data: Array) -> Any:

@@ -13,6 +13,7 @@ from remora.errors import InvalidArgumentError, MalformedError, given_twice
 from remora.messages import DTYPES, Data, InferForm, InputSpec, OutputSpec, Parameter
 from remora.protocols.json import access
 from remora.protocols.json import tensors as json_tensors
+from remora.protocols.json.reader import LONG_BYTES
 from remora.protocols.rest.response import ReplyFormat
 from remora.protocols.sequence_ids import checked_id
 from remora.tensors.shared_memory import DISABLED, Place, Regions, Target
@@ -24,6 +25,7 @@ MAX_TENSORS = 65_536
 """Largest number of tensors in one request, because each costs far more time and memory here than on the wire."""
 _FLOAT_BYTES = 4
 _MORE_VALUES = 1024 * 1024
+_COUNT_BYTES = 1 << 20
 
 
 class RequestLimits(NamedTuple):
@@ -78,6 +80,16 @@ def read_request(
     header = body[:header_length]
     check_values(header, limits)
     request = access.document(header)
+    try:
+        return _reading(request, body, header_length, model, limits, regions)
+    finally:
+        if header_length > LONG_BYTES:
+            json_tensors.release(request)
+
+
+def _reading(
+    request: Any, body: memoryview, header_length: int, model: str, limits: RequestLimits, regions: Regions
+) -> Reading:
     has_id, request_id = access.find(request, "id")
     if has_id:
         access.as_text(request_id, "id")
@@ -108,8 +120,10 @@ def check_values(header: memoryview, limits: RequestLimits) -> None:
     # Every value but the first follows a comma or opens a container, so counting those in the text is enough.
     most = limits.input_bytes // _FLOAT_BYTES + _MORE_VALUES if limits.json_values is None else limits.json_values
     if len(header) > most:
-        text = bytes(header)
-        values = text.count(b",") + 2 * text.count(b"[") + 8 * text.count(b"{")
+        values = 0
+        for at in range(0, len(header), _COUNT_BYTES):  # in steps, between which other threads may run
+            text = bytes(header[at : at + _COUNT_BYTES])
+            values += text.count(b",") + 2 * text.count(b"[") + 8 * text.count(b"{")
         if values > most:
             raise InvalidArgumentError(
                 f"request JSON holds about {values} values, more than the {most} that are read at once. "

@@ -7,7 +7,7 @@ of an all-binary answer depends on names, types and shapes alone, so it is print
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,8 @@ _JSON_HEADERS: Headers = (JSON,)
 _COPY_BELOW = 16 * 1024
 _LENGTH = struct.Struct("<I")
 _MAX_TEMPLATES = 1024
+_MANY_PIECES = 64
+"""Pieces of JSON beyond which they are sent without being joined."""
 
 
 _NOWHERE: Mapping[str, regions.Target] = {}
@@ -114,18 +116,20 @@ class ReplyPrinter:
         members.append(b'"model_name":%b,"model_version":%b' % (json_print.quoted(name), json_print.quoted(version)))
         if response.parameters:
             members.append(b'"parameters":' + json_print.parameters(response.parameters))
-        outputs: list[bytes] = []
+        text: list[bytes] = [b"{", b",".join(members), b',"outputs":[']
         pieces: list[Buffer] = []
-        for output in response.outputs:
+        for index, output in enumerate(response.outputs):
+            if index:
+                text.append(b",")
             if output.name in reply.places:
                 try:
                     regions.write(output.name, reply.places[output.name], serialized(output))
                 except InternalError as error:
                     return encode_error(error, plain=True)
-                outputs.append(_described(output))
+                text += _described(output)
             elif reply.binary(output.name):
                 piece = serialized(output)
-                outputs.append(_described(output, b'"parameters":{"binary_data_size":%d}' % len(piece)))
+                text += _described(output, [b'"parameters":{"binary_data_size":%d}' % len(piece)])
                 if len(piece):
                     pieces.append(piece)
             elif output.datatype in ("FP16", "BF16"):
@@ -137,28 +141,30 @@ class ReplyPrinter:
                     plain=True,
                 )
             else:
-                outputs.append(_described(output, b'"data":' + _values(output)))
-        members.append(b'"outputs":[%b]' % b",".join(outputs))
-        header = b"{%b}" % b",".join(members)
+                text += _described(output, [b'"data":', *_values(output)])
+        text.append(b"]}")
+        if not pieces and len(text) > _MANY_PIECES:
+            return HttpAnswer(200, _JSON_HEADERS, list(text))  # a copy of long text would keep other threads waiting
+        header = b"".join(text)
         if not pieces:
             return HttpAnswer(200, _JSON_HEADERS, [header])
         return HttpAnswer(200, self._binary_headers(len(header)), [header, *pieces])
 
 
-def _described(output: Tensor, last: bytes = b"") -> bytes:
+def _described(output: Tensor, last: Sequence[bytes] = ()) -> list[bytes]:
     shape = b",".join([b"%d" % dim for dim in output.data.shape])
-    return b'{"name":%b,"datatype":%b,"shape":[%b]%b}' % (
+    head = b'{"name":%b,"datatype":%b,"shape":[%b]' % (
         json_print.quoted(output.name),
         json_print.quoted(output.datatype),
         shape,
-        last and b"," + last,
     )
+    return [head, b",", *last, b"}"] if last else [head, b"}"]
 
 
-def _values(output: Tensor) -> bytes:
+def _values(output: Tensor) -> list[bytes]:
     if output.datatype == "BYTES":
-        return json_print.strings(elements(output.data))
-    return json_print.numbers(output.data)
+        return json_print.string_pieces(elements(output.data))
+    return json_print.number_pieces(output.data)
 
 
 def elements(data: Array) -> list[bytes]:

@@ -17,7 +17,9 @@ import orjson
 from remora.calls import TensorInfo
 from remora.errors import InvalidArgumentError
 from remora.messages import Array, Buffer, Response
-from remora.protocols.json.reader import loads
+from remora.protocols.json.printer import dumps
+from remora.protocols.json.reader import LONG_BYTES, loads
+from remora.protocols.json.tensors import release
 from remora.protocols.rest.predict import Part, Rows, array_of, check_parts, cut, request_of, rows_of
 from remora.protocols.rest.request import RequestLimits, check_values
 
@@ -102,6 +104,14 @@ def decode_typed(body: Buffer, interface: Interface, limit: int = 64 << 20) -> Q
         message = loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidArgumentError(f"the body is not JSON: {error}") from error
+    try:
+        return _question(message, interface)
+    finally:
+        if len(body) > LONG_BYTES:
+            release(message)
+
+
+def _question(message: Any, interface: Interface) -> Question:
     if isinstance(message, list) and message and all(isinstance(each, dict) for each in message):
         return Question(Layout.LIST, _of_records([_named(each, interface) for each in message], interface))
     values = _named(message, interface)
@@ -120,6 +130,10 @@ def decode_typed(body: Buffer, interface: Interface, limit: int = 64 << 20) -> Q
         raise InvalidArgumentError(f"the inputs have different numbers of rows: {shown}")
     layout = Layout.COLUMNS if isinstance(message, dict) and message.keys() == values.keys() else Layout.LIST
     count = next(iter(lengths.values()))
+    _check_rows(count)
+    if interface.max_batch_size:
+        return Question(layout, cut(_tensors(values, interface, stacked=True), interface.rows))
+    check_parts(count)
     records = [{name: value[index] for name, value in values.items()} for index in range(count)]
     return Question(layout, _of_records(records, interface))
 
@@ -198,11 +212,10 @@ def _kind_of(value: Any) -> str:
 
 def _of_records(records: Sequence[dict[str, Any]], interface: Interface) -> list[Part]:
     """Return the requests for rows. Raises InvalidArgumentError."""
-    if len(records) > _MAX_ROWS:
-        raise InvalidArgumentError(f"there are {len(records)} rows, {_MAX_ROWS} are accepted in one request")
+    _check_rows(len(records))
     if not interface.max_batch_size:
         check_parts(len(records))
-        return [Part(*request_of(_tensors([each], interface, stacked=False)), 1) for each in records]
+        return [Part(*request_of(_tensors(_columns([each]), interface, stacked=False)), 1) for each in records]
     names = records[0].keys()
     for index, each in enumerate(records):
         other = next(iter(names ^ each.keys()), None)
@@ -211,16 +224,28 @@ def _of_records(records: Sequence[dict[str, Any]], interface: Interface) -> list
             raise InvalidArgumentError(
                 f"row {has} has the input '{other}' and row {lacks} has not: send it in all rows"
             )
-    return cut(_tensors(records, interface, stacked=True), interface.rows)
+    return cut(_tensors(_columns(records), interface, stacked=True), interface.rows)
+
+
+def _check_rows(count: int) -> None:
+    if not count:
+        raise InvalidArgumentError("the inputs have no rows: send at least one")
+    if count > _MAX_ROWS:
+        raise InvalidArgumentError(f"there are {count} rows, {_MAX_ROWS} are accepted in one request")
+
+
+def _columns(records: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return the rows of each input; the records have the same names."""
+    return {name: [each[name] for each in records] for name in records[0]}
 
 
 def _tensors(
-    records: Sequence[dict[str, Any]], interface: Interface, *, stacked: bool
+    columns: Mapping[str, list[Any]], interface: Interface, *, stacked: bool
 ) -> list[tuple[TensorInfo, Array]]:
     found = []
     for name, field in interface.inputs.items():
-        if name in records[0]:
-            rows = _array([each[name] for each in records], field)
+        if name in columns:
+            rows = _array(columns[name], field)
             found.append((field.tensor, rows if stacked else rows[0]))
     return found
 
@@ -258,7 +283,12 @@ def encode_typed(question: Question, responses: Sequence[Response], interface: I
     else:
         names = list(columns)
         answer = [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
+    if sum(output.data.nbytes for response in responses for output in response.outputs) <= LONG_BYTES:
+        return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
+    text = dumps(answer)
+    release(columns)
+    release(answer)
+    return text
 
 
 def _plain(row: Any, field: Field | None) -> Any:

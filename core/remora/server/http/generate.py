@@ -37,7 +37,7 @@ from remora.protocols.rest.routes import Route
 from remora.scheduling.batching import ExpiredError
 from remora.server.held_mailbox import HeldMailbox
 from remora.server.http.exchange import Cancellable, Exchange, arrival_of, name_version
-from remora.server.http.large_bodies import LargeBodies
+from remora.server.http.large_bodies import LargeBodies, is_large
 from remora.server.http.waiting import Wait
 
 Decoded = tuple[InferForm, list[Data]]
@@ -136,7 +136,7 @@ class GenerateRoutes:
         form, data = decoded
         headers = self._load_report(head)
         if where.action == "generate":
-            single = _Single(exchange, model, headers)
+            single = _Single(exchange, model, headers, self._large)
             return model.submit(form, data, single.take, mailbox=self._mailbox, timeout_ns=timeout_ns)
         flow = exchange.flow
         held = HeldMailbox(self._mailbox, flow) if self._mailbox is not None and flow is not None else None
@@ -192,11 +192,14 @@ class _Single(_Reply):
     A second response makes it an error, and the request is cancelled.
     """
 
-    __slots__ = ("_answered", "_first")
+    __slots__ = ("_answered", "_first", "_large")
 
-    def __init__(self, exchange: Exchange, model: ServedModel, headers: Callable[[], Headers]) -> None:
+    def __init__(
+        self, exchange: Exchange, model: ServedModel, headers: Callable[[], Headers], large: LargeBodies | None
+    ) -> None:
         super().__init__(exchange, model, headers)
-        self._first: tuple[int, bytes] | None = None
+        self._large = large
+        self._first: Response | RemoraError | None = None
         self._answered = False
 
     def take(self, ticket: Ticket, outcome: Outcome) -> None:
@@ -205,17 +208,31 @@ class _Single(_Reply):
             return
         found, final = _parted(outcome)
         if found is not None and self._first is None:
-            self._first = self._printed(ticket, found)
-            found = None
+            self._first, found = found, None
         if found is None and not final:
             return
-        status, body = self._first or (200, error_object(NOT_ONE_RESPONSE))
+        self._answered = True
+        first = self._first
         if found is not None:
-            body = error_object(NOT_ONE_RESPONSE)
             if not final:
                 ticket.cancel()
-        self._answered = True
-        self._exchange.respond(HttpAnswer(status, (JSON, *self._headers()), [body]))
+            # The status is that of the first response.
+            status = self._printed(ticket, first)[0] if first is not None else 200
+            self._respond(status, error_object(NOT_ONE_RESPONSE))
+        elif first is None:
+            self._respond(200, error_object(NOT_ONE_RESPONSE))
+        elif self._large is not None and isinstance(first, Response) and is_large(first):
+            headers = self._headers()
+            self._large.print(self._exchange, lambda: _answer(*self._printed(ticket, first), headers))
+        else:
+            self._respond(*self._printed(ticket, first))
+
+    def _respond(self, status: int, body: bytes) -> None:
+        self._exchange.respond(_answer(status, body, self._headers()))
+
+
+def _answer(status: int, body: bytes, headers: Headers) -> HttpAnswer:
+    return HttpAnswer(status, (JSON, *headers), [body])
 
 
 class _Events(_Reply):

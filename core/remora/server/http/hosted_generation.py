@@ -5,6 +5,8 @@ Invariant: each exchange ends once; a client that disconnects frees its rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError, NotFoundError, RemoraError
 from remora.messages import Buffer
@@ -46,28 +48,51 @@ class HostedGeneration:
         self._rest = rest
         self._engine = engine
 
-    def shape_of(self, model: str, body: Buffer) -> Shaped | HttpAnswer | None:
-        """Return what a body means to a model.
+    def dispatch(
+        self,
+        model: str,
+        head: Head,
+        body: Buffer,
+        exchange: Exchange,
+        otherwise: Callable[[Exchange], Cancellable | None],
+        openai_head: Callable[[Head], Head] | None = None,
+    ) -> Cancellable | None:
+        """Answer a body whose shape names one of OpenAI's routes.
 
-        Returns None if the body is for the V2 routes, and a refusal for a wrong parameter.
+        Any other is passed on to ``otherwise``. A large body is read in a thread. ``openai_head`` returns the head for
+        OpenAI's routes if it differs.
 
         Raises:
             LoadingError: the model is being loaded.
         """
         try:
             generates = self._engine.resolve(model).generation is not None
-            if not generates and not _may_be_vectors(body):
-                return None
-            shaped = read_shape(body)
-            if shaped is None and generates and not _may_be_tensors(body):
-                raise InvalidArgumentError(_EXPECTED)
-            return shaped
         except LoadingError:
             raise  # the host's route waits for the model
         except NotFoundError:
-            return None
+            return otherwise(exchange)
         except RemoraError as error:
-            return error_answer(error)
+            exchange.respond(error_answer(error))
+            return None
+
+        large = self._rest.large
+        is_large = large is not None and large.takes(body)
+        if not generates and not is_large and not _may_be_vectors(body):
+            return otherwise(exchange)
+
+        def answer(shaped: Shaped | None, exchange: Exchange) -> Cancellable | None:
+            if shaped is None:
+                return otherwise(exchange)
+            return self.handle(shaped, model, head if openai_head is None else openai_head(head), exchange)
+
+        if large is not None and is_large:
+            return large.decode(exchange, lambda: (_shape_of(body, generates=generates), 0), answer, error_answer)
+        try:
+            shaped = _shape_of(body, generates=generates)
+        except RemoraError as error:
+            exchange.respond(error_answer(error))
+            return None
+        return answer(shaped, exchange)
 
     def handle(self, shaped: Shaped, model: str, head: Head, exchange: Exchange) -> Cancellable | None:
         """Answer a request of this shape for a model."""
@@ -98,15 +123,23 @@ class HostedGeneration:
         return True, self._rest.openai.handle(where, head, body, exchange, model)
 
 
-def _may_be_tensors(body: Buffer) -> bool:
-    """Return True if a body may be a request of V2 or V1."""
-    octets = bytes(body)
-    return b'"inputs"' in octets or b'"instances"' in octets
+def _shape_of(body: Buffer, *, generates: bool) -> Shaped | None:
+    """Return what a body means, None for the V2 routes.
+
+    Raises RemoraError for a wrong parameter, and if a language model cannot answer the body.
+    """
+    octets = body if isinstance(body, bytes) else bytes(body)
+    if not generates and not _may_be_vectors(octets):
+        return None
+    shaped = read_shape(octets)
+    if shaped is None and generates and not (b'"inputs"' in octets or b'"instances"' in octets):
+        raise InvalidArgumentError(_EXPECTED)
+    return shaped
 
 
 def _may_be_vectors(body: Buffer) -> bool:
     """Return True if a body is not V2's and may ask for embeddings or a reranking."""
-    octets = bytes(body)
+    octets = body if isinstance(body, bytes) else bytes(body)
     return b'"inputs"' not in octets and (b'"input"' in octets or b'"documents"' in octets)
 
 

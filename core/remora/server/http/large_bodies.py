@@ -8,13 +8,14 @@ threads run.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar, cast
 
 from remora.errors import RemoraError
-from remora.messages import Buffer, Data, InferForm, Response, Ticket
+from remora.messages import Buffer, Data, InferForm, Response, Tensor, Ticket
 from remora.protocols.rest.answer import INTERNAL, Headers, HttpAnswer, Refusal, encode_error, failure
 from remora.protocols.rest.content_encoding import compress, inflate
 from remora.protocols.rest.infer import InferCodec
@@ -28,6 +29,13 @@ LARGE_BYTES = 262_144
 """Size from which JSON is read and printed in a thread."""
 _PACKED_BYTES = 1_024
 """Size from which a compressed body is inflated in a thread; it may become 1,032 times as large."""
+_NEVER = 1 << 30
+"""Threshold of the garbage collector's oldest generation while bodies are decoded.
+
+It would examine all values of a body again and again, keep all threads waiting, and find nothing.
+"""
+_ELEMENT_BYTES = 16
+"""Size of an element of BYTES that costs as much as a larger one."""
 _THREADS = 2
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
@@ -72,10 +80,25 @@ class LargeRequest(NamedTuple):
 def prints_large(response: Response, reply: ReplyFormat, *, compressed: bool) -> bool:
     """Return True if an answer is encoded in a thread, because much is printed or compressed."""
     size = 0
-    for name, _, data in response.outputs:
-        if compressed or not (reply.all_binary or reply.binary(name)):
-            size += data.nbytes
+    for output in response.outputs:
+        if compressed or not (reply.all_binary or reply.binary(output.name)):
+            size += printed_bytes(output)
     return size > LARGE_BYTES
+
+
+def printed_bytes(output: Tensor) -> int:
+    """Return about how much is printed for an output."""
+    data = output.data
+    if output.datatype != "BYTES":
+        return data.nbytes
+    if data.size > LARGE_BYTES // _ELEMENT_BYTES:
+        return data.size * _ELEMENT_BYTES
+    return sum([len(element) for element in data.reshape(-1).tolist()])
+
+
+def is_large(response: Response) -> bool:
+    """Return True if an answer whose outputs are all JSON is encoded in a thread."""
+    return sum(map(printed_bytes, response.outputs)) > LARGE_BYTES
 
 
 class LargeBodies:
@@ -90,6 +113,8 @@ class LargeBodies:
         self._loop = loop
         self._held = held or HeldBytes()
         self._pool: ThreadPoolExecutor | None = None  # made by the first large body
+        self._running = 0
+        self._threshold = (0, 0, 0)  # of the garbage collector while no large body is decoded
 
     def takes(self, body: Buffer) -> bool:
         """Return True if a body of JSON is decoded in a thread."""
@@ -141,6 +166,11 @@ class LargeBodies:
     ) -> None:
         """Encode an answer (see `ReplyPrinter.answer`), compress it and respond with it."""
 
+        self.print(exchange, lambda: compress(codec.encode(*answer), accept))
+
+    def print(self, exchange: Exchange, work: Callable[[], HttpAnswer]) -> None:
+        """Respond with the answer that ``work`` returns in a thread, or with its error."""
+
         def respond(done: asyncio.Future[HttpAnswer]) -> None:
             error = done.exception()
             if error is None:
@@ -151,12 +181,23 @@ class LargeBodies:
                 _log.error("an answer cannot be encoded", exc_info=error)
                 exchange.respond(failure(500, INTERNAL, plain=True))
 
-        self._run(lambda: compress(codec.encode(*answer), accept)).add_done_callback(respond)
+        self._run(work).add_done_callback(respond)
 
     def _run(self, work: Callable[[], T]) -> asyncio.Future[T]:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="remora large body")
-        return self._loop.run_in_executor(self._pool, work)
+        if not self._running:
+            self._threshold = gc.get_threshold()
+            gc.set_threshold(*self._threshold[:2], _NEVER)
+        self._running += 1
+        running = self._loop.run_in_executor(self._pool, work)
+        running.add_done_callback(self._ended)
+        return running
+
+    def _ended(self, _done: object) -> None:
+        self._running -= 1
+        if not self._running:
+            gc.set_threshold(*self._threshold)
 
 
 class _Decoding:

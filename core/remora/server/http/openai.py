@@ -42,6 +42,7 @@ from remora.protocols.rest.answer import JSON, PLAIN, Headers, HttpAnswer, Refus
 from remora.protocols.rest.content_encoding import inflate
 from remora.server.http import deadlines
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange, arrival_of
+from remora.server.http.large_bodies import LargeBodies
 from remora.server.http.openai_delivery import Delivery, FollowedTasks, cancelled, reply_to
 from remora.server.http.waiting import Wait
 from remora.system.clock import SystemClock
@@ -54,6 +55,8 @@ _log = logging.getLogger("remora.http")
 
 _LARGE = 16_384
 """Bytes of a body from which decoding, templates and tokenization run in another thread."""
+_LARGE_PACKED = 1_024
+"""The same for a compressed body, which may become 1,032 times as large."""
 _JSON_TYPES = (b"application/json", b"text/json")
 _GENERATES = ("chat", "completions", "responses")
 
@@ -67,11 +70,20 @@ class OpenAiRoutes:
         mailbox: receives the responses of ordinary models.
         max_input_bytes: limit of a decompressed body.
         ignore_unknown: unknown fields of a request are ignored, and named in the answer's header.
+        large: threads that print large answers; None to print all in the loop.
     """
 
     def __init__(
-        self, engine: Engine, wait: Wait, mailbox: Mailbox | None, max_input_bytes: int, *, ignore_unknown: bool = False
+        self,
+        engine: Engine,
+        wait: Wait,
+        mailbox: Mailbox | None,
+        max_input_bytes: int,
+        *,
+        ignore_unknown: bool = False,
+        large: LargeBodies | None = None,
     ) -> None:
+        self.large = large
         self._engine = engine
         self.mailbox = mailbox
         self._wait = wait
@@ -95,8 +107,11 @@ class OpenAiRoutes:
                 exchange.respond(self._schema(head) if where.action == "schema" else self._list(where))
                 return None
             encoding = head.get(b"content-encoding") or b""
-            plain = inflate(body, encoding, self._limit) if encoding else body
             call = _Call(self, where, head, exchange, default_model)
+            if len(body) > (_LARGE_PACKED if encoding else _LARGE):
+                call.in_thread(lambda: call.decode(inflate(body, encoding, self._limit)), call.resolve)
+                return call
+            plain = inflate(body, encoding, self._limit) if encoding else body
             if len(plain) > _LARGE:
                 call.in_thread(lambda: call.decode(plain), call.resolve)
             else:
@@ -376,7 +391,7 @@ class _Call:
                 "them in the parameter openai",
                 param="model",
             )
-        origin = Origin(self._exchange, self._head, timeout_ns, self._routes.heading)
+        origin = Origin(self._exchange, self._head, timeout_ns, self._routes.heading, self._routes.large)
         return TensorRequests(self._routes.engine, self._routes.mailbox, model, use, origin).begin(query)
 
     def _began(self, request: _Request) -> None:

@@ -31,6 +31,7 @@ from remora.protocols.openai.vectors import VectorQuery, encode_embeddings, enco
 from remora.protocols.rest.answer import JSON, HttpAnswer
 from remora.server.held_mailbox import HeldMailbox
 from remora.server.http.exchange import Cancellable, Exchange, arrival_of
+from remora.server.http.large_bodies import LARGE_BYTES, LargeBodies
 from remora.server.http.openai_delivery import AnyReply, Delivery, cancelled, ignored_header, reply_to
 from remora.system.clock import SystemClock
 
@@ -76,13 +77,14 @@ class Origin(NamedTuple):
     """Where a request comes from.
 
     ``exchange`` receives the answer to ``head``; ``timeout_ns`` is the client's timeout, 0 for none. ``heading``
-    returns the heading of a new answer for the name of a model and a fingerprint.
+    returns the heading of a new answer for the name of a model and a fingerprint; ``large`` prints large answers.
     """
 
     exchange: Exchange
     head: Head
     timeout_ns: int
     heading: Callable[[str, str], Heading]
+    large: LargeBodies | None = None
 
 
 class TensorRequests:
@@ -103,7 +105,7 @@ class TensorRequests:
         self._mailbox = mailbox
         self._model = model
         self._use = use
-        self._exchange, self._head, self._timeout_ns, self._heading = origin
+        self._exchange, self._head, self._timeout_ns, self._heading, self._large = origin
         self._group = _Group()
         self._inputs, self._outputs = tensors_of(model.config)
         self._batch = model.config.max_batch_size
@@ -224,7 +226,7 @@ class TensorRequests:
         if not columns:
             name = self._model.name
             raise ApiError(400, f"the model '{name}' cannot answer {query.action}: it is for {use.task}", param="model")
-        rows = _Rows(partial(self._answer_vectors, query), self._exchange, self._group)
+        rows = _Rows(partial(self._answer_vectors, query), self._exchange, self._group, self._large)
         count = len(next(iter(columns.values())))
         size = self._batch or self._whole_size(count)
         if not size:
@@ -274,11 +276,17 @@ class _Rows:
         encode: returns the answer for the values of all texts.
         exchange: receives it.
         group: stopped after an error.
+        large: encodes large answers; None to encode all in the loop.
     """
 
     def __init__(
-        self, encode: Callable[[npt.NDArray[np.float64]], HttpAnswer], exchange: Exchange, group: _Group
+        self,
+        encode: Callable[[npt.NDArray[np.float64]], HttpAnswer],
+        exchange: Exchange,
+        group: _Group,
+        large: LargeBodies | None = None,
     ) -> None:
+        self._large = large
         self._encode = encode
         self._exchange = exchange
         self._group = group
@@ -305,11 +313,18 @@ class _Rows:
         self._found[place] = values if values.ndim > 1 else values.reshape(-1, values.size)
         if len(self._found) < self.left:
             return
+        size = sum(each.nbytes for each in self._found.values())
+        if self._large is not None and size > LARGE_BYTES:
+            self._large.print(self._exchange, self._answer)
+        else:
+            self._exchange.respond(self._answer())
+
+    def _answer(self) -> HttpAnswer:
+        """Encode the answer, in any thread."""
         try:
-            answer = self._encode(np.concatenate([self._found[each] for each in sorted(self._found)]))
+            return self._encode(np.concatenate([self._found[each] for each in sorted(self._found)]))
         except Exception as error:  # such as a length that the client does not want
-            answer = error_answer(error)
-        self._exchange.respond(answer)
+            return error_answer(error)
 
     def leave(self) -> None:
         """End the exchange of a client that has disconnected."""

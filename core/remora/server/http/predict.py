@@ -24,6 +24,7 @@ from remora.protocols.rest.predict import Part, Rows, decode_predict, encode_pre
 from remora.protocols.rest.routes import typed_route
 from remora.protocols.rest.typed import Interface, decode_typed, encode_typed, nearest
 from remora.server.http.exchange import Cancellable, Exchange, arrival_of, name_version
+from remora.server.http.large_bodies import LargeBodies, is_large
 
 if TYPE_CHECKING:
     from remora.server.http.rest import RestService
@@ -136,7 +137,7 @@ class Predictor:
         return self._large.decode(exchange, lambda: (work(), 0), submit, encode_json_error)
 
     def _start(self, model: ServedModel, exchange: Exchange, decoded: Decoded) -> Ticket | None:
-        return _FanIn(exchange, decoded).start(model, decoded.parts, self._mailbox)
+        return _FanIn(exchange, decoded, self._large).start(model, decoded.parts, self._mailbox)
 
 
 class TypedRoutes:
@@ -167,10 +168,11 @@ class TypedRoutes:
 class _FanIn:
     """Fan-in of the responses to the parts of one body."""
 
-    __slots__ = ("_encode", "_exchange", "_left", "_open", "_responses", "_tickets")
+    __slots__ = ("_encode", "_exchange", "_large", "_left", "_open", "_responses", "_tickets")
 
-    def __init__(self, exchange: Exchange, decoded: Decoded) -> None:
+    def __init__(self, exchange: Exchange, decoded: Decoded, large: LargeBodies | None = None) -> None:
         self._exchange = exchange
+        self._large = large
         self._encode = decoded.encode
         self._responses: list[Response | None] = [None] * len(decoded.parts)
         self._tickets: list[Ticket] = []
@@ -228,11 +230,16 @@ class _FanIn:
             self._finish()
 
     def _finish(self) -> None:
-        try:
-            responses = [response for response in self._responses if response is not None]
-            body = self._encode(responses)
-        except RemoraError as error:
-            self.give_up(error)
-            return
         self._open = False
-        self._exchange.respond(HttpAnswer(200, (JSON,), [body]))
+        responses = [response for response in self._responses if response is not None]
+        if self._large is not None and any(map(is_large, responses)):
+            self._large.print(self._exchange, lambda: self._answer(responses))
+        else:
+            self._exchange.respond(self._answer(responses))
+
+    def _answer(self, responses: list[Response]) -> HttpAnswer:
+        """Encode the answer, in any thread."""
+        try:
+            return HttpAnswer(200, (JSON,), [self._encode(responses)])
+        except RemoraError as error:
+            return encode_json_error(error)

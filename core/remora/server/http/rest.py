@@ -211,9 +211,8 @@ class RestService:
         if self._openai is None:
             from remora.server.http.openai import OpenAiRoutes  # imported here, because most servers lack such models
 
-            self._openai = OpenAiRoutes(
-                self._engine, self.when_loaded, self._mailbox, self._limit, ignore_unknown=self._ignore_unknown
-            )
+            service = (self._engine, self.when_loaded, self._mailbox, self._limit)
+            self._openai = OpenAiRoutes(*service, ignore_unknown=self._ignore_unknown, large=self.large)
         return self._openai
 
     def _ask_openai(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:

@@ -87,3 +87,39 @@ def test_text_that_nests_too_deep_is_refused() -> None:
     text = b"[" * 1_100 + b"1" + b",2]" * 1_100
     with pytest.raises(orjson.JSONDecodeError):
         pieces.loads(text)
+
+
+@pytest.mark.parametrize("last", [0, 3, 6])
+def test_the_last_of_equal_names_counts_in_whichever_part_it_is(last: int) -> None:
+    members = [b'"a%d":%d' % (number % 7, number) for number in range(100)]
+    text = b'{"rows":[%b],%b,"a%d":"last"}' % (b",".join(b"%d" % n for n in range(200)), b",".join(members), last)
+    assert cuts(text) > 1
+    found = pieces.loads(text)
+    assert found == orjson.loads(text)
+    assert list(found) == list(orjson.loads(text))
+
+
+@pytest.mark.parametrize("text", ['a\\"b,c\\\\', "\\\\\\\\", '\\\\\\"', "\\u00e9,\\n"])
+def test_texts_with_escapes_are_cut_out(text: str) -> None:
+    for shift in range(30):
+        document = b'{%b"data":[%b]}' % (b" " * shift, b",".join([b'"%b"' % text.encode()] * 200))
+        assert cuts(document) > len(document) // 400
+        assert pieces.loads(document) == orjson.loads(document)
+
+
+def test_rows_that_end_within_a_step_are_cut_too() -> None:
+    text = orjson.dumps([list(range(40)) for _ in range(60)])
+    rest = len(text) - sum(piece.end - piece.begin for piece in pieces._pieces(memoryview(text)))
+    assert rest < len(text) // 2
+    assert pieces.loads(text) == orjson.loads(text)
+
+
+@pytest.mark.parametrize("damage", [b"1,x,", b"]", b""])
+def test_an_error_in_a_very_long_text_is_at_its_place(monkeypatch: pytest.MonkeyPatch, damage: bytes) -> None:
+    monkeypatch.setattr(pieces, "_EXACT_BYTES", 0)
+    text = b'{"data":[%b%b' % (b"12," * 500, damage)
+    with pytest.raises(orjson.JSONDecodeError) as found:
+        pieces.loads(text)
+    with pytest.raises(orjson.JSONDecodeError) as expected:
+        orjson.loads(text)
+    assert str(found.value) == str(expected.value)

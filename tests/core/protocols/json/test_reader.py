@@ -8,11 +8,13 @@ import math
 import re
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from remora.protocols.json import printer as json_print
+from remora.protocols.json import reader
 from remora.protocols.json.reader import (
     MAX_DEPTH,
     JsonDepthError,
@@ -253,3 +255,29 @@ def test_any_bytes_come_back_from_a_printed_string(octets: bytes) -> None:
 @given(st.text(st.characters()))
 def test_any_text_can_be_printed(text: str) -> None:
     json_print.quoted(text)
+
+
+@given(
+    st.lists(st.sampled_from(["1", " 2.5 ", '"a"', "[1, 2]", "\n3", "NaN", "[NaN]", '"b\\n"', "{}", "x"]), max_size=12)
+)
+def test_the_window_of_a_run_changes_nothing(elements: list[str]) -> None:
+    def read() -> str:
+        try:
+            return repr(reader.Reader(f"[{','.join(elements)}]".encode()).document())
+        except reader.JsonTextError as error:
+            return f"error: {error}"
+
+    expected = read()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "_RUN_BYTES", 6)
+        assert read() == expected
+
+
+@given(st.dictionaries(st.text(st.sampled_from('a:"\\{'), max_size=6), st.text(st.sampled_from('b:"\\'), max_size=9)))
+def test_members_are_counted_in_steps(document: dict[str, str]) -> None:
+    text = orjson.dumps([document])
+    for size in range(1, 12):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reader, "LONG_BYTES", size)
+            assert not reader.has_more_members(text, len(document))
+            assert not document or reader.has_more_members(text, len(document) - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import tracemalloc
 from typing import Any
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from remora.calls import TensorInfo
 from remora.errors import InternalError, InvalidArgumentError
 from remora.messages import DTYPES, Response, Tensor
-from remora.protocols.rest.predict import Part, Rows, decode_predict, encode_predict
+from remora.protocols.rest import predict
+from remora.protocols.rest.predict import Part, Rows, array_of, decode_predict, encode_predict
 
 X = TensorInfo("x", "FP32", (-1, 2))
 Y = TensorInfo("y", "INT64", (-1, 1))
@@ -202,3 +204,49 @@ def test_a_body_of_more_values_than_are_read_at_once_is_refused_unread() -> None
     body = b'{"instances":[' + b"[]," * (6 << 20) + b"[]]}"
     with pytest.raises(InvalidArgumentError, match="more than the 17825792 that are read at once"):
         decode_predict(body, [X], NONE, Rows.of([X], 8))
+
+
+VALUES = st.recursive(
+    st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.booleans() | st.sampled_from([1, 2]) | st.just("a"),
+    lambda inner: st.lists(inner, min_size=1, max_size=3) | st.builds(lambda each: [each] * 3, inner),
+)
+
+
+def converted(values: Any, row: TensorInfo) -> Any:
+    """The dtype, shape and values of an array, or the text of the error."""
+    try:
+        array = array_of(copy.deepcopy(values), row)
+    except InvalidArgumentError as error:
+        return error.message
+    return array.dtype, array.shape, array.tolist()
+
+
+@given(VALUES.filter(lambda each: isinstance(each, list)), st.sampled_from(["FP32", "FP64", "INT64", "UINT8", "BF16"]))
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_many_values_are_converted_as_few_are(values: Any, datatype: str) -> None:
+    row = TensorInfo("x", datatype, (-1, 2))
+    expected = converted(values, row)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(predict, "_STEP", 1)
+        assert converted(values, row) == expected
+
+
+def answered(body: Any, inputs: list[TensorInfo], most: int) -> bytes:
+    """The answer of a model that returns its inputs."""
+    parts = decode(body, *inputs, most=most)
+    responses = []
+    for part in parts:
+        outputs = zip(part.form.inputs, part.data, strict=True)
+        responses.append(Response([Tensor(spec.name, spec.datatype, data) for spec, data in outputs]))  # type: ignore[arg-type]
+    return encode_predict(responses, [part.instances for part in parts], Rows.of(inputs, most))
+
+
+@given(batches())
+def test_a_long_body_is_answered_as_a_short_one(batch: tuple[str, list[list[Any]], int]) -> None:
+    datatype, instances, most = batch
+    named = [{"x": [1.5, 2], "y": [number]} for number in range(len(instances))]
+    for inputs, rows in ([TensorInfo("x", datatype, (-1, len(instances[0])))], instances), ([X, Y], named):
+        expected = answered({"instances": rows}, inputs, most)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(predict, "LONG_BYTES", 0)
+            assert answered({"instances": rows}, inputs, most) == expected

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from remora.calls import TensorInfo
 from remora.errors import InternalError, InvalidArgumentError
 from remora.messages import DTYPES, Response, Tensor
+from remora.protocols.rest import typed
 from remora.protocols.rest.typed import Interface, Layout, Question, decode_typed, encode_typed
 
 POINTS = TensorInfo("points", "FP32", (-1, 2))
@@ -147,3 +148,20 @@ def test_outputs_that_do_not_match_the_rows_are_an_error_of_the_model() -> None:
     response = Response((Tensor("y", "INT64", np.zeros((3, 1), np.int64)),))
     with pytest.raises(InternalError, match="cannot be matched"):
         encode_typed(question, [response], interface(COUNT))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"text": ["a", "b"], "points": [[1.5, 2], [3, 4]], "count": [1, 2]},
+        [{"text": "a", "points": [1.5, 2], "count": 1}, {"text": "b", "points": [3, 4], "count": 2}],
+    ],
+)
+def test_a_long_body_is_answered_as_a_short_one(monkeypatch: pytest.MonkeyPatch, body: Any) -> None:
+    expected = echo(body, TEXT, POINTS, COUNT)
+    monkeypatch.setattr(typed, "LONG_BYTES", 0)
+    assert echo(body, TEXT, POINTS, COUNT) == expected == body
+
+
+def test_a_request_needs_a_row() -> None:
+    assert "no rows" in refused({"count": []}, COUNT)

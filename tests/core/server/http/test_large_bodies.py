@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +23,14 @@ from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.response import ReplyFormat
 from remora.server.http.exchange import Cancellable, Exchange
 from remora.server.http.held_bytes import HeldBytes
-from remora.server.http.large_bodies import LARGE_BYTES, InferParts, LargeBodies, LargeRequest, prints_large
+from remora.server.http.large_bodies import (
+    LARGE_BYTES,
+    InferParts,
+    LargeBodies,
+    LargeRequest,
+    is_large,
+    prints_large,
+)
 from remora.server.http.rest import RestService
 from remora.server.loop import LoopMailbox
 
@@ -180,3 +189,39 @@ def never(_parts: InferParts, _exchange: Exchange) -> Cancellable | None:
 
 def refuse(error: Exception) -> HttpAnswer:
     raise AssertionError("nothing is refused") from error
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data", "large"),
+    [
+        ("FP32", np.zeros(10, np.float32), False),
+        ("FP32", np.zeros(LARGE_BYTES, np.float32), True),
+        ("BYTES", np.array([b"x"] * 10, object), False),
+        ("BYTES", np.array([b"x" * (LARGE_BYTES + 1)], object), True),
+        ("BYTES", np.array([b""] * LARGE_BYTES, object), True),
+    ],
+)
+def test_an_answer_is_large_by_what_is_printed(datatype: str, data: Any, large: bool) -> None:
+    assert is_large(Response((Tensor("OUT", datatype, data),))) is large
+
+
+def test_the_oldest_generation_is_not_collected_while_bodies_are_decoded() -> None:
+    found: list[int] = []
+    usual = gc.get_threshold()
+
+    async def play() -> None:
+        bodies = LargeBodies(asyncio.get_running_loop())
+        exchanges = [Waiting(), Waiting()]
+
+        def work() -> HttpAnswer:
+            found.append(gc.get_threshold()[2])
+            return HttpAnswer(200, (), [])
+
+        for exchange in exchanges:
+            bodies.print(exchange, work)
+        for exchange in exchanges:
+            await asyncio.wait_for(exchange.done.wait(), PATIENCE_S)
+        assert gc.get_threshold() == usual
+
+    asyncio.run(play())
+    assert min(found) > 1_000_000_000

@@ -1,0 +1,50 @@
+"""Values of JSON documents: what is many is handled in steps, with the same result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remora.errors import RemoraError
+from remora.protocols.json import tensors
+
+NESTED = st.recursive(
+    st.integers(-5, 5) | st.floats(allow_nan=False) | st.just("a"), lambda inner: st.lists(inner, max_size=6)
+)
+
+
+def outcome(values: list[Any], datatype: str) -> Any:
+    """The tensor's values, or the text of the error."""
+    count = len(tensors.flatten(list(values), 100)[0])
+    try:
+        if datatype == "BYTES":
+            return list(tensors.strings("x", list(values), 100, 1 << 20))
+        return tensors.array("x", datatype, list(values), count, 100, 1 << 20).tolist()
+    except RemoraError as error:
+        return str(error)
+
+
+@given(st.lists(NESTED, max_size=10), st.sampled_from(["FP32", "INT32", "BYTES"]))
+def test_many_values_become_the_tensor_that_few_do(values: list[Any], datatype: str) -> None:
+    expected = outcome(values, datatype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensors, "_STEP", 2)
+        patch.setattr(tensors, "release", lambda _document: None)  # the test reads the values again
+        assert outcome(values, datatype) == expected
+
+
+def test_long_texts_become_an_array_in_the_thread_that_reads_them() -> None:
+    values = tensors.strings("x", ["a"] * (tensors._STEP + 1), 100, 1 << 20)
+    assert isinstance(values, np.ndarray)
+
+
+@pytest.mark.parametrize("document", [[[1, [2, {"a": [3]}]]] * 50, {"a": [[1]] * 50, "b": {"c": [1] * 50}}, [], 7])
+def test_all_containers_of_a_released_document_are_empty(document: Any) -> None:
+    inner = document.get("a") if isinstance(document, dict) else document
+    tensors.release(document)
+    assert not inner or inner == 7
+    assert not document or document == 7
