@@ -328,7 +328,7 @@ def _start(host: Host, entered_ns: int) -> int:
     except (ValueError, RemoraError) as error:
         print(f"remora serve: {error}", file=sys.stderr)
         return 2
-    loading = begin(engine)
+    loading = begin(engine.start)
     loading.add_done_callback(lambda done: end_of_timing())
     from remora.server.main import serve  # imports asyncio and the codecs while the models load
 

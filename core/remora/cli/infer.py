@@ -17,6 +17,7 @@ import numpy as np
 from remora.calls import ModelInfo, TensorInfo
 from remora.cli.client import ApiClient, EngineClient, call_json, model_path, open_client, raise_for_status
 from remora.cli.inputs import InferRequest, array_inputs, random_inputs, read_document, typed_inputs
+from remora.cli.interrupts import open_models
 from remora.cli.output import UsageError, columns, warnings_shown
 from remora.errors import InvalidArgumentError, MalformedError
 from remora.messages import DTYPES, Array, Tensor
@@ -75,7 +76,7 @@ def _open_client(options: argparse.Namespace) -> Iterator[ApiClient]:
     with (
         warnings_shown("remora infer"),
         # Load only this model, because the repository may hold many more.
-        Engine(options.repository, model_control_mode="explicit", load_model=(options.model,)) as engine,
+        open_models(Engine(options.repository, model_control_mode="explicit", load_model=(options.model,))) as engine,
     ):
         yield EngineClient(engine, options.timeout)
 

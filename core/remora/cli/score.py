@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from remora.cli.interrupts import open_models
 from remora.cli.output import UsageError, columns, warnings_shown
 from remora.cli.scoring import FORMATS, Source, format_of
 from remora.cli.scoring.columns import map_columns, tensor_rows
@@ -49,7 +50,7 @@ def score(options: argparse.Namespace) -> int:
     clock = SystemClock()
     with ExitStack() as stack:
         stack.enter_context(warnings_shown("remora score"))
-        engine = stack.enter_context(_open_engine(options))
+        engine = stack.enter_context(open_models(_engine(options)))
         model = engine.resolve(options.model or engine.only_model() or _choose(engine))
         images = stack.enter_context(closing(_images(options, model))) if _is_folder(options.input) else None
         source, etag = stack.enter_context(_reading(options.input, images))
@@ -86,7 +87,7 @@ def score(options: argparse.Namespace) -> int:
 # -- the model --------------------------------------------------------------------------------------------------------
 
 
-def _open_engine(options: argparse.Namespace) -> Engine:
+def _engine(options: argparse.Namespace) -> Engine:
     from remora.engine import Engine
 
     settings: dict[str, Any] = {}

@@ -8,8 +8,10 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from remora.cli.interrupts import INTERRUPTED, open_models, run_aside
 from remora.cli.output import columns, warnings_shown
 from remora.cli.scoring.journal import write_whole
 from remora.cli.tuning import CostTrial, Goal, LoadResult, Plan, Point, Refused, Result, System, Trial
@@ -26,8 +28,6 @@ from remora.system.environment import keep_runtimes_quiet
 if TYPE_CHECKING:
     from remora.engine import Engine
 
-_INTERRUPTED = 130
-
 
 def tune(options: argparse.Namespace) -> int:
     """Run the command.
@@ -37,17 +37,24 @@ def tune(options: argparse.Namespace) -> int:
     folders = find_folders(options.models) if options.apply else {}  # before the work, not after it
     goal = Goal(options.slo, options.rate, options.memory, options.budget, options.window)
     begin_ns = SystemClock.monotonic_ns()
-    with warnings_shown("remora tune"), _open_engine(options) as engine:
-        trials = TrialEngine(engine, options)
-        search = Search(trials.system, goal)
-        interrupted = _search(search, trials, _Progress(trials.system, goal, options.quiet))
-        seconds = (SystemClock.monotonic_ns() - begin_ns) / 1e9
+    begun: tuple[Search, TrialEngine] | None = None
+    interrupted = True
+    try:
+        with warnings_shown("remora tune"), open_models(_engine(options)) as engine:
+            trials = TrialEngine(engine, options)
+            begun = Search(trials.system, goal), trials
+            interrupted = _search(*begun, _Progress(trials.system, goal, options.quiet))
+    except KeyboardInterrupt:  # the second one: the measurement in progress does not count
+        if begun is None:
+            raise
+    search, trials = begun
+    seconds = (SystemClock.monotonic_ns() - begin_ns) / 1e9
     outcome = _outcome(search, trials, goal, seconds)
     print(as_text(outcome))
     _write(options, outcome)
     decision = outcome.decision
     if decision.best is None or not decision.holds:
-        return _INTERRUPTED if interrupted else 1
+        return INTERRUPTED if interrupted else 1
     if app := app_of(options.models):
         for space, settings in zip(trials.system.models, decision.best.plan, strict=True):
             print(f"# {space.name}, in {app}\n{decorator_of(settings)}")
@@ -58,8 +65,7 @@ def tune(options: argparse.Namespace) -> int:
     return 0
 
 
-@contextmanager
-def _open_engine(options: argparse.Namespace) -> Iterator[Engine]:
+def _engine(options: argparse.Namespace) -> Engine:
     from remora.engine import Engine
 
     keep_runtimes_quiet()
@@ -69,27 +75,31 @@ def _open_engine(options: argparse.Namespace) -> Iterator[Engine]:
         model_control_mode="explicit",
         load_model=tuple(options.model) or ("*",),
     )
-    with Engine(options=with_workers(settings)) as engine:
-        yield engine
+    return Engine(options=with_workers(settings))
 
 
 def _search(search: Search, trials: TrialEngine, progress: _Progress) -> bool:
-    """Carry out the trials. Returns True if the user has ended the search."""
+    """Carry out the trials. Returns True if the user has ended the search after one of them.
+
+    Raises KeyboardInterrupt if the user ends it during a trial.
+    """
+    interrupted = False
     try:
         with _noted_interrupts() as interrupts:
             while not interrupts and (trial := search.next_trial()) is not None:
                 progress.begin(trial)
-                result = trials.run(trial)
+                result = run_aside(partial(trials.run, trial))
                 search.record(result)
                 progress.end(trial, result)
-            if interrupts:
-                raise KeyboardInterrupt
+            interrupted = bool(interrupts)
     except KeyboardInterrupt:
-        progress.note("interrupted: this is the best so far")
-        return True
+        interrupted = True
+        raise
     finally:
+        if interrupted:
+            progress.note("interrupted: this is the best so far")
         progress.close()
-    return False
+    return interrupted
 
 
 @contextmanager

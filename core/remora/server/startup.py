@@ -6,13 +6,14 @@ Loading starts while the rest of the server is still being imported, because the
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-from remora.engine import Engine
 from remora.options import BOOLEANS, EngineOptions
+
+T = TypeVar("T")
 
 _HOOKS = {
     "TRITONSERVER_DELAY_SCHEDULER": "delay_scheduler",
@@ -70,19 +71,19 @@ def with_secrets(options: EngineOptions, environ: Mapping[str, str]) -> EngineOp
     return replace(options, cache_config=(*options.cache_config, *credentials))
 
 
-def begin(engine: Engine) -> Future[Engine]:
-    """Start an engine in a dedicated thread.
+def begin(work: Callable[[], T], name: str = "remora start") -> Future[T]:
+    """Run ``work``, such as the start of an engine, in a dedicated thread of this name.
 
-    Its future resolves when the models are loaded, or fails.
+    The thread does not keep the process alive.
     """
-    loading: Future[Engine] = Future()
-    loading.set_running_or_notify_cancel()  # the future can no longer be cancelled, because the load continues
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # the future can no longer be cancelled, because the work continues
 
-    def load() -> None:
+    def run() -> None:
         try:
-            loading.set_result(engine.start())
+            future.set_result(work())
         except BaseException as error:  # any error, because it belongs to the waiter of the future
-            loading.set_exception(error)
+            future.set_exception(error)
 
-    threading.Thread(target=load, name="remora start", daemon=True).start()
-    return loading
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future

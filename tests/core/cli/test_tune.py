@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,12 @@ import onnx_models
 from eventually import eventually
 from remora.cli import main
 from remora.cli.traffic import _bytes, _duration_s, _objective
+from remora.cli.tune import _Progress, _search
+from remora.cli.tuning import Refused, Result, Trial
+from remora.cli.tuning.search import Search
 from remora.config import read_config
 from remora.traffic.objective import Slo
+from served_model_formula import Formula, goal_of
 
 QUICK = ("--window=0.1s", "--budget=6s", "--quiet")
 EASY = "--slo=p99<=30s"
@@ -193,6 +198,36 @@ def test_an_interrupt_prints_the_best_so_far(tmp_path: Path) -> None:
     assert "interrupted: this is the best so far" in log.read_text()
     assert b"best for p99<=30000ms: " in out
     assert b"Traceback" not in log.read_bytes()
+
+
+class FakeTrials:
+    """Trials that the user interrupts."""
+
+    def __init__(self) -> None:
+        self.thread: threading.Thread | None = None
+        self.waiting_ended = threading.Event()
+
+    def run(self, trial: Trial) -> Result:
+        self.thread = threading.current_thread()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        self.waiting_ended.wait(60.0)
+        return Refused("interrupted")
+
+
+def test_an_interrupt_is_never_raised_inside_of_a_trial(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(number: int, frame: object) -> None:  # as the second interrupt
+        raise KeyboardInterrupt
+
+    system, goal, trials = Formula(2e6, 1e5).system(), goal_of(20), FakeTrials()
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _search(Search(system, goal), trials, _Progress(system, goal, quiet=False))  # type: ignore[arg-type]
+    finally:
+        signal.signal(signal.SIGINT, before)
+        trials.waiting_ended.set()
+    assert trials.thread not in (None, threading.main_thread())
+    assert capsys.readouterr().err == "interrupted: this is the best so far\n"
 
 
 def test_a_terminal_shows_a_table_that_is_redrawn(tmp_path: Path) -> None:

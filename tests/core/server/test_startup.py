@@ -46,7 +46,7 @@ def test_a_start_continues_when_its_waiters_are_gone() -> None:
             return self
 
     engine = Engine()
-    loading = begin(engine)  # type: ignore[arg-type]
+    loading = begin(engine.start)
     assert not loading.cancel()
     started.set()
     assert loading.result(PATIENCE_S) is engine

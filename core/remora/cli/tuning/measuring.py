@@ -79,7 +79,7 @@ class Target(NamedTuple):
 
 
 class TrialEngine:
-    """Engine whose models are tuned. For one thread.
+    """Engine whose models are tuned. For one thread at a time.
 
     Args:
         engine: started, in explicit mode.
