@@ -39,8 +39,10 @@ VERSION = "{version}"
 
 def weights(release: Release) -> dict[int, int]:
     """Return the weights of the versions that answer, in hundredths of a percent, stable first."""
-    rest = HUNDRED - sum(arm.weight for arm in release.arms)
-    return {release.stable: rest} | {arm.version: arm.weight for arm in release.arms}
+    found = {release.stable: HUNDRED - sum(arm.weight for arm in release.arms)}
+    for arm in release.arms:  # two of them may have one version
+        found[arm.version] = found.get(arm.version, 0) + arm.weight
+    return found
 
 
 def whole_percent(name: str, weight: int) -> int:

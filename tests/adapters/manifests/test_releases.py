@@ -120,6 +120,14 @@ def test_revisions_share_all_traffic_under_the_tags_of_their_aliases(platform: s
     assert container["env"] == [{"name": "REMORA_MODEL_REPOSITORY", "value": "s3://bucket/3/"}]
 
 
+def test_arms_of_one_version_share_a_revision() -> None:
+    (service,) = documents("knative", "stable=2,canary=3:10%,b=3:30%")
+    assert [(each["revisionName"], each["percent"]) for each in service["spec"]["traffic"]] == [
+        ("digits-v2", 60),
+        ("digits-v3", 40),
+    ]
+
+
 @pytest.mark.parametrize("platform", ["knative", "kserve"])
 def test_the_clusters_schemas_take_a_release(platform: str) -> None:
     pytest.importorskip("jsonschema", reason="jsonschema is not installed here: make test-infra")
