@@ -215,8 +215,9 @@ test-openai-scores: $(VENV)/dev.stamp $(VENV)-lm-eval/stamp  ## compare the log 
 test-export-llm: $(VENV)/dev.stamp  ## test `remora export-llm` with the real exporter (2 GB)
 	TEST_EXPORT_LLM=1 $(PY) -m pytest tests/e2e/test_export_llm.py -rs $(T)
 
+# vLLM leaves the contexts of its sockets to the end of the process.
 test-vllm: $(VENV)-vllm/stamp  ## test the backend vllm, its LoRA adapters included, with a vLLM for CPUs (4 GB)
-	$(VENV)-vllm/bin/python -m pytest tests/core/backends/vllm -rs $(T)
+	$(VENV)-vllm/bin/python -m pytest tests/core/backends/vllm -rs -W "ignore:Unclosed context:ResourceWarning" $(T)
 
 test-peers: test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve test-openai test-triton  ## run all tests against third-party servers and clients
 

@@ -75,10 +75,18 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def close(self) -> None:
-        """End the loop."""
+        """Cancel what still runs in the loop, and end it."""
+        self.run(self._end_tasks())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
+
+    async def _end_tasks(self) -> None:
+        """End vLLM's own tasks, which its shutdown cancels without waiting for them."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class VllmEngine:
@@ -244,6 +252,10 @@ class VllmEngine:
         for answer in self._answers.open:
             self._stop(answer)
             self._answers.end(answer, "error", error)
+        reader = getattr(self._llm, "output_handler", None)  # vLLM starts it with the first request
+        if reader is not None:
+            reader.cancel()  # because it would log the end of vLLM's processes as a failure
+            work.append(reader)
         await asyncio.gather(*work, return_exceptions=True)
         self._deliver()
 

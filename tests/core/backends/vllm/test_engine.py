@@ -46,11 +46,14 @@ class FakeLlm:
     dead_error = "EngineDeadError"
     fails_after = 1 << 30
     closed = False
+    output_handler: asyncio.Future[None] | None = None
+    reads_at_shutdown = False
 
     async def generate(
         self, prompt: dict[str, Any], parameters: Any, key: str, lora_request: Any = None
     ) -> AsyncIterator[Any]:
         self.begun.append((key, lora_request))
+        self.output_handler = self.output_handler or asyncio.get_running_loop().create_future()
         name = lora_request.name if lora_request is not None else "base"
         for place in range(parameters.max_tokens):
             await asyncio.sleep(0)
@@ -68,6 +71,7 @@ class FakeLlm:
 
     def shutdown(self) -> None:
         self.closed = True
+        self.reads_at_shutdown = self.output_handler is not None and not self.output_handler.done()
 
 
 @pytest.fixture
@@ -168,10 +172,24 @@ def test_grammars_have_vllms_names(
 def test_closing_ends_what_runs_and_shuts_vllm_down(engine: VllmEngine, llm: FakeLlm) -> None:
     task, sink = task_of(max_tokens=1900), Collector()
     engine.begin(task, sink)
+    eventually(lambda: sink.pieces)
     engine.close()
     (end,) = sink.ends(task)
     assert isinstance(end.error, RemoraError)
     assert "was unloaded" in end.error.message
     assert llm.closed
+    assert not llm.reads_at_shutdown  # else vLLM logs the end of its processes as a failure
     with pytest.raises(UnavailableError, match="being unloaded"):
         engine.begin(task_of(), Collector())
+
+
+def test_closing_the_loop_ends_the_tasks_that_vllm_left_there() -> None:
+    thread = LoopThread("m")
+    left: list[asyncio.Task[None]] = []
+
+    async def leave() -> None:
+        left.append(asyncio.create_task(asyncio.sleep(3600)))
+
+    thread.run(leave())
+    thread.close()
+    assert left[0].cancelled()
