@@ -1,4 +1,4 @@
-"""Engine over vLLM's ``AsyncLLM``, which schedules by itself, in a thread with an event loop."""
+"""Engine over vLLM's ``AsyncLLM``, which schedules by itself, in a thread with a loop."""
 
 from __future__ import annotations
 

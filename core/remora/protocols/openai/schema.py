@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from remora.protocols.openai.answer_schema import ANSWERS, EVENTS, SCHEMAS
 from remora.protocols.openai.fields import (
     CHAT,
     COMPLETION,
@@ -29,7 +30,6 @@ _ROUTES: Mapping[str, tuple[str, Mapping[str, Field], tuple[str, ...]]] = {
     "tokenize": ("Return the tokens of a text or chat", TOKENIZE, ("model",)),
     "detokenize": ("Return the text of tokens", DETOKENIZE, ("model", "tokens")),
 }
-_STREAMS = ("chat/completions", "completions", "responses")
 _TEXTS: Json = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 _KINDS: Mapping[str, Json] = {
     "any": {},
@@ -70,16 +70,16 @@ def openapi_document(version: str, root_path: str = "", *, ignore_unknown: bool 
         ignore_unknown: unknown fields are allowed.
     """
     paths: Json = {
-        f"{root_path}/v1/models": {"get": _operation("List the models")},
+        f"{root_path}/v1/models": {"get": _operation("List the models", "Models")},
         f"{root_path}/v1/models/{{model}}": {
             "get": {
-                **_operation("Return a model"),
+                **_operation("Return a model", "Model"),
                 "parameters": [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}],
             }
         },
     }
     for name, (summary, table, required) in _ROUTES.items():
-        operation = _operation(summary, streams=name in _STREAMS)
+        operation = _operation(summary, ANSWERS[name], EVENTS.get(name, ""))
         schema = {**_object(table, open_=ignore_unknown), "required": list(required)}
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
         paths[f"{root_path}/v1/{name}"] = {"post": operation}
@@ -95,15 +95,26 @@ def openapi_document(version: str, root_path: str = "", *, ignore_unknown: bool 
         "info": {"title": "remora: OpenAI's routes", "version": version},
         "paths": paths,
         "components": {
-            "schemas": {"Error": {"type": "object", "properties": {"error": holder}, "required": ["error"]}}
+            "schemas": {
+                **SCHEMAS,
+                "Error": {"type": "object", "properties": {"error": holder}, "required": ["error"]},
+            }
         },
     }
 
 
-def _operation(summary: str, *, streams: bool = False) -> Json:
-    kinds: Json = {"application/json": {"schema": {"type": "object"}}}
-    if streams:
-        kinds["text/event-stream"] = {"schema": {"type": "string"}}
+def _operation(summary: str, answer: str, event: str = "") -> Json:
+    """Return an operation.
+
+    Args:
+        summary: of the operation.
+        answer: name of the schema of a whole answer.
+        event: name of the schema of the events' data, empty for a route without streams.
+    """
+    kinds: Json = {"application/json": {"schema": {"$ref": f"#/components/schemas/{answer}"}}}
+    if event:
+        words = f"Events, the data of each of which is a {event} or an Error"
+        kinds["text/event-stream"] = {"schema": {"type": "string", "description": words}}
     failed = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     responses: Json = {"200": {"description": "The answer", "content": kinds}}
     responses |= {status: {"description": words, "content": failed} for status, words in _ERRORS.items()}

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import orjson
 import pytest
 
+from openapi_checks import mismatches
 from remora.generation.tasks import ParameterError
 from remora.protocols.openai.fields import CHAT, COMPLETION, RESPONSE, Field, read_fields
+from remora.protocols.openai.replies import Heading
 from remora.protocols.openai.routes import find_route
 from remora.protocols.openai.schema import openapi_document
-from remora.protocols.openai.vectors import EMBEDDINGS
+from remora.protocols.openai.vectors import EMBEDDINGS, VectorQuery, encode_embeddings, encode_scores
 
 DOCUMENT = openapi_document("1.0")
 
@@ -56,3 +60,28 @@ def test_unknown_fields_are_published_as_allowed_only_where_they_are() -> None:
         return content["application/json"]["schema"]["additionalProperties"]
 
     assert (is_open(DOCUMENT), is_open(openapi_document("1", ignore_unknown=True))) == (False, True)
+
+
+@pytest.mark.parametrize("base64", [False, True])
+def test_vectors_have_the_members_that_are_published(base64: bool) -> None:
+    query = VectorQuery("embeddings", "m", ("a", "b"), base64=base64)
+    answer = encode_embeddings(query, np.ones((2, 3), np.float32), Heading("1", 2, "m"))
+    schema = DOCUMENT["components"]["schemas"]["Embeddings"]
+    assert list(mismatches(orjson.loads(answer), schema, DOCUMENT)) == []
+
+
+@pytest.mark.parametrize(("action", "kind"), [("rerank", "Ranking"), ("score", "Scores")])
+def test_scores_have_the_members_that_are_published(action: str, kind: str) -> None:
+    query = VectorQuery(action, "m", ("a", "b"), ("q", "q"), with_documents=True)
+    answer = encode_scores(query, [0.5, 1.0], Heading("1", 2, "m"))
+    schema = DOCUMENT["components"]["schemas"][kind]
+    assert list(mismatches(orjson.loads(answer), schema, DOCUMENT)) == []
+
+
+def test_a_member_that_is_missing_unknown_or_of_another_type_is_found() -> None:
+    schema = DOCUMENT["components"]["schemas"]["Usage"]
+    found = list(mismatches({"prompt_tokens": "1", "other": 1, "completion_tokens": 1}, schema, DOCUMENT))
+    assert found == [
+        ".total_tokens is missing", ".prompt_tokens_details is missing",
+        ".prompt_tokens: '1' is not of the type integer", ".other is not in the schema",
+    ]  # fmt: skip
