@@ -25,8 +25,9 @@ from remora.server.access_log import AccessLog, AccessWriter
 from remora.server.loop import LoopMailbox
 from remora.system import logs
 from remora.system.clock import SystemClock
+from remora.system.tuning import Tuning, apply, freeze
 
-PAIRS, REQUESTS = 15, 1_600
+PAIRS, REQUESTS = 45, 1_600
 Opened = Callable[[LoopMailbox, AccessLog | None], AbstractContextManager[Wire]]
 
 
@@ -78,7 +79,9 @@ async def measured(requests: int, opened: Opened, path: Path) -> Found:
 
 def main() -> None:
     loop = asyncio.new_event_loop()
+    apply(Tuning(), {})
     with tempfile.TemporaryDirectory() as folder, Engine(mlp(Path(folder))) as engine:
+        freeze(Tuning())  # as in a server, whose collector does not visit the engine either
         path = Path(folder) / "access.log"
         for form in ("json", "default"):
             logs.OURS.change({"log_format": form})

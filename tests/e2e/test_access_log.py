@@ -83,6 +83,33 @@ def test_grpc_calls_have_lines_with_their_status(
     assert calls[0]["message"].startswith("POST /inference.GRPCInferenceService/ModelInfer")
 
 
+def test_a_large_grpc_message_is_answered_and_logged(tmp_path: Path, child_environment: dict[str, str]) -> None:
+    grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install '.[grpcio]'")
+    from remora.proto import inference_pb2 as pb
+
+    write_version(tmp_path / "models", 1)
+    config = (tmp_path / "models" / "m" / "config.pbtxt").read_text()
+    (tmp_path / "models" / "m" / "config.pbtxt").write_text(config.replace("dims: 1", "dims: -1"))
+    port, grpc_port = free_ports(2)
+    flags = ("--log-format=json", "--access-log=all", "--allow-grpc=true", f"--grpc-port={grpc_port}")
+    values = bytes(4 << 20)
+    with process(tmp_path / "models", port, child_environment, *flags) as server:
+        until(port, "/v2/health/ready", server)
+        most = [("grpc.max_receive_message_length", -1)]
+        with grpc.insecure_channel(f"127.0.0.1:{grpc_port}", most) as channel:
+            infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            tensor = {"name": "IN", "datatype": "INT32", "shape": [1, len(values) // 4]}
+            asked = pb.ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[values])  # type: ignore[list-item]
+            answer = infer(asked.SerializeToString(), wait_for_ready=True, timeout=60)
+            assert len(answer) > len(values)
+        server.terminate()
+        _, text = server.communicate(timeout=60)
+    (call,) = (line for line in lines_of(text) if line["httpRequest"].get("protocol") == "gRPC")
+    assert (call["grpc_status"], call["rows"]) == (0, 1)
+    assert int(call["httpRequest"]["responseSize"]) >= len(values)
+    assert "Traceback" not in text
+
+
 def test_an_invalid_share_is_refused_at_the_start(tmp_path: Path, child_environment: dict[str, str]) -> None:
     write_version(tmp_path / "models", 1)
     with process(tmp_path / "models", free_port(), child_environment, "--access-log=2") as server:

@@ -1,14 +1,14 @@
 """Lines of the access log, as text or JSON. Pure.
 
-What requests with the same head share is written once for the head (`RequestLine`), because a line costs processor time
-for each request.
+What requests with the same head share is written once for the head (`RequestLine`), and lines are printed many at a
+time, because each costs processor time.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from remora.protocols.http1 import Head
@@ -36,7 +36,7 @@ class RequestLine:
         key: name of the API key, "" without one.
     """
 
-    __slots__ = ("_members", "_request", "_starts", "_texts", "_words", "client_of", "grpc", "id", "title")
+    __slots__ = ("_members", "_request", "_words", "client_of", "grpc", "id", "starts", "texts", "title")
 
     def __init__(self, method: str, path: str, protocol: str, header: Carrier, key: str = "") -> None:
         path = _legible(path, _MOST_TEXT)
@@ -53,25 +53,22 @@ class RequestLine:
         self.title = f"{method} {path}"
         self._request = {name: value for name, value in request.items() if value}
         self._members = {**({"key": key} if key else {}), **trace_members(trace_id, span_id)}
-        self._starts: dict[int, tuple[str, str]] = {}
-        self._texts: dict[int, tuple[str, str, str]] = {}
+        self.starts: dict[int, tuple[str, str]] = {}
+        """Results of `json` so far by status."""
+        self.texts: dict[int, tuple[str, str, str]] = {}
+        """Results of `text` so far by status."""
 
     def text(self, status: int) -> tuple[str, str, str]:
         """Return the fixed parts of lines with this status.
 
         They stand before the peer, behind it, and at the end.
         """
-        known = self._texts.get(status)
-        if known is None:
-            start = f" {_severity(self, status)[0]} {LOGGER}: "
-            known = self._texts[status] = (start, f" {self.title} {status} bytes=", f"{self._words}\n")
-        return known
+        start = f" {_severity(self, status)[0]} {LOGGER}: "
+        made = self.texts[status] = (start, f" {self.title} {status} bytes=", f"{self._words}\n")
+        return made
 
     def json(self, status: int) -> tuple[str, str]:
         """Return the JSON of answers with this status: the first members, ``httpRequest`` open, and the last ones."""
-        known = self._starts.get(status)
-        if known is not None:
-            return known
         severity = _severity(self, status)
         first = {
             "severity": severity,
@@ -82,7 +79,7 @@ class RequestLine:
         }
         last = ({"grpc_status": status} if self.grpc else {}) | self._members
         start = json.dumps(first, separators=(",", ":"))[1:-2]
-        made = self._starts[status] = (start, f",{json.dumps(last, separators=(',', ':'))[1:-1]}" if last else "")
+        made = self.starts[status] = (start, f",{json.dumps(last, separators=(',', ':'))[1:-1]}" if last else "")
         return made
 
 
@@ -121,21 +118,30 @@ class TextLines:
             return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
 
-    def line(self, entry: Entry, wall_ms: int) -> str:
-        """Return the line of a request that was answered at ``wall_ms`` (milliseconds since 1970)."""
-        line, status, _, took_ns, size, peer, request_id, run = entry
-        start, title, words = line.text(status)
-        named = f" id={request_id}" if request_id else ""
-        if run is None:
-            return f"{self._stamp.at(wall_ms)}{start}{peer or '-'}{title}{size} took={took_ns // 1000}us{named}{words}"
-        model, version, rows, batch, queue_ns, (input_ns, infer_ns, output_ns), v2_id = run
-        if v2_id and not request_id:
-            named = f" id={_legible(v2_id, _MOST_ID)}"
-        return (
-            f"{self._stamp.at(wall_ms)}{start}{peer or '-'}{title}{size} took={took_ns // 1000}us{named} "
-            f"model={model}/{version} queue={queue_ns // 1000}us "
-            f"compute={(input_ns + infer_ns + output_ns) // 1000}us rows={rows} batch={batch}{words}"
-        )
+    def lines(self, entries: Iterable[Entry], offset_ns: int) -> list[str]:
+        """Return the lines of requests.
+
+        ``offset_ns`` is the difference of nanoseconds since 1970 and the entries' monotonic time.
+        """
+        made, at_ms, stamp = [], -1, ""
+        for line, status, end_ns, took_ns, size, peer, request_id, run in entries:
+            wall_ms = (end_ns + offset_ns) // 1_000_000
+            if wall_ms != at_ms:
+                at_ms, stamp = wall_ms, self._stamp.at(wall_ms)
+            start, title, words = line.texts.get(status) or line.text(status)
+            named = f" id={request_id}" if request_id else ""
+            if run is None:
+                made.append(f"{stamp}{start}{peer or '-'}{title}{size} took={took_ns // 1000}us{named}{words}")
+                continue
+            model, version, rows, batch, queue_ns, (input_ns, infer_ns, output_ns), v2_id = run
+            if v2_id and not request_id:
+                named = f" id={_legible(v2_id, _MOST_ID)}"
+            made.append(
+                f"{stamp}{start}{peer or '-'}{title}{size} took={took_ns // 1000}us{named} "
+                f"model={model}/{version} queue={queue_ns // 1000}us "
+                f"compute={(input_ns + infer_ns + output_ns) // 1000}us rows={rows} batch={batch}{words}"
+            )
+        return made
 
 
 class JsonLines:
@@ -146,25 +152,39 @@ class JsonLines:
             lambda second: time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)), lambda ms: f".{ms:03d}Z"
         )
 
-    def line(self, entry: Entry, wall_ms: int) -> str:
-        """Return the line of a request that was answered at ``wall_ms`` (milliseconds since 1970)."""
-        line, status, _, took_ns, size, peer, request_id, run = entry
-        start, more = line.json(status)
-        v2_id = "" if run is None else run[6]
-        if request_id or v2_id:
-            more = f',"request_id":{json.dumps(request_id or v2_id)}{more}'
-        answer = (
-            f'{{"timestamp":"{self._stamp.at(wall_ms)}",{start},"responseSize":"{size}",'
-            f'"latency":"{took_ns / 1e9:.6f}s","remoteIp":"{peer}"}}'
-        )
-        if run is None:
-            return f"{answer}{more}}}\n"
-        model, version, rows, batch, queue_ns, (input_ns, infer_ns, output_ns), _ = run
-        name = model if model.isalnum() else json.dumps(model)[1:-1]
-        return (
-            f'{answer},"model":"{name}","version":"{version}","queue_us":{queue_ns // 1000},'
-            f'"compute_us":{(input_ns + infer_ns + output_ns) // 1000},"rows":{rows},"batch_size":{batch}{more}}}\n'
-        )
+    def lines(self, entries: Iterable[Entry], offset_ns: int) -> list[str]:
+        """Return the lines of requests; see `TextLines.lines`."""
+        made, at_ms, stamp = [], -1, ""
+        for line, status, end_ns, took_ns, size, peer, request_id, run in entries:
+            wall_ms = (end_ns + offset_ns) // 1_000_000
+            if wall_ms != at_ms:
+                at_ms, stamp = wall_ms, self._stamp.at(wall_ms)
+            start, more = line.starts.get(status) or line.json(status)
+            us = (took_ns + 500) // 1000
+            took = f"0.{str(1_000_000 + us)[1:]}" if us < 1_000_000 else f"{took_ns / 1e9:.6f}"
+            named = request_id or (run is not None and run[6])
+            if named:
+                more = f',"request_id":"{_escaped(named)}"{more}'
+            if run is None:
+                made.append(
+                    f'{{"timestamp":"{stamp}",{start},"responseSize":"{size}","latency":"{took}s",'
+                    f'"remoteIp":"{peer}"}}{more}}}\n'
+                )
+                continue
+            model, version, rows, batch, queue_ns, (input_ns, infer_ns, output_ns), _ = run
+            made.append(
+                f'{{"timestamp":"{stamp}",{start},"responseSize":"{size}","latency":"{took}s",'
+                f'"remoteIp":"{peer}"}},"model":"{model if model.isalnum() else _escaped(model)}",'
+                f'"version":"{version}","queue_us":{queue_ns // 1000},'
+                f'"compute_us":{(input_ns + infer_ns + output_ns) // 1000},"rows":{rows},"batch_size":{batch}{more}}}\n'
+            )
+        return made
+
+
+def _escaped(text: str) -> str:
+    """Return a text as it stands in a JSON string."""
+    plain = text.isascii() and text.isprintable() and '"' not in text and "\\" not in text  # the usual case
+    return text if plain else json.dumps(text)[1:-1]
 
 
 def line_of_text(text: str) -> Line:

@@ -1,7 +1,7 @@
 """Access log: a line for each answered request, written in another thread, and ids of requests.
 
-The event loop prints and collects the lines. When standard error is slower than the requests, lines beyond a bound are
-dropped, and a warning reports their number.
+The event loop collects what the lines contain and prints many of them together, and a thread writes them. When standard
+error is slower than the requests, lines beyond a bound are dropped, and a warning reports their number.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from remora.messages import Buffer, Ticket
 from remora.options import ServerOptions
+from remora.protocols.grpc.framing import GOOD
 from remora.protocols.http1 import Head
 from remora.protocols.http2.frames import Fields
 from remora.protocols.http2.stream import Opener, Receiver, Stream
@@ -65,6 +66,7 @@ _CANCELLED = 1
 _STATUS_NAME = b"\x0bgrpc-status"
 """Name of the status in a packed header block, with its length."""
 _ID_HEADER = b"X-Request-Id"
+Printer = JsonLines | TextLines
 
 
 def open_access_log(options: ServerOptions, keys: KeyCheck | None = None) -> AccessLog:
@@ -84,7 +86,7 @@ def _no_key(_headers: Fields) -> str:
 
 
 class AccessWriter:
-    """Queue of lines and the thread that writes them, which starts with the first lines.
+    """Queue of entries, and the thread that writes their lines and starts with the first.
 
     Lines are printed in the loop, because each handover of the interpreter to another thread costs more than a line.
 
@@ -101,16 +103,15 @@ class AccessWriter:
         self._loop = loop
         self._write = write
         self._clock = clock
-        self._printers: dict[str, JsonLines | TextLines] = {
+        self._printers: dict[str, Printer] = {
             "json": JsonLines(),
             "default": TextLines(),
             "ISO8601": TextLines(iso8601=True),
         }
         self._export = logs.OURS.export
         self._exported = JsonLines()
-        self._lines: list[str] = []
-        self._copies: list[str] = []
-        self._queue: SimpleQueue[tuple[list[str], list[str]] | None] = SimpleQueue()
+        self._entries: list[Entry] = []
+        self._queue: SimpleQueue[tuple[int, str, list[str]] | None] = SimpleQueue()
         self._passed = 0  # lines passed to the thread; only the loop changes it
         self._written = 0  # only the thread changes it
         self._thread: threading.Thread | None = None
@@ -120,14 +121,11 @@ class AccessWriter:
 
     def put(self, entry: Entry) -> None:
         """Queue the line of an entry."""
-        lines = self._lines
-        wall_ms = (entry[2] + self._offset_ns) // 1_000_000
-        lines.append(self._print(entry, wall_ms))
-        if self._export is not None:
-            self._copies.append(self._exported.line(entry, wall_ms))
-        if len(lines) == 1:
+        entries = self._entries
+        entries.append(entry)
+        if len(entries) == 1:
             self._loop.call_later(_DELAY_S, self.pass_on)
-        elif len(lines) >= _BATCH:
+        elif len(entries) >= _BATCH:
             self.pass_on()
 
     def close(self, timeout_s: float) -> None:
@@ -139,24 +137,25 @@ class AccessWriter:
 
     def _begin_batch(self) -> None:
         """Use the current format of the log and difference of the clocks from now on."""
-        self._print = self._printers[logs.OURS.change({}).log_format].line
+        self._printer = self._printers[logs.OURS.change({}).log_format]
         self._offset_ns = self._clock.wall_ms() * 1_000_000 - self.now_ns()
 
     def pass_on(self) -> None:
-        """Pass the lines to the thread, or drop them if too many wait for it."""
-        lines, self._lines = self._lines, []
-        copies, self._copies = self._copies, []
+        """Print the entries and pass their lines to the thread, or drop them if too many wait for it."""
+        entries, self._entries = self._entries, []
+        printer, offset_ns = self._printer, self._offset_ns
         self._begin_batch()
-        if not lines:
+        if not entries:
             return
         if self._passed - self._written > MOST_WAITING:
-            self.dropped += len(lines)
+            self.dropped += len(entries)
             return
-        self._passed += len(lines)
+        self._passed += len(entries)
+        copies = [] if self._export is None else self._exported.lines(entries, offset_ns)
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="remora access log", daemon=True)
             self._thread.start()
-        self._queue.put((lines, copies))
+        self._queue.put((len(entries), "".join(printer.lines(entries, offset_ns)), copies))
 
     @property
     def waiting(self) -> int:
@@ -165,15 +164,15 @@ class AccessWriter:
 
     def _serve(self) -> None:
         while (batch := self._queue.get()) is not None:
-            lines, copies = batch
+            count, lines, copies = batch
             try:
-                self._write("".join(lines))
+                self._write(lines)
             except (OSError, ValueError):  # standard error is closed or full; the requests must go on
-                self.dropped += len(lines)
+                self.dropped += count
             if self._export is not None:
                 for copy in copies:
                     self._export(line_of_text(copy))
-            self._written += len(lines)
+            self._written += count
             self._report()
         self._quiet_until_ns = 0
         self._report()
@@ -255,7 +254,8 @@ class AccessLog:
         if share != 1.0 and (share < 0.0 or not (is_failure(line, status) or random() < share)):
             return
         run: Run | None = None
-        ticket = getattr(pending, "ticket", pending)  # one that waited for the end of its turn has it as an attribute
+        # One that waited for the end of its turn has the ticket as an attribute.
+        ticket = pending if type(pending) is Ticket else getattr(pending, "ticket", None)
         if type(ticket) is Ticket and ticket.start_ns:
             request, context = ticket.request, ticket.context
             try:  # the contexts of both front ends of V2 have the model there
@@ -429,10 +429,18 @@ class _LoggedCall(Stream):
     def peer(self) -> str:
         return self._inner.peer
 
+    def hold(self, size: int) -> bool:
+        return self._inner.hold(size)
+
+    def has_room(self, size: int) -> bool:
+        return self._inner.has_room(size)
+
     def respond(self, head: bytes, data: bytes | memoryview, trailers: bytes = b"") -> None:
-        self._size += len(data)
-        self._inner.respond(head, data, trailers)
-        self._end(_status_in(trailers))
+        inner, line, call = self._inner, self._line, self._call
+        inner.respond(head, data, trailers)
+        self._call = None  # the call refers to this stream
+        status, size = 0 if trailers is GOOD else _status_in(trailers), self._size + len(data)
+        self._log.put(line, self._begin_ns, status, size, inner.peer, line.id, getattr(call, "ticket", None))
 
     def headers(self, block: bytes, *, end: bool = False) -> None:
         self._inner.headers(block, end=end)

@@ -22,6 +22,7 @@ from remora.server.access_lines import (
 TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 HEADERS = ((b"X-Request-Id", b"r1"), (b"Traceparent", TRACE), (b"User-Agent", b"curl/8"))
 HEAD = Head("POST", "/v2/models/m/infer?token=SECRET", HEADERS)
+OFFSET_NS = 1_700_000_000_250 * 1_000_000
 RUN: Run = ("m", "3", 2, 8, 5_000, (1_000, 20_000, 3_000), "")
 
 
@@ -30,7 +31,7 @@ def entry(line: RequestLine, status: int = 200, *, id: str = "", run: Run | None
 
 
 def read(made: Entry) -> dict[str, Any]:
-    line = JsonLines().line(made, 1_700_000_000_250)
+    (line,) = JsonLines().lines([made], OFFSET_NS)
     assert line.endswith("\n")
     assert line.count("\n") == 1
     return dict(json.loads(line))
@@ -68,11 +69,19 @@ def test_a_line_has_the_names_of_cloud_logging_and_the_figures_of_the_execution(
 
 
 def test_a_text_line_has_the_same_for_people() -> None:
-    line = TextLines(iso8601=True).line(entry(line_of_head(HEAD, "team"), 503, id="r1", run=RUN), 1_700_000_000_250)
-    assert line == (
+    made = [entry(line_of_head(HEAD, "team"), 503, id="r1", run=RUN)]
+    assert TextLines(iso8601=True).lines(made, OFFSET_NS) == [
         "2023-11-14T22:13:20Z E remora.access: 10.0.0.1 POST /v2/models/m/infer 503 bytes=99 took=1234us id=r1 "
         "model=m/3 queue=5us compute=24us rows=2 batch=8 trace=0af7651916cd43dd8448eb211c80319c key=team\n"
-    )
+    ]
+
+
+@pytest.mark.parametrize("printer", [TextLines(), TextLines(iso8601=True), JsonLines()])
+def test_lines_of_a_batch_are_those_of_its_entries_alone(printer: TextLines | JsonLines) -> None:
+    line = line_of_head(HEAD)
+    made = [(*entry(line)[:2], at, *entry(line)[3:7], run) for at, run in ((0, RUN), (10**6, None), (3 * 10**9, RUN))]
+    assert printer.lines(made, OFFSET_NS) == [one for each in made for one in printer.lines([each], OFFSET_NS)]
+    assert len(set(printer.lines(made, OFFSET_NS))) == 3
 
 
 @pytest.mark.parametrize(("status", "severity"), [(200, "INFO"), (302, "INFO"), (404, "WARNING"), (503, "ERROR")])
@@ -95,7 +104,7 @@ def test_one_line_serves_all_statuses_of_a_head() -> None:
 @pytest.mark.parametrize("text", ["/a\nb", "/\x1b[31m", "/é", '/"}', "/\\"])
 def test_a_path_forges_neither_lines_nor_members_nor_colours(text: str) -> None:
     made = entry(line_of_head(Head("GET", text, ())))
-    printed = TextLines().line(made, 0)
+    (printed,) = TextLines().lines([made], 0)
     assert printed.count("\n") == 1
     assert printed[:-1].isascii()
     assert printed[:-1].isprintable()
@@ -107,7 +116,8 @@ def test_names_and_ids_of_clients_are_escaped(name: str) -> None:
     line = read(entry(line_of_head(HEAD), run=(name, "1", 1, 1, 0, (0, 0, 0), name)))
     assert (line["model"], line["request_id"]) == (name, name)
     assert "evil" not in line
-    assert TextLines().line(entry(line_of_head(HEAD), run=("m", "1", 1, 1, 0, (0, 0, 0), name)), 0).count("\n") == 1
+    (text,) = TextLines().lines([entry(line_of_head(HEAD), run=("m", "1", 1, 1, 0, (0, 0, 0), name))], 0)
+    assert text.count("\n") == 1
 
 
 @pytest.mark.parametrize(
