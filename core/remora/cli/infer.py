@@ -162,8 +162,8 @@ def read_metadata(document: Any) -> ModelInfo:
             )
             for key in ("inputs", "outputs")
         )
-        versions = tuple(map(str, document.get("versions", ())))
-        return ModelInfo(str(document["name"]), versions, str(document.get("platform", "")), inputs, outputs)
+        versions = tuple(map(str, document.get("versions") or ()))  # KServe's are null
+        return ModelInfo(str(document["name"]), versions, str(document.get("platform") or ""), inputs, outputs)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise MalformedError(f"the model's metadata cannot be read ({error!r}): is it a V2 server?") from error
 
@@ -178,7 +178,7 @@ def decode_reply(body: bytes, header_length: int | None) -> InferReply:
         at = len(body) if header_length is None else header_length
         outputs = []
         for row in header["outputs"]:
-            size = row.get("parameters", {}).get("binary_data_size")
+            size = (row.get("parameters") or {}).get("binary_data_size")
             if size is None:
                 outputs.append(_json_output(row))
             else:
@@ -190,7 +190,7 @@ def decode_reply(body: bytes, header_length: int | None) -> InferReply:
             str(header.get("model_name", "")),
             str(header.get("model_version", "")),
             str(header.get("id", "")),
-            dict(header.get("parameters", {})),
+            dict(header.get("parameters") or {}),
             tuple(outputs),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

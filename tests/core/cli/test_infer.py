@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from remora.calls import ModelInfo
 from remora.cli import main
 from remora.cli.infer import decode_reply, encode_request, read_metadata
 from remora.cli.inputs import InferRequest
@@ -274,6 +275,14 @@ def test_an_answer_that_contradicts_itself_is_refused(output: dict[str, Any], ta
 def test_an_answer_of_another_kind_is_refused(body: bytes) -> None:
     with pytest.raises(MalformedError, match="answer cannot be read"):
         decode_reply(body, None)
+
+
+def test_null_stands_for_what_a_server_leaves_out() -> None:
+    document = {"name": "m", "versions": None, "platform": None, "inputs": [], "outputs": []}
+    assert read_metadata(document) == ModelInfo("m", (), "", (), ())
+    row = {"name": "y", "datatype": "INT32", "shape": [1], "data": [7], "parameters": None}
+    reply = decode_reply(json.dumps({"outputs": [row], "parameters": None}).encode(), None)
+    assert (reply.parameters, reply.outputs[0].data.tolist()) == ({}, [7])
 
 
 @pytest.mark.parametrize("document", [None, [], {}, {"name": "m", "inputs": [], "outputs": [{}]}, {"name": "m"}])
