@@ -29,6 +29,10 @@ LAMBDA_PEERS := awslambdaric==4.2.2
 LAMBDA_TOOL := aws-sam-cli==1.170.0
 AZUREML_PEERS := azureml-inference-server-http==1.5.1 inference-schema[numpy-support]==1.8
 AZURE_CLIENT_PEERS := azure-ai-ml==1.35.2
+# This client contains perf_analyzer, which needs two libraries: one from the wheel, one from Debian.
+PERF_PEERS := tritonclient==2.41.0 nvidia-cuda-runtime-cu12==12.9.79
+MLSERVER_PEERS := mlserver==1.7.1
+KSERVE_SERVER := kserve==0.21.0
 KSERVE_PEERS := kserve-storage==0.21.0
 SAGEMAKER2_PEERS := sagemaker==2.257.7
 SAGEMAKER3_PEERS := sagemaker==3.27.0
@@ -68,7 +72,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help serve embedding llm pictures docs bench-functions venv test check check-format check-lint check-types check-imports check-map fmt unit stories soak \
         mutants bench proto reference lock wheel image clean differ test-oracle test-oracle-openai test-infra test-containers test-backends \
         test-security fuzz test-browser test-fronts \
-        test-openai test-openai-load test-openai-scores test-export-llm test-vllm test-triton test-peers test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve \
+        test-openai test-openai-load test-openai-scores test-export-llm test-vllm test-triton test-peers test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve test-load \
         test-gpu test-gpu-image test-tensorrt-bindings environments peer-environments
 
 help:  ## list the targets
@@ -154,7 +158,8 @@ test-fronts: $(VENV)/dev.stamp  ## run the tests of whole servers and the record
 test-triton: $(VENV)/dev.stamp  ## serve exported functions with a real Triton, if one can be started
 	@if [ ! -x "$(ORACLE)/run_triton.sh" ]; then echo "SKIPPED test-triton: no Triton to start, $(ORACLE)/run_triton.sh is missing"; \
 	else $(ORACLE)/run_triton.sh --setup-only && \
-	TRITON=$(abspath $(ORACLE))/run_triton.sh $(PY) -m pytest tests/oracle/test_exported_functions.py -rs $(T); fi
+	TRITON=$(abspath $(ORACLE))/run_triton.sh $(PY) -m pytest tests/oracle/test_exported_functions.py \
+	    tests/oracle/test_load_on_triton.py -rs $(T); fi
 
 # Another seed sends other requests; tests/oracle/accepted.json lists the intended differences.
 differ: $(VENV)/dev.stamp  ## send mutated requests to a real Triton and remora: F="cases/errors", SECONDS= per file, SEED=
@@ -187,6 +192,14 @@ test-azure-ai-ml: $(VENV)/dev.stamp $(VENV)-azure-ai-ml/stamp  ## read the gener
 
 test-sagemaker: $(VENV)/dev.stamp $(VENV)-storage/stamp $(VENV)-sagemaker2/stamp $(VENV)-sagemaker3/stamp  ## test with SageMaker's SDK, versions 2 and 3, and moto
 	$(PY) -m pytest tests/adapters/sagemaker/test_sdk.py -rP $(T)
+
+# Not part of test-peers, because the figures of a busy machine differ by more. wrk and h2load are used if they are
+# installed, and perf_analyzer if its libraries can be had.
+LOAD_PEERS := perf mlserver kserve
+test-load: $(VENV)/dev.stamp $(LOAD_PEERS:%=$(VENV)-%/stamp)  ## compare bench load with wrk, h2load and perf_analyzer; measure MLServer and KServe (1 GB)
+	@program=$(CURDIR)/$(VENV)-perf/perf_analyzer; $$program --version >/dev/null 2>&1 || program=; \
+	TEST_LOAD_PEERS=1 PERF_ANALYZER=$$program MLSERVER=$(CURDIR)/$(VENV)-mlserver/bin/mlserver \
+	    KSERVE_PYTHON=$(CURDIR)/$(VENV)-kserve/bin/python $(PY) -m pytest tests/e2e/test_load_peers.py -rsP $(T)
 
 test-kserve: $(VENV)/dev.stamp $(VENV)-storage/stamp $(VENV)-kserve-storage/stamp  ## test with KServe's storage, client and server, and moto's S3
 	$(PY) -m pytest tests/adapters/test_kserve.py tests/adapters/test_kserve_peers.py -rP $(T)
@@ -407,6 +420,26 @@ $(VENV)-litserve/stamp: Makefile
 $(VENV)-bentoml/stamp: Makefile
 	@$(PYTHON) -m venv $(VENV)-bentoml
 	@$(VENV)-bentoml/bin/python -m pip install --quiet --disable-pip-version-check $(BENTOML_PEERS)
+	@touch $@
+
+# Without Debian's packages perf_analyzer does not start, and its test is skipped.
+$(VENV)-perf/stamp: Makefile
+	@$(PYTHON) -m venv $(VENV)-perf
+	@$(VENV)-perf/bin/python -m pip install --quiet --disable-pip-version-check $(PERF_PEERS)
+	@cd $(VENV)-perf && { apt-get download --quiet=2 libb64-0d && dpkg -x libb64-0d_*.deb libb64; } 2>/dev/null || true
+	@printf '#!/bin/sh\nhere=%s\nLD_LIBRARY_PATH=$$(echo "$$here"/libb64/usr/lib/*):$$(echo "$$here"/lib/python*/site-packages/nvidia/cuda_runtime/lib) \\\n    exec "$$here/bin/perf_analyzer" "$$@"\n' \
+	    $(CURDIR)/$(VENV)-perf > $(VENV)-perf/perf_analyzer
+	@chmod +x $(VENV)-perf/perf_analyzer
+	@touch $@
+
+$(VENV)-mlserver/stamp: Makefile
+	@$(PYTHON) -m venv $(VENV)-mlserver
+	@$(VENV)-mlserver/bin/python -m pip install --quiet --disable-pip-version-check $(MLSERVER_PEERS)
+	@touch $@
+
+$(VENV)-kserve/stamp: Makefile
+	@$(PYTHON) -m venv $(VENV)-kserve
+	@$(VENV)-kserve/bin/python -m pip install --quiet --disable-pip-version-check $(KSERVE_SERVER)
 	@touch $@
 
 $(VENV)-kserve-storage/stamp: Makefile

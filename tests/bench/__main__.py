@@ -25,6 +25,7 @@ ORDER = (
     "neighbour",
     "shadow",
     "generation",
+    "score",
     "streams",
     "fronts",
     "access_log",

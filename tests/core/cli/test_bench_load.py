@@ -21,6 +21,7 @@ import pytest
 from conftest import EXTRA_FLAGS, free_ports
 from eventually import eventually
 from live_server import CONFIG, write_version
+from load_models import write_counter
 from remora.cli import main
 from remora.cli.bench_load import mean_times, split_plan
 from remora.cli.load import Plan
@@ -265,30 +266,6 @@ def test_sequences_have_ids_and_their_first_and_last_requests_are_marked(capsys:
         assert flags[:6] == ([(True, False), (False, False), (False, True)] * 2)[: len(flags)]
 
 
-SEQUENCES = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    '''Fails for a sequence that has another length than 3, or two requests that begin it.'''
-
-    def initialize(self, args):
-        self.steps = {}
-
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            id_, start, end = request.correlation_id(), bool(request.flags() & 1), bool(request.flags() & 2)
-            wrong = start == (id_ in self.steps)
-            step = self.steps.pop(id_, 0) + 1
-            if not end:
-                self.steps[id_] = step
-            array = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-            error = pb_utils.TritonError("wrong") if wrong or end != (step == 3) else None
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)], error))
-        return responses
-"""
-
-
 @pytest.mark.parametrize(
     ("seed", "words"), [(1, ()), (2, ("--encoding=json",)), (3, ("--grpc",)), (4, ("--grpc", "--stream"))], ids=str
 )
@@ -308,9 +285,7 @@ def test_a_server_gets_whole_sequences(
 @pytest.fixture(scope="module")
 def sequences(tmp_path_factory: pytest.TempPathFactory, serving: Any) -> Iterator[Any]:
     models = tmp_path_factory.mktemp("sequences") / "models"
-    write_version(models, 1)
-    (models / "m" / "config.pbtxt").write_text(CONFIG + "sequence_batching { direct { } }")
-    (models / "m" / "1" / "model.py").write_text(SEQUENCES)
+    write_counter(models, "m", length=3)
     with serving(models, "--backend-config=python,isolation=thread") as running:
         yield running
 
