@@ -339,6 +339,24 @@ def test_windows_are_shown_on_a_terminal(capsys: pytest.CaptureFixture[str], mon
     assert "req/s, p99 " in shown
 
 
+def test_a_saturated_generator_gets_more_processes_and_says_when_there_are_no_more(
+    server: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any use of a processor counts as saturation here, so that a fast machine takes part, too."""
+    monkeypatch.setattr("remora.cli.bench_load._SATURATED", 1e-9)
+    monkeypatch.setattr("remora.cli.bench_load.usable_cpus", lambda: 4)
+    words = ["bench", "load", "digits", "--url", f"http://127.0.0.1:{server.http}", "--concurrency=8", *SHORT[:3]]
+    assert main([*words, "--json-out"]) == 0
+    shown = capsys.readouterr()
+    assert [line for line in shown.err.splitlines() if "again" in line] == [
+        "the generator is saturated: again with 2 processes",
+        "the generator is saturated: again with 3 processes",
+    ]
+    (level,) = json.loads(shown.out)
+    assert level["generator"]["processes"] == 3
+    assert level["notes"][0].startswith("the generator is saturated (")
+
+
 def test_failures_are_counted_by_reason_and_do_not_count_as_answers(capsys: pytest.CaptureFixture[str]) -> None:
     number = [0]
 
