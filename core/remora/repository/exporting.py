@@ -297,10 +297,7 @@ def model_config(model: Model, isolation: str = "") -> dict[str, Any]:
     if settings.stream:
         config["model_transaction_policy"] = {"decoupled": True}
     fields: list[InputField | OutputField] = [*model.signature.inputs, *model.signature.outputs]
-    documents = [each.name for each in fields if each.kind.is_json]
-    if documents:
-        config["parameters"][JSON_TENSORS] = _text(",".join(documents))
-    return config
+    return _with_documents(config, [(each.name, each) for each in fields])
 
 
 def pipeline_config(pipeline: Pipeline) -> dict[str, Any]:
@@ -327,6 +324,14 @@ def pipeline_config(pipeline: Pipeline) -> dict[str, Any]:
     }
     if pipeline.streams():
         config["model_transaction_policy"] = {"decoupled": True}
+    return _with_documents(config, [*pipeline.inputs().items(), *pipeline.outputs().items()])
+
+
+def _with_documents(config: dict[str, Any], fields: Iterable[tuple[str, InputField | OutputField]]) -> dict[str, Any]:
+    """Return the configuration with the names of the tensors that hold JSON."""
+    documents = [name for name, field in fields if field.kind.is_json]
+    if documents:
+        config.setdefault("parameters", {})[JSON_TENSORS] = _text(",".join(documents))
     return config
 
 

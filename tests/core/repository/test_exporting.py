@@ -12,7 +12,8 @@ import pytest
 
 from remora import Engine
 from remora.config import read_config
-from remora.repository.exporting import Source, parse_source
+from remora.functions import Pipeline, model
+from remora.repository.exporting import Source, parse_source, pipeline_config
 
 APP = """
 import numpy as np
@@ -196,6 +197,19 @@ def test_two_files_of_one_name_are_refused(app: Path, tmp_path: Path) -> None:
     done = _export("remora", "export", str(tmp_path / "out"), f"{app}:scale", f"{other / 'app.py'}:negate")
     assert done.returncode == 1
     assert "has the same module name 'app'; rename one of them" in done.stderr
+
+
+def test_a_pipeline_names_its_tensors_that_hold_json() -> None:
+    @model
+    def split(text: str) -> dict:
+        return {"words": text.split()}
+
+    @model
+    def first(words: dict) -> dict:
+        return {"first": words["words"][0]}
+
+    config = pipeline_config(Pipeline(split.wire(text="text", output="w"), first.wire(words="w", output="answer")))
+    assert config["parameters"] == {"JSON_TENSORS": {"string_value": "answer"}}
 
 
 def test_copied_models_have_a_configuration_that_triton_reads(app: Path, tmp_path: Path) -> None:
