@@ -263,7 +263,7 @@ TESTS_trees := tests/core/backends/trees tests/core/backends/test_trees.py
 WHEELS_trees := xgboost-cpu==3.2.0 lightgbm==4.7.0 treelite==4.8.1 scikit-learn
 WHEELS_formats := torch==2.13.0 transformers==5.23.0 sentence-transformers==6.2.0 scikit-learn==1.9.1 skops==0.16.0 \
     mlflow-skinny==3.17.2 pandas==3.1.1 catboost==1.2.10 pillow==13.0.0 openvino==2026.4.1 $(filter-out scikit-learn,$(WHEELS_trees))
-TESTS_formats := tests/core/formats tests/core/repository/test_files.py tests/e2e/test_served_files.py
+TESTS_formats := tests/core/formats tests/core/repository/test_files.py tests/e2e/test_served_files.py tests/e2e/test_tutorials.py
 
 PEERS := lambda azureml azure-ai-ml storage sagemaker2 sagemaker3 kserve-storage openai openai-newest schemathesis browser docs
 peer-environments: $(VENV)/dev.stamp $(PEERS:%=$(VENV)-%/stamp) $(FRAMEWORKS:%=$(VENV)-%/stamp)  ## create what test-peers, test-backends, test-browser and docs need
@@ -364,12 +364,16 @@ $(PY):
 	@$(PYTHON) -m venv $(VENV)
 
 # The stamps skip a repeated installation; a changed pyproject.toml or constraints.txt installs again.
-# Packages are listed while pip finds them, because the first installation takes a minute. A pipe has the status of its
-# last command, so that the stamp alone tells whether pip succeeded.
+# Packages are listed while pip finds them and counted while it installs them, because the first installation takes a
+# minute. A pipe has the status of its last command, so that the stamp alone tells whether pip succeeded.
 $(VENV)/demo.stamp: $(LOCKED) | $(PY)
 	@echo "installing remora and the example's packages into $(VENV) (once, about a minute)"
-	@rm -f $@; { $(subst --quiet,--progress-bar=off,$(PIP)) --editable '.[demo]' && touch $@; } | \
-	    sed -n -u -e 's/^Collecting \([A-Za-z0-9._-]*\).*/  \1/p' -e 's/^Installing collected packages.*/installing them/p'
+	@rm -f $@; shell=$$$$; \
+	(while sleep 3 && kill -0 $$shell; do set -- $(VENV)/lib/python3*/site-packages/*.dist-info; \
+	    [ $$# -lt 5 ] || [ $$# = "$$last" ] || echo "  $$# packages installed"; last=$$#; done) 2>/dev/null & counter=$$!; \
+	{ $(subst --quiet,--progress-bar=off,$(PIP)) --editable '.[demo]' && touch $@; } | \
+	    sed -n -u -e 's/^Collecting \([A-Za-z0-9._-]*\).*/  \1/p' -e 's/^Installing collected packages.*/installing them/p'; \
+	kill $$counter
 	@test -e $@
 
 $(VENV)/dev.stamp: $(LOCKED) | $(PY)

@@ -234,4 +234,4 @@ def test_what_a_library_saved_is_served_by_its_path_alone(name: str, tmp_path: P
     assert case.holds(answer), answer
     if name == "mlflow":
         assert "making an environment for" in log
-        assert "installing remora-probe" in log
+        assert "installing remora" in log
