@@ -21,8 +21,8 @@ from live_server import until
 from test_docs import blocks_of
 
 TUTORIALS = ROOT / "docs" / "tutorials.md"
-ELSEWHERE = ("pip install ", "docker ", "remora build ", 'python -c "from transformers import pipeline;')
-"""Commands that need a package index, a container engine, a wheel or the hub; tests/containers builds such images."""
+ELSEWHERE = ("pip install ", "docker ", 'python -c "from transformers import pipeline;')
+"""Commands that need a package index, a container engine or the hub; tests/containers builds such images."""
 NEAR = 1e-3
 """Difference of a number that is shown rounded."""
 
@@ -65,6 +65,11 @@ def environment(tmp_path: Path) -> dict[str, str]:
 def test_a_model_of_scikit_learn(tmp_path: Path, environment: dict[str, str]) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install '.[dev]'")
     assert follow("Your scikit-learn model, from training to an image", tmp_path, environment) == 2
+
+
+def test_a_model_of_pytorch(tmp_path: Path, environment: dict[str, str]) -> None:
+    pytest.importorskip("torch", reason="torch is not installed here: make test-formats")
+    assert follow("A PyTorch model", tmp_path, environment) == 2
 
 
 def test_a_folder_of_hugging_face(tmp_path: Path, environment: dict[str, str]) -> None:
