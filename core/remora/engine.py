@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from remora import calls
 from remora.calls import ModelInfo, ModelStats, SequenceReport, ServerInfo
-from remora.errors import ConfigError, RemoraError, RetiredError, UnsupportedError
+from remora.errors import ConfigError, RemoraError, RetiredError, UnavailableError, UnsupportedError
 from remora.in_process import AnswerStream
 from remora.management import CallAnswers
 from remora.messages import Array, Data, InferForm, Outcome, Parameter, Response, Ticket
@@ -154,6 +154,7 @@ class Engine:
         self._export = self._open_export()
         self.start_failures: Mapping[str, RemoraError] = {}
         """Errors of the models that could not be loaded at startup, by model name. They are logged as well."""
+        self._has_begun = False
 
     def _model_calls(self) -> ModelCaller:
         from remora.models.calls import ModelCalls
@@ -170,6 +171,7 @@ class Engine:
 
         Raises RemoraError for the first model that cannot be loaded, unless ``exit_on_error`` is off.
         """
+        self._has_begun = True
         failures = self.start_failures = self._lifecycle.start()
         if self._export is not None:
             self._export.start()
@@ -400,8 +402,14 @@ class Engine:
             streams.append(stream.follow(ticket))
             return ticket
 
+        self._check_start()
         self.submit_to(FrontEnd(submit, _no_arrival), model, version, wait_s=None)
         return streams[0]
+
+    def _check_start(self) -> None:
+        """Raise UnavailableError if nothing loads the models."""
+        if not self._has_begun:
+            raise UnavailableError("the engine has no models yet: use 'with Engine(...) as engine:', or call start()")
 
     def _start(
         self,
@@ -428,6 +436,7 @@ class Engine:
             return served.submit(form, data, reply)
 
         refusal = f"model '{model}' is decoupled: it may give any number of responses to a request; call infer_stream"
+        self._check_start()
         ticket = self.submit_to(FrontEnd(submit, _no_arrival, refusal), model, version, wait_s=None)
         assert ticket is not None
         return ticket, future

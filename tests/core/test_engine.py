@@ -110,6 +110,11 @@ def test_what_would_lose_something_is_refused(engine: Engine, values: Any, text:
     assert text in str(refused.value)
 
 
+def test_an_engine_that_was_not_started_says_how(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match=r"with Engine\(\.\.\.\) as engine:', or call start\(\)"):
+        Engine(tmp_path).infer("m", {"x": [1]})
+
+
 def test_version_id_and_outputs_are_the_requested_ones(engine: Engine) -> None:
     assert engine.infer("m", {"IN": [[1]]}, version=1, outputs=["OUT"]).model_version == 1
     with pytest.raises(InvalidArgumentError, match="unexpected inference output 'NOPE' for model 'm'"):
