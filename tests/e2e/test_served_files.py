@@ -232,6 +232,7 @@ def test_what_a_library_saved_is_served_by_its_path_alone(name: str, tmp_path: P
         log = server.log.read_text()
     assert reply.status == 200, answer
     assert case.holds(answer), answer
+    assert "%|" not in log, "a progress bar"
     if name == "mlflow":
         assert "making an environment for" in log
         assert "installing remora" in log

@@ -33,6 +33,13 @@ class Entities(TypedDict):
     entities: list[list[dict]]  # type: ignore[type-arg]
 
 
+def _transformers(folder: Path) -> Any:
+    """Return the library, without the progress bars that it would write into the server's log."""
+    module = needed("transformers", folder)
+    module.utils.logging.disable_progress_bar()
+    return module
+
+
 class _Pipeline:
     """Task of a pipeline of transformers."""
 
@@ -42,7 +49,7 @@ class _Pipeline:
 
     def setup(self, device: str) -> None:
         """Load the weights onto a device."""
-        self._pipeline = needed("transformers", self.folder).pipeline(
+        self._pipeline = _transformers(self.folder).pipeline(
             self.task,
             model=str(self.folder),
             device=device,
@@ -133,6 +140,7 @@ class _Sentences:
     def setup(self, device: str) -> None:
         """Load the weights onto a device."""
         module = needed("sentence_transformers", self.folder)
+        _transformers(self.folder)
         self._model = module.SentenceTransformer(
             str(self.folder), device=device, trust_remote_code=False, local_files_only=True
         )
@@ -149,7 +157,7 @@ class _MeanPooling:
 
     def setup(self, device: str) -> None:
         """Load the weights onto a device."""
-        transformers = needed("transformers", self.folder)
+        transformers = _transformers(self.folder)
         self._torch = needed("torch", self.folder)
         self._device = device
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
