@@ -39,7 +39,7 @@ SAGEMAKER3_PEERS := sagemaker==3.27.0
 DOCS_TOOLS := mkdocs==1.6.1 mkdocs-material==9.8.1
 LITSERVE_PEERS := litserve==0.2.19 numpy
 BENTOML_PEERS := bentoml==1.4.39 numpy
-BROWSER_PEERS := playwright==1.65.2
+BROWSER_PEERS := playwright==1.65.2 nbclient==0.11.0 ipykernel==7.4.0
 # Clients of OpenAI's routes. The others do not work with OpenAI's newest package yet.
 OPENAI_PEERS := openai==2.54.0 litellm==1.106.2 langchain-openai==1.7.3 instructor==1.17.0 openai-agents==0.20.0
 OPENAI_NEWEST_PEERS := openai==3.54.0
@@ -204,9 +204,9 @@ test-load: $(VENV)/dev.stamp $(LOAD_PEERS:%=$(VENV)-%/stamp)  ## compare bench l
 test-kserve: $(VENV)/dev.stamp $(VENV)-storage/stamp $(VENV)-kserve-storage/stamp  ## test with KServe's storage, client and server, and moto's S3
 	$(PY) -m pytest tests/adapters/test_kserve.py tests/adapters/test_kserve_peers.py -rP $(T)
 
-# Needs Chromium; without it the tests are skipped by name. Screenshots are kept in build/screenshots.
-test-browser: $(VENV)/dev.stamp $(VENV)-browser/stamp  ## try the page at / in a headless Chromium, if installed
-	BROWSER_PYTHON=$(CURDIR)/$(VENV)-browser/bin/python $(PY) -m pytest tests/e2e/test_home_page.py -rs $(T)
+# Without Chromium the tests of the page are skipped by name. Screenshots are kept in build/screenshots.
+test-browser: $(VENV)/dev.stamp $(VENV)-browser/stamp  ## try the page at / in a headless Chromium, if installed, and functions in a Jupyter kernel
+	BROWSER_PYTHON=$(CURDIR)/$(VENV)-browser/bin/python $(PY) -m pytest tests/e2e/test_home_page.py tests/e2e/test_notebooks.py -rs $(T)
 
 pictures: $(VENV)/dev.stamp $(VENV)-browser/stamp  ## take the pictures of the README again, with Chromium
 	KEEP_PICTURES=1 BROWSER_PYTHON=$(CURDIR)/$(VENV)-browser/bin/python $(PY) -m pytest tests/e2e/test_home_page.py -rs -k pictures

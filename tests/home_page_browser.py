@@ -118,6 +118,9 @@ def visit(url: str, folder: Path, chromium: str, files: Path) -> dict[str, Any]:
         narrow = browser.new_page(viewport={"width": 360, "height": 740}, color_scheme="dark")
         narrow.goto(f"{url}#total")
         narrow.wait_for_selector("#input-x")
+        seen["backgrounds"] = [
+            each.evaluate("getComputedStyle(document.body).backgroundColor") for each in (page, narrow)
+        ]
         seen["narrow_width"] = narrow.evaluate("document.documentElement.scrollWidth")
         narrow.screenshot(path=str(folder / "narrow.png"), full_page=True)
         narrow.click("#server-view")

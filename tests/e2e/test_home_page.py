@@ -420,6 +420,11 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(seen: dict[str, Any]) -> No
     assert (SCREENSHOTS / "narrow.png").stat().st_size > 5_000
 
 
+def test_the_colours_follow_the_system(seen: dict[str, Any]) -> None:
+    light, dark = (sum(map(int, re.findall(r"\d+", each)[:3])) for each in seen["backgrounds"])
+    assert dark < 150 < 600 < light
+
+
 def test_the_explanation_and_the_start_are_readable_tables(seen: dict[str, Any]) -> None:
     assert "Why batches ran" in seen["explain"]
     assert "{" not in seen["explain"]
