@@ -279,7 +279,8 @@ def _copied(data: Data) -> Data:
         return data
     if isinstance(data, list):
         return [bytes(each) for each in data]
-    return np.array(data) if isinstance(data, np.ndarray) else bytes(data)
+    there: Any = _on_host(data)
+    return np.array(there) if isinstance(there, np.ndarray) else bytes(there)
 
 
 def copied_outputs(response: Response) -> list[Tensor]:

@@ -78,6 +78,20 @@ def test_a_request_is_offered_after_its_answer_is_sent() -> None:
     assert step.data[2:] == [[b"x"], None, b"y"]
 
 
+def test_tensors_of_a_device_are_copied_to_the_host() -> None:
+    class OnDevice:
+        nbytes = 4
+
+        def host(self) -> np.ndarray[Any, Any]:
+            return np.array([7], np.float32)
+
+    bench = _Bench()
+    bench.begin(data=[OnDevice()])(None, Response([Tensor("y", "FP32", OnDevice())]))  # type: ignore[arg-type]
+    (recording,) = bench.offered
+    assert _values(recording) == [[7.0]]
+    assert np.array_equal(recording.steps[0].data[0], [7])  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("error", [InternalError("broken"), CancelledError("gone")])
 def test_a_request_that_fails_is_not_copied(error: Any) -> None:
     bench = _Bench()

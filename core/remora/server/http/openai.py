@@ -360,7 +360,12 @@ class _Call:
         self, query: Query, model: ServedModel, generation: Generation, adapter: str, timeout_ns: int
     ) -> Cancellable:
         if timeout_ns and self._routes.engine.options.refuse_late:
-            refuse_if_late(generation.engine.stats(), timeout_ns)
+            try:
+                refuse_if_late(generation.engine.stats(), timeout_ns)
+            except RemoraError as error:
+                if self._count is not None:
+                    self._count(error)
+                raise
         if not model.acquire():
             raise UnavailableError(f"the model '{model.name}' is being unloaded")
         traces = self._routes.engine.traces

@@ -302,20 +302,22 @@ async def test_two_hundred_requests_at_their_deadline_leave_their_rows_to_one_th
 
 @running
 async def test_with_refuse_late_a_request_whose_first_token_would_come_too_late_is_refused() -> None:
-    server = Server()
+    canary = FakeModel("from the canary")
+    server = Server(routed := FakeRouted(canary))
     server.engine.options = replace(server.engine.options, refuse_late=True)
     headers = ((b"x-request-timeout-ms", b"50"),)
-    server.model.step_ns = 20_000_000
+    canary.step_ns = 20_000_000
     _, first = server.ask(max_tokens=4, headers=headers)  # nothing has been measured yet
-    assert (await server.answer(first))[0] == 200
+    assert (await server.answer(first, canary))[0] == 200
     for _ in range(40):
         server.ask(max_tokens=900, ignore_eos=True)
-    await server.turn()
+    await server.turn(runs=canary)
     _, late = server.ask(headers=headers)
     (answer,) = late.answers
     assert answer.status == 429
     assert int(dict(answer.headers)[b"Retry-After"]) >= 1
     assert b"after the deadline of 50 ms" in answer.body[0]
+    assert isinstance(routed.counted[-1], RemoraError)  # it counts against its version
     _, patient = server.ask()
     assert patient.answers == []
 
