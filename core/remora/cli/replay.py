@@ -6,14 +6,21 @@ import argparse
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from remora.cli.client import HttpClient, model_path, open_client
 from remora.cli.output import UsageError
+from remora.cli.scoring.sources import import_parquet
 from remora.errors import NotFoundError
+from remora.storage.location import is_url
+from remora.storage.stored_file import open_stored
 from remora.traffic.captured import CapturedError, Exchange, answer_of, difference, exchange_of, request_of
 
+_SUFFIXES = (".jsonl", ".parquet")
 SAME, DIFFERS, FAILED, SKIPPED = "same", "differs", "failed", "skipped"
 
 
@@ -25,13 +32,13 @@ def replay(options: argparse.Namespace) -> int:
     client = open_client(options)
     counts: Counter[str] = Counter()
     try:
-        for number, exchange in _exchanges(options.file):
+        for place, exchange in _exchanges(options.file):
             if options.model and exchange.model != options.model:
                 continue
             outcome, why = _sent(client, exchange, options.relative, options.absolute)
             counts[outcome] += 1
             if outcome in (DIFFERS, FAILED) and counts[DIFFERS] + counts[FAILED] <= options.show:
-                print(f"{options.file}:{number}: {exchange.model}: {outcome}: {why}")
+                print(f"{place}: {exchange.model}: {outcome}: {why}")
             if sum(counts.values()) == options.most:
                 break
     finally:
@@ -46,25 +53,81 @@ def replay(options: argparse.Namespace) -> int:
     return int(counts[DIFFERS] + counts[FAILED] > 0)
 
 
-def _exchanges(path: Path) -> Iterator[tuple[int, Exchange]]:
-    """Yield the exchanges that the file holds now.
+def _exchanges(place: str) -> Iterator[tuple[str, Exchange]]:
+    """Yield the exchanges of a file, a folder or a bucket with their places.
 
-    A server may capture the replayed requests in it.
+    Files are read in the order of their names.
+    A server may capture the replayed requests in the same place: what it adds meanwhile is not read. Raises UsageError,
+    RemoraError.
     """
-    try:
-        with path.open("rb") as file:
-            end = os.fstat(file.fileno()).st_size
-            for number, line in enumerate(file, 1):
-                if file.tell() > end:
-                    return
+    for name, opened in _remote_files(place) if is_url(place) else _local_files(Path(place)):
+        try:
+            with opened() as file:
+                numbered = enumerate(_parquet(file) if name.endswith(".parquet") else _lines(file), 1)
+                number = 0
                 try:
-                    yield number, exchange_of(line)
+                    for number, exchange in numbered:
+                        yield f"{name}:{number}", exchange
                 except CapturedError as error:
                     raise UsageError(
-                        f"{path}:{number}: {error}; such files are written by 'serve --capture'"
+                        f"{name}:{number + 1}: {error}; such files are written by 'serve --capture'"
                     ) from error
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+        except OSError as error:
+            raise UsageError(f"{name}: cannot be read: {error.strerror or error}") from error
+
+
+Files = Iterable[tuple[str, Callable[[], BinaryIO]]]
+"""Names of files, each with the function that opens it."""
+
+
+def _local_files(path: Path) -> Files:
+    names = [path]
+    if path.is_dir():
+        names = sorted(each for each in path.iterdir() if is_captured(each.name))
+        if not names:
+            raise UsageError(f"{path}: the folder has no files of captured requests ({', '.join(_SUFFIXES)})")
+    return [(str(each), partial(_open, each)) for each in names]
+
+
+def _open(path: Path) -> BinaryIO:
+    return path.open("rb")
+
+
+def _remote_files(url: str) -> Files:
+    from remora.repository.clouds import open_storage  # imported here, because most files are local
+
+    storage, _ = open_storage(url)
+    items = []
+    if is_captured(url):
+        with suppress(NotFoundError):
+            items = [storage.find()]
+    if items:
+        return [(url, partial(open_stored, storage, items[0]))]
+    items = sorted((each for each in storage.listing() if is_captured(each.path)), key=lambda each: each.path)
+    if not items:
+        raise NotFoundError(f"'{url}' has no files of captured requests ({', '.join(_SUFFIXES)})")
+    return [(f"{url.rstrip('/')}/{each.path}", partial(open_stored, storage, each)) for each in items]
+
+
+def is_captured(name: str) -> bool:
+    """Return True for the name of a file with captured requests."""
+    return name.endswith(_SUFFIXES) and not name.rpartition("/")[2].startswith(".")
+
+
+def _lines(file: BinaryIO) -> Iterator[Exchange]:
+    end = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    for line in file:
+        if file.tell() > end:
+            return
+        yield exchange_of(line)
+
+
+def _parquet(file: BinaryIO) -> Iterator[Exchange]:
+    from remora.traffic.captured_parquet import read_parquet
+
+    import_parquet("--capture")
+    return read_parquet(file)
 
 
 def _sent(client: HttpClient, exchange: Exchange, relative: float, absolute: float) -> tuple[str, str]:

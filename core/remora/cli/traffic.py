@@ -175,10 +175,15 @@ def add_replay(commands: Any, count: Count, number: Callable[[str], float]) -> a
     parser: argparse.ArgumentParser = commands.add_parser(
         "replay",
         help="send captured requests again and compare the answers",
-        description="Send the requests of a file that 'remora serve --capture FILE' has written to a server, in their "
-        "order, and compare the answers with the captured ones. The exit code is 1 if an answer differs.",
+        description="Send the requests that 'remora serve --capture' has written to a server, in their order, and "
+        "compare the answers with the captured ones. The exit code is 1 if an answer differs.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="file of captured requests")
+    parser.add_argument(
+        "file",
+        metavar="FILE|URL",
+        help="file of captured requests (.jsonl, .parquet), or folder of such files; local or in a bucket (s3://, "
+        "gs://, az://)",
+    )
     server = parser.add_mutually_exclusive_group(required=True)
     server.add_argument("--against", dest="url", default="", metavar="URL", help="URL of the server")
     server.add_argument("--profile", default="", metavar="NAME", help="server of the file of profiles, with its key")

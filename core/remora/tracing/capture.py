@@ -1,22 +1,25 @@
 """Capture of inference requests with their answers, for `remora replay`.
 
-Tensors are copied when a request is submitted and answered; a thread prints and writes them as lines of JSON. What does
-not fit its queue or the file is dropped and counted.
+Tensors are copied when a request is submitted and answered; a thread prints and writes them as lines of JSON, or as
+Parquet. What does not fit its queue or the file is dropped and counted.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from remora.errors import ConfigError, RemoraError
+from remora.errors import ConfigError, RemoraError, UnsupportedError
 from remora.messages import Data, InferForm, Outcome, Response, Streamed, Ticket
 from remora.system.clock import Clock
+from remora.system.install_advice import install_command
 from remora.tracing.line_file import (
     LineFile,
     Redactions,
@@ -33,20 +36,23 @@ from remora.traffic.captured import CapturedTensor, Exchange, line_of
 _ROOM_BYTES = 64 << 20
 _END_S = 3.0
 _OVERHEAD_BYTES = 512
+_PARQUET_BYTES = 16_384
+"""Room for the description that is in each Parquet file."""
 PART_BYTES = 16 << 20
-"""Size of a part of the lines in an object store."""
+"""Size of a part in an object store or in a folder of Parquet files."""
 PART_NS = 60_000_000_000
-"""Age beyond which a part is uploaded with the next request."""
+"""Age beyond which a part is written with the next request."""
 Reply = Callable[[Ticket, Outcome], None]
 Upload = Callable[[str, Path], None]
-"""Writes a local file to an object store under a name."""
+"""Writes a local file to an object store or a folder under a name."""
 
 
 class CaptureSettings(NamedTuple):
     """What is captured.
 
     Attributes:
-        path: the file, to which lines are appended; not used for an object store.
+        path: the file, to which lines are appended, or the folder of Parquet files; only its suffix counts for an
+            object store.
         share: share of the requests, at most 1.
         most_bytes: size of the file at which capturing ends.
         redacted: tensors whose values are left out.
@@ -56,6 +62,11 @@ class CaptureSettings(NamedTuple):
     share: float
     most_bytes: int
     redacted: Redactions
+
+    @property
+    def is_parquet(self) -> bool:
+        """True for Parquet files instead of JSON lines."""
+        return self.path.suffix == ".parquet"
 
 
 def capture_settings(path: str, share: str, most_bytes: int, redact: Sequence[str]) -> CaptureSettings:
@@ -77,14 +88,15 @@ class _Line(NamedTuple):
 
 
 class _Parts:
-    """Destination in an object store, with an object for each part of the lines.
+    """Destination with a file for each part of the exchanges: JSON lines, or Parquet.
 
-    A part is kept in a temporary file until it is large or old. If it cannot be uploaded, it is kept for the next try,
-    and further lines are dropped once it is full.
+    A part is kept in memory until it is large or old. If it cannot be uploaded, it is kept for the next try, and
+    further exchanges are dropped once it is full.
     """
 
     def __init__(self, settings: CaptureSettings, upload: Upload, clock: Clock, full: Callable[[], None]) -> None:
         self._most = settings.most_bytes
+        self._parquet = settings.is_parquet
         self._upload = upload
         self._clock = clock
         self._full = full
@@ -92,45 +104,88 @@ class _Parts:
         self._count = 0
         self._uploaded = 0
         self._begin_ns = 0
+        self._lines: list[bytes] = []
+        self._exchanges: list[Exchange] = []
+        self._size = 0
         self._lock = threading.Lock()
-        self._folder = tempfile.TemporaryDirectory(prefix="remora-capture-")
-        self._part = Path(self._folder.name, "part.jsonl")
-        self._file = self._part.open("wb")
 
     def write(self, lines: Sequence[_Line]) -> None:
-        """Add lines, and upload the part that is large or old. Raises RemoraError."""
+        """Add exchanges, and upload the part that is large or old.
+
+        Raises RemoraError, OSError.
+        """
         with self._lock:
             for each in lines:
-                line = line_of(each.exchange)
-                size = self._file.tell()
-                if self._uploaded + size + len(line) > self._most:
+                line = b"" if self._parquet else line_of(each.exchange)
+                size = each.size if self._parquet else len(line)
+                if self._uploaded + self._size + size + (_PARQUET_BYTES if self._parquet else 0) > self._most:
                     self._full()
                     break
                 now_ns = self._clock.monotonic_ns()
-                if size and (size + len(line) > PART_BYTES or now_ns - self._begin_ns > PART_NS):
+                if self._size and (self._size + size > PART_BYTES or now_ns - self._begin_ns > PART_NS):
                     self._end_part()
-                if not self._file.tell():
+                if not self._size:
                     self._begin_ns = now_ns
-                self._file.write(line)
+                if self._parquet:
+                    self._exchanges.append(each.exchange)
+                else:
+                    self._lines.append(line)
+                self._size += size
 
     def close(self) -> None:
-        """Upload the last part. Raises RemoraError."""
+        """Upload the last part. Raises RemoraError, OSError."""
         with self._lock:
-            try:
-                if self._file.tell():
-                    self._end_part()
-            finally:
-                self._file.close()
-                self._folder.cleanup()
+            if self._size:
+                self._end_part()
 
     def _end_part(self) -> None:
-        self._file.flush()
         time = utc(self._clock.wall_ms()).partition("+")[0].replace(":", "")
-        self._upload(f"{time}-{self._series}-{self._count:06d}.jsonl", self._part)
+        name = f"{time}-{self._series}-{self._count:06d}{'.parquet' if self._parquet else '.jsonl'}"
+        with tempfile.TemporaryDirectory(prefix="remora-capture-") as folder:
+            part = Path(folder, name)
+            if self._parquet:
+                from remora.traffic.captured_parquet import write_parquet  # imported here, because it is usually off
+
+                write_parquet(self._exchanges, part)
+            else:
+                part.write_bytes(b"".join(self._lines))
+            size = part.stat().st_size
+            if self._uploaded + size <= self._most:
+                self._upload(name, part)
+            else:
+                self._full()
         self._count += 1
-        self._uploaded += self._file.tell()
-        self._file.seek(0)
-        self._file.truncate()
+        self._uploaded += size
+        self._lines.clear()
+        self._exchanges.clear()
+        self._size = 0
+
+
+def _folder_upload(path: Path) -> Upload:
+    """Return the function that moves parts to a folder.
+
+    Raises ConfigError if the folder cannot be made.
+    """
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--capture={path}: cannot be written: {error.strerror}") from error
+
+    def upload(name: str, part: Path) -> None:
+        partial = path / f".{name}"
+        shutil.copyfile(part, partial)
+        partial.replace(path / name)  # readers see whole files alone
+
+    return upload
+
+
+def _check_pyarrow(settings: CaptureSettings) -> None:
+    """Raise UnsupportedError for Parquet without the package that writes it."""
+    if settings.is_parquet and importlib.util.find_spec("pyarrow") is None:
+        raise UnsupportedError(
+            f"--capture={settings.path}: Parquet needs pyarrow, which is not installed. Install it with: "
+            f"{install_command('parquet')}"
+        )
 
 
 class Capture:
@@ -141,13 +196,16 @@ class Capture:
         clock: the engine's.
         upload: writes a file to the object store; None for a local file.
 
-    Raises ConfigError if the file cannot be written.
+    Raises ConfigError if the file cannot be written, UnsupportedError without the package for Parquet.
     """
 
     def __init__(self, settings: CaptureSettings, clock: Clock, upload: Upload | None = None) -> None:
         self._settings = settings
         self._clock = clock
         self._full = False
+        _check_pyarrow(settings)
+        if upload is None and settings.is_parquet:
+            upload = _folder_upload(settings.path)
         sink = self._file() if upload is None else _Parts(settings, upload, clock, self._end)
         self._writer = TraceWriter[_Line](sink, room=_ROOM_BYTES, what="captured requests")
 

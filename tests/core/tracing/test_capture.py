@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 from live_server import write_version
 from object_store import object_store
 from remora.engine import Engine
-from remora.errors import ConfigError
+from remora.errors import ConfigError, UnsupportedError
 from remora.tracing import capture
 from remora.tracing.capture import capture_settings
+from remora.traffic.captured import Exchange
+from remora.traffic.captured_parquet import read_parquet
 
 
 def captured(tmp_path: Path, *values: int, **settings: Any) -> list[dict[str, Any]]:
@@ -126,3 +129,69 @@ def test_a_bucket_that_cannot_be_written_keeps_no_request_from_its_answer(
 def test_a_web_server_is_no_place_for_captured_requests(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a file or a bucket"):
         captured(tmp_path, capture="https://example.com/kept")
+
+
+def in_parquet(tmp_path: Path, *values: int, **settings: Any) -> list[list[Exchange]]:
+    """The exchanges in each file of the folder that an engine writes."""
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install '.[parquet]'")
+    write_version(tmp_path / "models", 2)
+    folder = tmp_path / "requests.parquet"
+    options = {"backend_config": ("python,isolation=thread",), "capture": str(folder), **settings}
+    with Engine(model_repository=(tmp_path / "models",), **options) as engine:
+        assert engine.capture is not None
+        for value in values:
+            engine.infer("m", {"IN": np.full((1, 1), value, np.int32)})
+            assert engine.capture.flush(30.0)
+    assert all(file.suffix == ".parquet" and not file.name.startswith(".") for file in folder.iterdir())
+    return [list(read_parquet(io.BytesIO(file.read_bytes()))) for file in sorted(folder.iterdir())]
+
+
+def test_a_folder_gets_parquet_files(tmp_path: Path) -> None:
+    (found,) = in_parquet(tmp_path, 1, 2)
+    assert [each.inputs[0].values().tolist() for each in found] == [[1], [2]]
+    assert [each.answers[0][0].values().tolist() for each in found] == [[2], [4]]
+
+
+def test_a_parquet_file_ends_when_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "PART_BYTES", 1)
+    assert [len(part) for part in in_parquet(tmp_path, 1, 2, 3)] == [1, 1, 1]
+
+
+def test_values_of_redacted_tensors_are_not_in_a_parquet_file(tmp_path: Path) -> None:
+    ((found,),) = in_parquet(tmp_path, 77_777, capture_redact=("m:IN",))
+    assert found.inputs[0].content is None
+    assert found.answers[0][0].content is not None
+
+
+def test_parquet_files_never_exceed_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "PART_BYTES", 1)
+    found = in_parquet(tmp_path, *range(20), capture_max_bytes=40_000)
+    assert 0 < len(found) < 20
+    assert sum(file.stat().st_size for file in (tmp_path / "requests.parquet").iterdir()) <= 40_000
+
+
+def test_a_file_in_the_place_of_the_folder_ends_the_start(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install '.[parquet]'")
+    (tmp_path / "requests.parquet").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        in_parquet(tmp_path)
+
+
+def test_parquet_without_pyarrow_ends_the_start_with_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture.importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(UnsupportedError, match=r"needs pyarrow, which is not installed.*pip install.*parquet"):
+        captured(tmp_path, capture=str(tmp_path / "requests.parquet"))
+
+
+def test_a_bucket_gets_parquet_files(bucket: dict[str, bytes], tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install '.[parquet]'")
+    write_version(tmp_path / "models", 2)
+    options = {"backend_config": ("python,isolation=thread",), "capture": "s3://bucket/today.parquet"}
+    with Engine(model_repository=(tmp_path / "models",), **options) as engine:
+        engine.infer("m", {"IN": np.full((1, 1), 5, np.int32)})
+    ((name, data),) = bucket.items()
+    assert name.startswith("today.parquet/")
+    (found,) = read_parquet(io.BytesIO(data))
+    assert found.inputs[0].values().tolist() == [5]

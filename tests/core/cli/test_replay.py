@@ -1,0 +1,118 @@
+"""Places of captured requests that `remora replay` reads: files, folders and buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from object_store import ObjectStore, object_store
+from remora.cli import replay
+from remora.cli.output import UsageError
+from remora.errors import NotFoundError, UnsupportedError
+from remora.traffic.captured import CapturedTensor, Exchange, line_of
+from remora.traffic.captured_parquet import write_parquet
+
+
+def exchange(value: int) -> Exchange:
+    tensor = CapturedTensor("IN", "INT32", (1, 1), np.int32(value).tobytes())
+    time = "2026-01-02T03:04:05.678+00:00"
+    return Exchange("m", "1", time, str(value), {}, [tensor], [], [[tensor]], "", 1)
+
+
+def parquet_of(tmp_path: Path, *values: int) -> bytes:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install '.[parquet]'")
+    path = tmp_path / "made.parquet"
+    write_parquet([exchange(value) for value in values], path)
+    data = path.read_bytes()
+    path.unlink()
+    return data
+
+
+def lines_of(*values: int) -> bytes:
+    return b"".join(line_of(exchange(value)) for value in values)
+
+
+def read(place: object) -> list[tuple[str, int]]:
+    return [(where, int(found.id)) for where, found in replay._exchanges(str(place))]
+
+
+def test_a_folder_is_read_in_the_order_of_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / "requests.parquet"
+    folder.mkdir()
+    (folder / "b.parquet").write_bytes(parquet_of(tmp_path, 3, 4))
+    (folder / "a.jsonl").write_bytes(lines_of(1, 2))
+    (folder / ".c.parquet").write_bytes(b"a part that is being written")
+    (folder / "notes.txt").write_text("notes")
+    expected = [("a.jsonl:1", 1), ("a.jsonl:2", 2), ("b.parquet:1", 3), ("b.parquet:2", 4)]
+    assert [(where.rpartition("/")[2], value) for where, value in read(folder)] == expected
+    assert [value for _, value in read(folder / "b.parquet")] == [3, 4]
+
+
+def test_a_folder_without_captured_requests_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no files of captured requests"):
+        read(tmp_path)
+
+
+def test_a_damaged_row_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(lines_of(1) + b"{}\n")
+    with pytest.raises(UsageError, match=r"requests\.jsonl:2: not a captured request"):
+        read(path)
+    path = tmp_path / "requests.parquet"
+    path.write_bytes(b"{}")
+    with pytest.raises(UsageError, match=r"requests\.parquet:1: not a file of captured requests"):
+        read(path)
+
+
+def test_parquet_without_pyarrow_is_refused_with_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "requests.parquet"
+    path.write_bytes(b"PAR1")
+
+    def missing(name: str) -> Any:
+        raise UnsupportedError(f"'{name}': Parquet needs pyarrow")
+
+    monkeypatch.setattr(replay, "import_parquet", missing)
+    with pytest.raises(UnsupportedError, match="needs pyarrow"):
+        read(path)
+
+
+VARIABLES = {
+    "AWS_ENDPOINT_URL": "{url}",
+    "AWS_ALLOW_HTTP": "true",
+    "AWS_ACCESS_KEY_ID": "id",
+    "AWS_SECRET_ACCESS_KEY": "key",
+    "AWS_REGION": "eu-west-1",
+}
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[s3]'")
+    with object_store() as store:
+        for name, value in VARIABLES.items():
+            monkeypatch.setenv(name, value.format(url=store.url))
+        yield store
+
+
+def test_a_bucket_is_read_by_folder_and_by_file(store: ObjectStore, tmp_path: Path) -> None:
+    for name, content in {
+        "kept/today/1.jsonl": lines_of(1),
+        "kept/today/2.parquet": parquet_of(tmp_path, 2, 3),
+        "kept/today/notes.txt": b"notes",
+        "kept/all.parquet/1.parquet": parquet_of(tmp_path, 4),
+    }.items():
+        store.put("bucket", name, content)
+    root = "s3://bucket/kept"
+    expected = [(f"{root}/today/1.jsonl:1", 1), (f"{root}/today/2.parquet:1", 2), (f"{root}/today/2.parquet:2", 3)]
+    assert read(f"{root}/today/") == expected
+    assert read(f"{root}/today/2.parquet") == expected[1:]
+    assert read(f"{root}/today/1.jsonl") == expected[:1]
+    assert [value for _, value in read(f"{root}/all.parquet")] == [4]
+    with pytest.raises(NotFoundError, match="no files of captured requests"):
+        read("s3://bucket/none")
