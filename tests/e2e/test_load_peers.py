@@ -28,7 +28,7 @@ from remora.proto.inference_pb2 import ModelInferRequest
 
 pytestmark = pytest.mark.skipif(not os.environ.get("TEST_LOAD_PEERS"), reason="takes minutes: run make test-load")
 
-CONNECTIONS, SECONDS, PAIRS = 8, 4, 5
+CONNECTIONS, SECONDS, PAIRS = 8, 4, 7
 WITHIN = 0.05
 MODEL = """
 import time
@@ -36,7 +36,7 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
-        time.sleep(0.06)
+        time.sleep(0.12)
         arrays = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("y", array)]) for array in arrays]
 """
