@@ -47,14 +47,29 @@ def negate(y: list[float]) -> list[float]:
 def double(y: list[float]) -> list[float]:
     return [2 * each for each in y]
 
+@remora.model(batch=8)
+def describe(y: list[float]) -> list[dict]:
+    return [{"value": each} for each in y]
+
 both = negate >> double
+told = negate >> describe
 """
+GOLDEN = {
+    "tests": [
+        {
+            "name": "one",
+            "inputs": [{"name": "y", "shape": [1, 1], "datatype": "FP64", "data": [1]}],
+            "outputs": [{"name": "output", "shape": [1, 1], "datatype": "FP64", "data": [-1]}],
+        }
+    ]
+}
 
 
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     folder = tmp_path_factory.mktemp("exported")
     (folder / "app.py").write_text(APP)
+    (folder / "negate.tests.json").write_text(json.dumps(GOLDEN))
     words = [sys.executable, "-m", "remora", "export", str(folder / "models"), str(folder / "app.py")]
     subprocess.run(words, check=True, capture_output=True)
     ports = free_ports(3)
@@ -106,3 +121,8 @@ def test_a_refusal_has_its_text(port: int) -> None:
 def test_a_pipeline_is_an_ensemble(port: int) -> None:
     status, answer = _infer(port, "both", "y", "FP64", [2, 1], [1, 2])
     assert (status, answer["outputs"][0]["data"]) == (200, [-2.0, -4.0])
+
+
+def test_a_pipeline_may_answer_json_beside_golden_tests(port: int) -> None:
+    status, answer = _infer(port, "told", "y", "FP64", [1, 1], [1])
+    assert (status, [json.loads(each) for each in answer["outputs"][0]["data"]]) == (200, [{"value": -1.0}])
