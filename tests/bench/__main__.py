@@ -29,6 +29,7 @@ ORDER = (
     "streams",
     "fronts",
     "access_log",
+    "keys",
     "storage",
 )
 

@@ -141,7 +141,10 @@ class AccessWriter:
         self._offset_ns = self._clock.wall_ms() * 1_000_000 - self.now_ns()
 
     def pass_on(self) -> None:
-        """Print the entries and pass their lines to the thread, or drop them if too many wait for it."""
+        """Print the entries and pass their lines to the thread.
+
+        They are dropped if too many wait for it.
+        """
         entries, self._entries = self._entries, []
         printer, offset_ns = self._printer, self._offset_ns
         self._begin_batch()

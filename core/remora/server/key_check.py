@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Container, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from remora.messages import Buffer
 from remora.protocols.api_keys import (
@@ -69,6 +69,9 @@ _MISSING = "this server requires an API key: send it as 'X-API-Key: KEY' or 'Aut
 _MISSING_TOKEN = "this server requires a token or an API key: send it as 'Authorization: Bearer TOKEN'"
 _UNKNOWN = "the API key is not valid on this server"
 _MOST_USAGES = 4096
+_MOST_DECIDED, _MOST_PATH = 4096, 256
+"""Remembered decisions, so that a head never seen costs no more than a lookup, and the longest path of one."""
+_UNKNOWN_REQUEST: tuple[None, None] = (None, None)
 
 
 class Usage:
@@ -136,6 +139,8 @@ class _CountedExchange(ForwardingExchange):
 
 T = TypeVar("T")
 R = TypeVar("R")
+_DecidedCalls = dict[tuple[bytes, bytes | None], "Usage | None"]
+"""Counts of permitted gRPC calls, None without limits, by path and credential."""
 
 
 class Denial(NamedTuple):
@@ -247,6 +252,7 @@ class KeyCheck:
         self._logged_at = -_LOG_S
         self._lock = threading.Lock()
         self._usages: dict[str, Usage] = {}
+        self._decided_calls: _DecidedCalls = {}
         self._timer: asyncio.TimerHandle | None = None
         self.denied = {"no key": 0, "wrong key": 0, "too many wrong keys": 0}
         """Requests refused for want of a valid key, by reason."""
@@ -299,8 +305,9 @@ class KeyCheck:
             _log.info("%d API keys from %s", len(self.keys), self._path)
 
     def renew(self) -> None:
-        """Have all decisions made again that are remembered with heads."""
+        """Have all decisions made again that are remembered."""
         self.epoch = object()
+        self._decided_calls.clear()
 
     # -- ports ------------------------------------------------------------------------------------------------------
 
@@ -311,19 +318,14 @@ class KeyCheck:
     def over_calls(self, open_call: OpenRequest) -> OpenRequest:
         """Return what opens gRPC calls behind the check of keys."""
 
-        def decide(fields: Fields) -> Opener:
-            path = ""
-            for name, value in fields:
-                if name == b":path":
-                    path = value.decode("latin-1")
-                    break
-            caller, permission = self.caller(fields), permission_of_call(path)
-            if permission and (caller is None or permission not in caller.permissions):
-                return partial(_refuse_call, self, path, fields)
-            usage = self.usage_of(caller)
-            return open_call(fields) if usage is None else partial(_open_counted, usage, open_call(fields))
+        return partial(_CheckedCall, self, self._decided_calls, open_call)
 
-        return partial(self.renewed, decide)
+    def decide_call(self, path: bytes, fields: Fields) -> Usage | Literal[False] | None:
+        """Return False if a call is not permitted, else the count of a limited caller's requests."""
+        caller, permission = self.caller(fields), permission_of_call(path.decode("latin-1"))
+        if permission and (caller is None or permission not in caller.permissions):
+            return False
+        return self.usage_of(caller)
 
     def renewed(self, decide: Callable[[T], Callable[..., R]], subject: T) -> Callable[..., R]:
         """Return what ``decide(subject)`` returns, decided again after `renew`."""
@@ -471,6 +473,8 @@ class _Guarded:
         self._keys = keys
         self._open: Container[str] = service.open_paths if isinstance(service, OpenService) else ()
         self._routes = routes_of(service)
+        self._epoch = keys.epoch
+        self._permitted: dict[tuple[str, str, bytes | None], tuple[Caller, Usage | None]] = {}
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request; see `Service.handle`."""
@@ -485,17 +489,28 @@ class _Guarded:
         return self._keys.reads_body(head, self._routes)
 
     def _decide(self, head: Head) -> Answerer:
-        caller = self._keys.caller(head.headers)
-        if caller is None and not self._is_open(head):
-            return partial(self._refuse, head)
-        if caller is not None and (denial := denial_of(caller, permission_of_head(head, self._routes))) is not None:
-            return partial(respond, _rendered(denial, head.path))
+        keys = self._keys
+        if keys.epoch is not self._epoch:
+            self._epoch, self._permitted = keys.epoch, {}
+        request = head.method, head.path, credential_of(head.headers)
+        caller, usage = self._permitted.get(request, _UNKNOWN_REQUEST)
+        if caller is None:
+            caller = keys.caller(head.headers)
+            if caller is None and not self._is_open(head):
+                return partial(self._refuse, head)
+            if caller is not None:
+                denial = denial_of(caller, permission_of_head(head, self._routes))
+                if denial is not None:
+                    return partial(respond, _rendered(denial, head.path))
+                usage = keys.usage_of(caller)
+                # A route of a platform may depend on other headers, too.
+                if not self._routes and len(head.path) <= _MOST_PATH and len(self._permitted) < _MOST_DECIDED:
+                    self._permitted[request] = caller, usage
         if head.notes is not None or caller is None:  # notes may hold what was decided about another key
             head = head.to(head.path)
         head.caller = caller
         if caller is None:
             head.query = ""  # the details of a probe are for holders of a key
-        usage = self._keys.usage_of(caller)
         return self._bind(head) if usage is None else partial(_count, usage, head.path, self._bind(head))
 
     def _is_open(self, head: Head) -> bool:
@@ -526,6 +541,44 @@ def _count(usage: Usage, path: str, answer: Answerer, body: Buffer, exchange: Ex
 
 
 # -- gRPC -------------------------------------------------------------------------------------------------------------
+
+
+class _CheckedCall:
+    """Opener of gRPC calls with the same header fields, for an epoch of keys."""
+
+    __slots__ = ("_decided", "_epoch", "_fields", "_keys", "_open_call", "_opener")
+
+    def __init__(self, keys: KeyCheck, decided: _DecidedCalls, open_call: OpenRequest, fields: Fields) -> None:
+        self._keys = keys
+        self._decided = decided
+        self._open_call = open_call
+        self._fields = fields
+        self._decide()
+
+    def __call__(self, link: Stream) -> Receiver | None:
+        if self._keys.epoch is not self._epoch:
+            self._decide()
+        return self._opener(link)
+
+    def _decide(self) -> None:
+        keys, fields = self._keys, self._fields
+        path = next((value for name, value in fields if name == b":path"), b"")
+        call = path, credential_of(fields)
+        usage: Usage | Literal[False] | None
+        if call in self._decided:
+            usage = self._decided[call]
+        else:
+            usage = keys.decide_call(path, fields)
+            if usage is not False and len(self._decided) < _MOST_DECIDED:  # wrong keys have no end
+                self._decided[call] = usage
+        self._epoch = keys.epoch
+        self._opener: Opener
+        if usage is None:
+            self._opener = self._open_call(fields)
+        elif usage is False:
+            self._opener = partial(_refuse_call, keys, path.decode("latin-1"), fields)
+        else:
+            self._opener = partial(_open_counted, usage, self._open_call(fields))
 
 
 def _open_counted(usage: Usage, opener: Opener, link: Stream) -> Receiver | None:

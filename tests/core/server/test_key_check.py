@@ -16,6 +16,7 @@ from fakes import FakeExchange
 from remora.messages import Buffer
 from remora.protocols.api_keys import KeyEntry, Limits, caller_of, print_entries
 from remora.protocols.http1 import Head, HeadNote
+from remora.protocols.http2.frames import Fields
 from remora.protocols.rest.answer import HttpAnswer
 from remora.server.http.exchange import Exchange, bind
 from remora.server.key_check import KeyCheck, Usage
@@ -84,6 +85,62 @@ def test_what_a_service_noted_about_a_key_is_forgotten_when_its_roles_change(pat
     write(path, entry("ann", "all"))
     access.look()
     assert send(answer) == (200, b"ann:all ")
+
+
+def test_each_new_head_is_decided_by_its_own_path_and_key(path: Path) -> None:
+    write(path, entry("ann"), entry("bob", "read"))
+    check = KeyCheck((), str(path), lambda: 0.0)
+    service = check.over(Echo())
+    wanted = {("ann", "/v2"): 200, ("bob", "/v2"): 200, ("ann", "/v2/logging"): 403, ("bob", "/v2/logging"): 200,
+              ("eve", "/v2"): 401, ("eve", "/v2/logging"): 401}  # fmt: skip
+    for _ in range(2):
+        got = {(key, path): send(bind(service, head_of(key, path)))[0] for key, path in wanted}
+        assert got == wanted
+    write(path, entry("ann", "read"))
+    check.look()
+    got = {(key, path): send(bind(service, head_of(key, path)))[0] for key, path in wanted}
+    assert got == {(key, path): 200 if key == "ann" else 401 for key, path in wanted}
+
+
+def fields_of(rpc: str, *more: tuple[bytes, bytes]) -> Fields:
+    return ((b":path", f"/inference.GRPCInferenceService/{rpc}".encode()), *more)
+
+
+def test_each_new_call_is_decided_by_its_own_path_and_credential(path: Path) -> None:
+    write(path, entry("ann"))
+    check = KeyCheck((), str(path), lambda: 0.0)
+    good, basic = (b"authorization", b"Bearer ann"), (b"authorization", b"Basic eDp5")
+    opened = check.over_calls(lambda _fields: lambda _link: None)
+
+    def permitted(fields: Fields) -> bool:
+        link = Refusals()
+        opened(fields)(link)  # type: ignore[arg-type]  # as much of a stream as a refusal needs
+        return not link.refused
+
+    for _ in range(2):
+        assert permitted(fields_of("ModelInfer", good))
+        assert permitted(fields_of("ModelInfer", good, basic))
+        assert not permitted(fields_of("ModelInfer", basic))
+        assert not permitted(fields_of("ModelInfer", (b"x-api-key", b"eve"), good))
+        assert not permitted(fields_of("RepositoryIndex", good))
+        assert permitted(fields_of("ServerLive"))
+    call = opened(fields_of("ModelInfer", good))
+    write(path, entry("bob"))
+    check.look()
+    link = Refusals()
+    call(link)  # type: ignore[arg-type]
+    assert link.refused
+    assert not permitted(fields_of("ModelInfer", good))
+
+
+class Refusals:
+    """Stream that notes whether its call was refused."""
+
+    peer = "10.0.0.1"
+    refused = False
+
+    def headers(self, block: bytes, *, end: bool) -> None:
+        self.refused = end
 
 
 def test_a_probe_needs_no_key_and_then_shows_no_details(path: Path) -> None:
