@@ -70,7 +70,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help serve embedding llm pictures docs bench-functions venv test check check-format check-lint check-types check-imports check-map fmt unit stories soak \
-        mutants bench proto reference lock wheel image clean differ test-oracle test-oracle-openai test-infra test-containers test-backends \
+        nightly mutants bench proto reference lock wheel image clean differ test-oracle test-oracle-openai test-infra test-containers test-backends \
         test-security fuzz test-browser test-fronts \
         test-openai test-openai-load test-openai-scores test-export-llm test-vllm test-triton test-peers test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve test-load \
         test-gpu test-gpu-image test-tensorrt-bindings environments peer-environments
@@ -170,7 +170,7 @@ differ: $(VENV)/dev.stamp  ## send mutated requests to a real Triton and remora:
 SCRIPTS = $(or $(A:%=$(ATTACKS)/%.py),$(filter-out %/common.py %/h2raw.py,$(wildcard $(ATTACKS)/*.py)))
 
 test-security: $(VENV)/dev.stamp  ## attack a server with h2spec and the scripts in ATTACKS, if available
-	$(PY) -m pytest tests/security -rsP $(T)
+	BYSTANDER_S=0.1 $(PY) -m pytest tests/security -rsP $(T)
 	@if [ ! -d "$(ATTACKS)" ]; then echo "SKIPPED test-security: no scripts in $(ATTACKS)"; exit 0; fi; failed=; \
 	for script in $(SCRIPTS); do \
 		PYTHONDONTWRITEBYTECODE=1 $(PY) $$script $(CURDIR)/$(BIN)/remora || failed="$$failed $$script"; \
@@ -317,6 +317,10 @@ $(VENV)-tensorrt/stamp: $(LOCKED) Makefile
 soak: $(VENV)/dev.stamp  ## run the tests of docs/reliability.md at full length; takes minutes
 	REMORA_SOAK=1 $(PY) -m pytest -q -x -s tests/e2e/test_under_load.py tests/e2e/test_load_cycles.py \
 		tests/core/backends/worker/test_worker_models.py
+
+nightly:  ## run what takes hours: fuzzers for 10 minutes each, soak tests, attacks and mutants
+	$(MAKE) --keep-going stories soak test-security mutants
+	$(MAKE) fuzz SECONDS=600
 
 mutants: $(VENV)/dev.stamp  ## run mutation tests of the deciders; W="queues" selects files
 	@$(PY) -m tests.mutants $(W)

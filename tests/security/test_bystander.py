@@ -1,26 +1,41 @@
 """What another client waits at worst while one client sends as much work as its connection takes.
 
-The waits are printed. The limit is far above them, because the machine of the tests may be busy.
+Two figures are printed for each attack: the wait, and the longest time for which the server kept the interpreter, as
+processor time, which depends little on other work of the machine. `make test-security`, which needs a machine that does
+nothing else, asserts 0.1 s for both.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gzip
+import os
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from conftest import free_ports
-from live_server import PATIENCE_S, client, process, until, write_version
-from remora.protocols.http2.frames import HEADERS, PREFACE, SETTINGS, frame, pack, window_update
+from live_server import CONFIG, PATIENCE_S, client, process, until, write_version
+from remora.protocols.http2.frames import DATA, HEADERS, PREFACE, SETTINGS, frame, pack, window_update
 
 MODELS = 20
-ATTACK_S = 3.0
-MOST_S = 2.0
+ATTACK_S = 2.0
+MOST_S = float(os.environ.get("BYSTANDER_S", "2"))
+MOST_HELD_S = min(MOST_S, 0.3)
+HOLD_PROBE = Path(__file__).parent / "hold_probe"
+ECHO = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        arrays = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]) for array in arrays]
+"""
 GET = b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -46,6 +61,30 @@ def numbers(text: bytes, size: int) -> bytes:
     count = size // (len(text) + 1)
     head = b'{"inputs":[{"name":"IN","datatype":"INT32","shape":[%d,1],"data":[' % count
     return head + b",".join([text] * count) + b"]}]}"
+
+
+def echoed(text: bytes, size: int, datatype: bytes) -> bytes:
+    """A request to a model that returns its inputs."""
+    count = size // (len(text) + 1)
+    head = b'{"inputs":[{"name":"IN","datatype":"%b","shape":[%d],"data":[' % (datatype, count)
+    return head + b",".join([text] * count) + b"]}]}"
+
+
+def grpc_bombs(count: int) -> bytes:
+    """Calls with messages of 15 kB that inflate to 15 MB."""
+    packed = gzip.compress(bytes(15 << 20))
+    message = b"\1" + len(packed).to_bytes(4, "big") + packed
+    names = (b":method", b":scheme", b":authority", b":path", b"content-type", b"te", b"grpc-encoding")
+    path = b"/inference.GRPCInferenceService/ModelInfer"
+    fields = zip(names, (b"POST", b"http", b"localhost", path, b"application/grpc", b"trailers", b"gzip"), strict=True)
+    block = pack(tuple(fields))
+    parts = [message[at : at + 16_384] for at in range(0, len(message), 16_384)]
+    calls = [
+        frame(HEADERS, 4, 2 * call + 1, block)
+        + b"".join(frame(DATA, int(part is parts[-1]), 2 * call + 1, part) for part in parts)
+        for call in range(count)
+    ]
+    return PREFACE + frame(SETTINGS, 0, 0, b"") + b"".join(calls)
 
 
 def values(text: bytes, size: int) -> bytes:
@@ -84,6 +123,30 @@ ATTACKS: dict[str, tuple[str, bytes]] = {
         "http",
         posted(gzip.compress(b"[" + b"[]," * 1_300_000), b"Content-Encoding: gzip"),
     ),
+    "16 MB of rows as JSON": ("http", posted(numbers(b"[1234567]", 16 << 20))),
+    "16 MB of empty arrays as JSON": ("http", posted(numbers(b"[]", 16 << 20))),
+    "16 MB of numbers with a fault at the end": ("http", posted(numbers(b"1234567", 16 << 20)[:-4] + b",NaN,x]}]}")),
+    "16 MB of numbers, answered as JSON": (
+        "http",
+        posted(echoed(b"12345.67", 16 << 20, b"FP32"), path=b"/v2/models/numbers/infer"),
+    ),
+    "16 MB of numbers, answered by generate": (
+        "http",
+        posted(values(b"12345.67", 16 << 20), path=b"/v2/models/numbers/generate"),
+    ),
+    "16 MB of numbers, answered as plain JSON": (
+        "http",
+        posted(values(b"12345.67", 16 << 20), path=b"/models/numbers"),
+    ),
+    "16 MB of texts with escapes, answered as JSON": (
+        "http",
+        posted(echoed(b'"a\\n\\"c:"', 16 << 20, b"BYTES"), path=b"/v2/models/texts/infer"),
+    ),
+    "16 MB of one text, answered as JSON": (
+        "http",
+        posted(echoed(b'"%b"' % (b"x" * ((16 << 20) - 256)), 16 << 20, b"BYTES"), path=b"/v2/models/texts/infer"),
+    ),
+    "gRPC messages of 15 kB that inflate to 15 MB": ("http", grpc_bombs(4)),
     "16 MB of JSON, compressed": (
         "http",
         posted(gzip.compress(numbers(b"1234567", 16 << 20), 1), b"Content-Encoding: gzip"),
@@ -91,18 +154,37 @@ ATTACKS: dict[str, tuple[str, bytes]] = {
 }
 
 
+class Attacked(NamedTuple):
+    """A running server: its ports, and the file of its holds in milliseconds."""
+
+    ports: dict[str, int]
+    holds: Path
+
+
 @pytest.fixture(scope="module")
-def ports(tmp_path_factory: pytest.TempPathFactory, child_environment: dict[str, str]) -> Iterator[dict[str, int]]:
+def server(tmp_path_factory: pytest.TempPathFactory, child_environment: dict[str, str]) -> Iterator[Attacked]:
     pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
 
     repository = tmp_path_factory.mktemp("models")
     for number in range(MODELS):
         write_version(repository, 1, name=f"m{number}")
+    for name, datatype in (("numbers", "FP32"), ("texts", "STRING")):
+        write_version(repository, 1, name=name)
+        config = CONFIG.replace("max_batch_size: 8", "").replace("INT32", datatype).replace("dims: 1", "dims: -1")
+        (repository / name / "config.pbtxt").write_text(config)
+        (repository / name / "1" / "model.py").write_text(ECHO)
+    holds = repository.parent / "holds"
+    holds.touch()
+    environment = {
+        **child_environment,
+        "PYTHONPATH": f"{HOLD_PROBE}{os.pathsep}{child_environment['PYTHONPATH']}",
+        "REMORA_HOLDS": str(holds),
+    }
     http, metrics = free_ports(2)
     flags = ("--allow-metrics=true", f"--metrics-port={metrics}", "--allow-grpc=true", "--grpc-on-http-port=true")
-    with process(repository, http, child_environment, *flags, "--grpc-port=0") as server:
+    with process(repository, http, environment, *flags, "--grpc-port=0") as server:
         until(http, "/v2/health/ready", server)
-        yield {"http": http, "metrics": metrics}
+        yield Attacked({"http": http, "metrics": metrics}, holds)
 
 
 def attack(port: int, data: bytes, ended: threading.Event) -> None:
@@ -129,15 +211,18 @@ def worst_wait_s(port: int, seconds: float) -> tuple[float, int]:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_another_client_is_served_during_an_attack(ports: dict[str, int], name: str) -> None:
+def test_another_client_is_served_during_an_attack(server: Attacked, name: str) -> None:
     which, data = ATTACKS[name]
-    ended = threading.Event()
-    attacker = threading.Thread(target=attack, args=(ports[which], data, ended))
+    ended, before = threading.Event(), len(server.holds.read_text().splitlines())
+    attacker = threading.Thread(target=attack, args=(server.ports[which], data, ended))
     attacker.start()
     try:
-        worst, count = worst_wait_s(ports["http"], ATTACK_S)
+        worst, count = worst_wait_s(server.ports["http"], ATTACK_S)
     finally:
         ended.set()
         attacker.join(PATIENCE_S)
-    print(f"{name}: {count} requests of another client, {worst * 1e3:.0f} ms at worst")
+    held = max(map(int, server.holds.read_text().splitlines()[before:]), default=0) / 1e3
+    waits = f"{worst * 1e3:.0f} ms at worst, {held * 1e3:.0f} ms of them by one step"
+    print(f"{name}: {count} requests of another client, {waits}")
+    assert held < MOST_HELD_S
     assert worst < MOST_S

@@ -16,8 +16,7 @@ import orjson
 
 from remora.generation.tasks import ParameterError
 from remora.messages import Buffer
-from remora.protocols.json.reader import LONG_BYTES, loads
-from remora.protocols.json.tensors import release
+from remora.protocols.json.reader import LONG_BYTES, loads, release
 from remora.protocols.openai.routes import Route
 
 _SHAPES = (

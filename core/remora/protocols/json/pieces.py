@@ -227,11 +227,11 @@ def _put_back(document: Any, mark: str, pieces: list[Any]) -> None:
             found = [_piece_of(name, mark, pieces) for name in container]
             if any(part is not None for part in found):
                 count = sum(1 if part is None else len(part) for part in found)
-                members = _joined(list(container.items()), mark, pieces)
-                if len(members) != count:
-                    raise _RepeatedNameError
+                members = list(container.items())
                 container.clear()
-                container.update(members)
-                for part in found:
+                for (name, value), part in zip(members, found, strict=True):
+                    container.update({name: value} if part is None else part)
                     if part is not None:
                         part.clear()
+                if len(container) != count:
+                    raise _RepeatedNameError

@@ -37,6 +37,10 @@ LONG_BYTES = 262_144
 """Size beyond which a text is read in pieces."""
 _RUN_BYTES = 262_144
 """Text of simple elements that one call reads."""
+_FREED = 16_384
+_CONTAINERS = (list, dict)
+_SHORT = 32
+"""Lists of up to this length are freed together, `_FREED` at a time."""
 MAX_DEPTH = 1024
 """Deepest nesting of a document; orjson's own limit, kept by the reader below too."""
 
@@ -149,6 +153,33 @@ def has_more_members(text: bytes, count: int) -> bool:
     return colons > count
 
 
+def release(document: Any) -> None:
+    """Free a JSON document that is not used any more, a bounded number of values at a time.
+
+    Freeing all at once would keep other threads waiting. Lists and objects within it become empty.
+    """
+    left = [document]
+    while left:
+        top = left[-1]
+        if type(top) is dict:
+            left[-1] = list(top.values())
+            while top:
+                top.popitem()
+        elif type(top) is not list or not top:
+            left.pop()
+        else:
+            part = top[-_FREED:]
+            del top[-_FREED:]
+            left += [each for each in part if _is_long(each)]
+
+
+def _is_long(value: Any) -> bool:
+    """Return True if a list or an object is not freed in one step with others."""
+    if type(value) is list:
+        return len(value) > _SHORT or (bool(value) and type(value[0]) in _CONTAINERS)
+    return type(value) is dict and (len(value) > _SHORT or any(type(each) in _CONTAINERS for each in value.values()))
+
+
 class Reader:
     """Slow and exact reader of one document. Nesting takes no Python stack."""
 
@@ -181,14 +212,26 @@ class Reader:
 
     def _skip(self) -> int:
         """Skip white space and return the byte that follows, 0 at the end."""
-        space = _SPACE.match(self._text, self._at)
-        if space is not None:
-            self._at = space.end()
-        return self._text[self._at]
+        while True:
+            begin = self._at
+            space = _SPACE.match(self._text, begin, begin + _RUN_BYTES)
+            if space is not None:
+                self._at = space.end()
+            if self._at < begin + _RUN_BYTES:
+                return self._text[self._at]
 
     def _tree(self) -> Any:
         """Read one value with all that it contains."""
         open_ones: list[dict[str, Any] | list[Any]] = []
+        try:
+            return self._read_into(open_ones)
+        except JsonTextError:
+            if len(self._text) > LONG_BYTES:
+                release(open_ones)
+            raise
+
+    def _read_into(self, open_ones: list[dict[str, Any] | list[Any]]) -> Any:
+        """Read one value, with the containers that are not complete in ``open_ones``."""
         names: list[str] = []
         while True:
             value, opened = self._start(names)
@@ -334,10 +377,13 @@ class Reader:
         self._at += 1
         parts: list[bytes] = []
         while True:
-            plain = _PLAIN.match(self._text, self._at)
+            begin = self._at
+            plain = _PLAIN.match(self._text, begin, begin + _RUN_BYTES)
             if plain is not None:
                 parts.append(plain.group())
                 self._at = plain.end()
+                if self._at == begin + _RUN_BYTES:
+                    continue
             byte = self._text[self._at]
             if byte == ord('"'):
                 self._at += 1

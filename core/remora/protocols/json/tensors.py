@@ -16,6 +16,7 @@ import numpy as np
 from remora.errors import InvalidArgumentError, MalformedError
 from remora.messages import DTYPES, Array
 from remora.protocols.json.access import NOT_BOOL, NOT_INT, NOT_NUMBER, NOT_TEXT, NOT_UINT, too_deep
+from remora.protocols.json.reader import release
 
 _INT64_MAX = 2**63 - 1
 _NUMBERS = frozenset((int, float))
@@ -23,10 +24,6 @@ _INTEGERS = frozenset((int,))
 _BOOLS = frozenset((bool,))
 _STEP = 65_536
 """Values that are converted at a time."""
-_FREED = 16_384
-_CONTAINERS = (list, dict)
-_SHORT = 32
-"""Lists of up to this length are freed together, `_FREED` at a time."""
 
 
 def too_large(name: str, byte_size: int, limit: int) -> InvalidArgumentError:
@@ -88,32 +85,6 @@ def _joined(rows: list[list[Any]]) -> list[Any]:
         while part := list(islice(rest, _STEP)):
             elements += part
     return elements
-
-
-def release(document: Any) -> None:
-    """Free a JSON document that is not used any more, a bounded number of values at a time.
-
-    Freeing all at once would keep other threads waiting. Lists and objects within it become empty.
-    """
-    left = [document]
-    while left:
-        top = left[-1]
-        if type(top) is dict:
-            left[-1] = list(top.values())
-            top.clear()
-        elif type(top) is not list or not top:
-            left.pop()
-        else:
-            part = top[-_FREED:]
-            del top[-_FREED:]
-            left += [each for each in part if _is_long(each)]
-
-
-def _is_long(value: Any) -> bool:
-    """Return True if a list or an object is not freed in one step with others."""
-    if type(value) is list:
-        return len(value) > _SHORT or (bool(value) and type(value[0]) in _CONTAINERS)
-    return type(value) is dict and (len(value) > _SHORT or any(type(each) in _CONTAINERS for each in value.values()))
 
 
 def strings(name: str, data: list[Any], max_depth: int, max_bytes: int) -> list[bytes] | Array:

@@ -18,7 +18,7 @@ from remora.messages import Array, Data, InferForm, InputSpec, Parameter, Respon
 from remora.protocols.json import access
 from remora.protocols.json import printer as json_print
 from remora.protocols.json import tensors as json_tensors
-from remora.protocols.json.reader import LONG_BYTES, Members, has_more_members, parse_members
+from remora.protocols.json.reader import LONG_BYTES, Members, has_more_members, parse_members, release
 from remora.protocols.rest.answer import Refusal
 from remora.protocols.rest.request import RequestLimits, as_parameter, check_values
 from remora.protocols.rest.response import elements
@@ -61,7 +61,7 @@ def decode_generate(
         return _decoded(request, inputs, limits)
     finally:
         if len(body) > LONG_BYTES:
-            json_tensors.release(request)
+            release(request)
 
 
 def _decoded(request: Any, inputs: Sequence[TensorInfo], limits: RequestLimits) -> tuple[InferForm, list[Data]]:
@@ -194,33 +194,36 @@ def _misfit(row: TensorInfo) -> InvalidArgumentError:
 # -- answers --------------------------------------------------------------------------------------------------------
 
 
-def encode_generate(name: str, version: str, form: InferForm, response: Response) -> bytes:
-    """Return one response of the model ``name`` as JSON [X09].
+def encode_generate(name: str, version: str, form: InferForm, response: Response) -> list[bytes]:
+    """Return one response of the model ``name`` as JSON, in pieces [X09].
 
     ``id`` (if the request had one), the model's name and version, response parameters and outputs share one object; of
     equal names the first in this order wins. An output of one element is that element, any other a flat list. Raises
     InvalidArgumentError for outputs that JSON cannot carry [H17].
     """
-    members: dict[str, bytes] = {"id": json_print.quoted(form.id)} if form.id else {}
-    members["model_name"] = json_print.quoted(name)
-    members["model_version"] = json_print.quoted(version)
+    members = {"id": [json_print.quoted(form.id)]} if form.id else {}
+    members["model_name"] = [json_print.quoted(name)]
+    members["model_version"] = [json_print.quoted(version)]
     for key, value in response.parameters.items():
-        members.setdefault(key, json_print.parameter(value))
+        members.setdefault(key, [json_print.parameter(value)])
     for output in response.outputs:
         if output.name not in members:
             members[output.name] = _values(output)
-    ordered = sorted((json_print.raw(key), value) for key, value in members.items())
-    return b"{%b}" % b",".join([json_print.quoted(key) + b":" + value for key, value in ordered])
+    text: list[bytes] = []
+    for member, pieces in sorted((json_print.raw(key), pieces) for key, pieces in members.items()):
+        text += (b"," if text else b"{", json_print.quoted(member), b":", *pieces)
+    return [*text, b"}"]
 
 
-def _values(output: Tensor) -> bytes:
+def _values(output: Tensor) -> list[bytes]:
     if output.datatype in _WORDS:
         raise InvalidArgumentError(
             f"sending {output.datatype} data via JSON is not supported. Please use the binary data format for output"
         )
     data: Array = output.data
-    text = json_print.strings(elements(data)) if output.datatype == "BYTES" else json_print.numbers(data)
-    return text[1:-1] if data.size == 1 else text
+    is_text = output.datatype == "BYTES"
+    pieces = json_print.string_pieces(elements(data)) if is_text else json_print.number_pieces(data)
+    return [pieces[0][1:-1]] if data.size == 1 else pieces
 
 
 def error_object(message: str) -> bytes:

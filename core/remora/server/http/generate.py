@@ -173,8 +173,8 @@ class _Reply:
         self._model = model
         self._headers = headers
 
-    def _printed(self, ticket: Ticket, outcome: Response | RemoraError) -> tuple[int, bytes]:
-        """Return the HTTP status and the JSON of a response."""
+    def _printed(self, ticket: Ticket, outcome: Response | RemoraError) -> tuple[int, list[bytes]]:
+        """Return the HTTP status and the JSON of a response, in pieces."""
         error = outcome
         if isinstance(outcome, Response):
             try:
@@ -183,7 +183,7 @@ class _Reply:
             except RemoraError as found:
                 error = found
         status = STATUS_OF["UNAVAILABLE"] if isinstance(error, ExpiredError) else MODEL_FAILED
-        return status, error_object(str(error))
+        return status, [error_object(str(error))]
 
 
 class _Single(_Reply):
@@ -218,21 +218,22 @@ class _Single(_Reply):
                 ticket.cancel()
             # The status is that of the first response.
             status = self._printed(ticket, first)[0] if first is not None else 200
-            self._respond(status, error_object(NOT_ONE_RESPONSE))
+            self._respond(status, [error_object(NOT_ONE_RESPONSE)])
         elif first is None:
-            self._respond(200, error_object(NOT_ONE_RESPONSE))
+            self._respond(200, [error_object(NOT_ONE_RESPONSE)])
         elif self._large is not None and isinstance(first, Response) and is_large(first):
             headers = self._headers()
             self._large.print(self._exchange, lambda: _answer(*self._printed(ticket, first), headers))
         else:
-            self._respond(*self._printed(ticket, first))
+            status, pieces = self._printed(ticket, first)
+            self._respond(status, [b"".join(pieces)])
 
-    def _respond(self, status: int, body: bytes) -> None:
+    def _respond(self, status: int, body: list[bytes]) -> None:
         self._exchange.respond(_answer(status, body, self._headers()))
 
 
-def _answer(status: int, body: bytes, headers: Headers) -> HttpAnswer:
-    return HttpAnswer(status, (JSON, *headers), [body])
+def _answer(status: int, body: list[bytes], headers: Headers) -> HttpAnswer:
+    return HttpAnswer(status, (JSON, *headers), list(body))
 
 
 class _Events(_Reply):
@@ -250,12 +251,12 @@ class _Events(_Reply):
     def take(self, ticket: Ticket, outcome: Outcome) -> None:
         """Process the next response of the model."""
         found, final = _parted(outcome)
-        status, body = (200, b"") if found is None else self._printed(ticket, found)
+        status, pieces = (200, []) if found is None else self._printed(ticket, found)
         if not self._begun and (final or found is not None):
             self._begun = True
             self._exchange.begin(status, ((b"Content-Type", EVENTS), *self._headers()))
         if found is not None:
-            self._exchange.send(event(body))
+            self._exchange.send(event(b"".join(pieces)))
         if self._held is not None:
             if final:
                 self._held.end()

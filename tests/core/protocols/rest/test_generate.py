@@ -259,7 +259,7 @@ def test_compressed_bodies_are_refused(encoding: bytes) -> None:
 
 
 def printed(*outputs: Tensor, id: str = "", **parameters: Parameter) -> bytes:
-    return encode_generate("m", "1", InferForm((), id=id), Response(list(outputs), dict(parameters)))
+    return b"".join(encode_generate("m", "1", InferForm((), id=id), Response(list(outputs), dict(parameters))))
 
 
 def tensor(name: str, datatype: str, values: object, shape: tuple[int, ...] | None = None) -> Tensor:
@@ -321,7 +321,7 @@ def test_an_echo_model_returns_the_request(words: list[str], rows: list[float], 
     for spec, values in zip(form.inputs, data, strict=True):
         array = np.array(values, object) if spec.datatype == "BYTES" else values
         outputs.append(Tensor(spec.name, spec.datatype, array.reshape(spec.shape)))
-    answer = json.loads(encode_generate("m", "1", form, Response(outputs)))
+    answer = json.loads(b"".join(encode_generate("m", "1", form, Response(outputs))))
     assert answer.pop("id", "") == request_id
     assert answer.pop("words") == (words if len(words) > 1 else words[0])
     assert answer.pop("rows") == (rows if len(rows) > 1 else rows[0])
