@@ -124,12 +124,15 @@ def csv_of_arrays(arrays: Sequence[Array]) -> bytes:
     Raises ValueError for arrays with different numbers of rows.
     """
     tables = [array.reshape(len(array), math.prod(array.shape[1:])) for array in same_rows(arrays)]
-    # As text numpy prints the shortest number that reads back as the same float of its width.
-    columns = [(table.astype(str) if table.dtype.kind == "f" else table).tolist() for table in tables]
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    for row in zip(*columns, strict=True):
-        writer.writerow([_cell(value) for part in row for value in part])
+    step = max(1, _CELLS_AT_ONCE // max(1, sum(table.shape[1] for table in tables)))
+    for at in range(0, len(tables[0]) if tables else 0, step):  # in steps, between which other threads may run
+        parts = [table[at : at + step] for table in tables]
+        # As text numpy prints the shortest number that reads back as the same float of its width.
+        columns = [(part.astype(str) if part.dtype.kind == "f" else part).tolist() for part in parts]
+        for row in zip(*columns, strict=True):
+            writer.writerow([_cell(value) for part in row for value in part])
     return text.getvalue().encode()
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from remora_adapters.sagemaker import arrays
 from remora_adapters.sagemaker.arrays import (
     array_of_csv,
     array_of_json,
@@ -138,3 +139,11 @@ def test_a_long_body_is_read_some_rows_at_a_time() -> None:
     assert 0 < len(first) < 50_000
     rows = [*first.tolist(), *(row for table in tables for row in table.tolist())]
     assert rows == [[str(row), "a\nb"] for row in range(50_000)]
+
+
+@pytest.mark.parametrize("cells", [1, 5, 7])
+def test_rows_are_printed_in_steps_as_at_once(monkeypatch: pytest.MonkeyPatch, cells: int) -> None:
+    columns = [np.arange(12).reshape(6, 2), np.linspace(0, 1, 6, dtype=np.float32)]
+    expected = csv_of_arrays(columns)
+    monkeypatch.setattr(arrays, "_CELLS_AT_ONCE", cells)
+    assert csv_of_arrays(columns) == expected
