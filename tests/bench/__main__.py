@@ -30,6 +30,7 @@ ORDER = (
     "fronts",
     "access_log",
     "keys",
+    "tls",
     "storage",
 )
 
