@@ -177,6 +177,7 @@ def test_a_shadow_server_that_crashes_costs_no_answer(
         f"--shadow-url=there=http://127.0.0.1:{theirs}",
         f"--shadow-compare=same={tmp_path / 'compare.py'}:same",
         f"--shadow-differences={kept}",
+        "--shadow-processors=1",
     )
 
     def counts(ended: str) -> dict[str, Any] | None:

@@ -75,7 +75,7 @@ class CaptureOptions:
     )
 
 
-SHADOW_PROCESSORS = 0.02
+SHADOW_PROCESSORS = 0.005
 
 
 @fragment
