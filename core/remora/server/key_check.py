@@ -69,8 +69,8 @@ _MISSING = "this server requires an API key: send it as 'X-API-Key: KEY' or 'Aut
 _MISSING_TOKEN = "this server requires a token or an API key: send it as 'Authorization: Bearer TOKEN'"
 _UNKNOWN = "the API key is not valid on this server"
 _MOST_USAGES = 4096
-_MOST_DECIDED, _MOST_PATH = 4096, 256
-"""Remembered decisions, so that a head never seen costs no more than a lookup, and the longest path of one."""
+_MOST_DECIDED, _MOST_DECIDED_BYTES = 4096, 4096
+"""Remembered decisions of a kind, so that a head never seen costs no more than a lookup, and the most bytes of one."""
 _UNKNOWN_REQUEST: tuple[None, None] = (None, None)
 
 
@@ -139,6 +139,8 @@ class _CountedExchange(ForwardingExchange):
 
 T = TypeVar("T")
 R = TypeVar("R")
+K = TypeVar("K", bound="tuple[str | bytes | None, ...]")
+V = TypeVar("V")
 _DecidedCalls = dict[tuple[bytes, bytes | None], "Usage | None"]
 """Counts of permitted gRPC calls, None without limits, by path and credential."""
 
@@ -320,9 +322,9 @@ class KeyCheck:
 
         return partial(_CheckedCall, self, self._decided_calls, open_call)
 
-    def decide_call(self, path: bytes, fields: Fields) -> Usage | Literal[False] | None:
+    def decide_call(self, path: bytes, caller: Caller | None) -> Usage | Literal[False] | None:
         """Return False if a call is not permitted, else the count of a limited caller's requests."""
-        caller, permission = self.caller(fields), permission_of_call(path.decode("latin-1"))
+        permission = permission_of_call(path.decode("latin-1"))
         if permission and (caller is None or permission not in caller.permissions):
             return False
         return self.usage_of(caller)
@@ -445,6 +447,15 @@ class _Renewed(Generic[T, R]):
         return self._act(*arguments)
 
 
+def _remember(decided: dict[K, V], request: K, decision: V) -> None:
+    """Keep the decision about a request of a valid caller, whose parts are texts or bytes."""
+    if sum(len(part) for part in request if part is not None) > _MOST_DECIDED_BYTES:
+        return
+    if len(decided) >= _MOST_DECIDED:
+        decided.clear()  # or a caller with many paths would keep out all others
+    decided[request] = decision
+
+
 def _identity(found: os.stat_result) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
@@ -503,9 +514,8 @@ class _Guarded:
                 if denial is not None:
                     return partial(respond, _rendered(denial, head.path))
                 usage = keys.usage_of(caller)
-                # A route of a platform may depend on other headers, too.
-                if not self._routes and len(head.path) <= _MOST_PATH and len(self._permitted) < _MOST_DECIDED:
-                    self._permitted[request] = caller, usage
+                if not self._routes:  # a route of a platform may depend on other headers, too
+                    _remember(self._permitted, request, (caller, usage))
         if head.notes is not None or caller is None:  # notes may hold what was decided about another key
             head = head.to(head.path)
         head.caller = caller
@@ -568,9 +578,10 @@ class _CheckedCall:
         if call in self._decided:
             usage = self._decided[call]
         else:
-            usage = keys.decide_call(path, fields)
-            if usage is not False and len(self._decided) < _MOST_DECIDED:  # wrong keys have no end
-                self._decided[call] = usage
+            caller = keys.caller(fields)
+            usage = keys.decide_call(path, caller)
+            if usage is not False and caller is not None:  # an open call may have any wrong key
+                _remember(self._decided, call, usage)
         self._epoch = keys.epoch
         self._opener: Opener
         if usage is None:

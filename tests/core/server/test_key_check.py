@@ -18,6 +18,7 @@ from remora.protocols.api_keys import KeyEntry, Limits, caller_of, print_entries
 from remora.protocols.http1 import Head, HeadNote
 from remora.protocols.http2.frames import Fields
 from remora.protocols.rest.answer import HttpAnswer
+from remora.server import key_check
 from remora.server.http.exchange import Exchange, bind
 from remora.server.key_check import KeyCheck, Usage
 
@@ -131,6 +132,40 @@ def test_each_new_call_is_decided_by_its_own_path_and_credential(path: Path) -> 
     call(link)  # type: ignore[arg-type]
     assert link.refused
     assert not permitted(fields_of("ModelInfer", good))
+
+
+def test_an_open_call_with_a_wrong_key_is_not_remembered(path: Path) -> None:
+    check = access_of(path)
+    opened, link = check.over_calls(lambda _fields: lambda _link: None), Refusals()
+    for number in range(20):
+        opened(fields_of("ServerLive", (b"x-api-key", b"%d" % number)))(link)  # type: ignore[arg-type]
+        opened(fields_of("ServerLive"))(link)  # type: ignore[arg-type]
+    assert not link.refused
+    assert not check._decided_calls
+    opened(fields_of("ServerLive", (b"x-api-key", b"ann")))
+    assert len(check._decided_calls) == 1
+
+
+def test_long_paths_of_a_valid_key_are_not_remembered(path: Path) -> None:
+    check = access_of(path)
+    opened, service = check.over_calls(lambda _fields: lambda _link: None), check.over(Echo())
+    opened(fields_of("x" * 5000, (b"x-api-key", b"ann")))
+    assert send(bind(service, head_of("ann", "/v2/" + "x" * 5000)))[0] == 200
+    assert not check._decided_calls
+    assert not service._permitted  # type: ignore[attr-defined]
+
+
+def test_many_paths_of_one_key_do_not_keep_other_callers_from_being_remembered(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_check, "_MOST_DECIDED", 8)
+    check = access_of(path)
+    opened = check.over_calls(lambda _fields: lambda _link: None)
+    for number in range(20):
+        opened(fields_of(f"No{number}", (b"x-api-key", b"ann")))
+    opened(fields_of("ModelInfer", (b"x-api-key", b"bob")))
+    assert (fields_of("ModelInfer")[0][1], b"bob") in check._decided_calls
+    assert len(check._decided_calls) <= 8
 
 
 class Refusals:
