@@ -70,6 +70,7 @@ class Head:
         "path",
         "query",
         "scheme",
+        "unread",
     )
 
     def __init__(
@@ -96,6 +97,8 @@ class Head:
         """Scheme of the URL by which the client reaches this server."""
         self.caller: Caller | None = None
         """Holder of the request's API key; None without one."""
+        self.unread = False
+        """True if the body was not read, so that only a refusal or a route without a body may answer."""
 
     def get(self, name: bytes) -> bytes | None:
         """Return the value of a header by its lower-case name, the first of several."""
@@ -112,6 +115,13 @@ class Head:
         kept = self.headers if headers is None else headers
         other = Head(method or self.method, "", kept, self.keep_alive, http10=self.http10)
         other.path, other.query, other.caller, other.scheme = path, self.query, self.caller, self.scheme
+        other.unread = self.unread
+        return other
+
+    def without_body(self) -> Head:
+        """Return this request as one whose body was not read."""
+        other = self.to(self.path)
+        other.unread = True
         return other
 
 

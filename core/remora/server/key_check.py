@@ -162,6 +162,10 @@ class Denial(NamedTuple):
         return failure(_HTTP_STATUS[self.status], self.text, plain=False, headers=headers)
 
 
+_PERMITTED_NOW = Denial(UNAVAILABLE, "the API keys of this server have changed just now: try again", 1.0)
+"""Refusal of a request that is permitted, but whose body was not read because it was not permitted then."""
+
+
 def permission_of_head(head: Head, routes: Sequence[HostRoute] = ()) -> str:
     """Return the permission that a request needs by its head.
 
@@ -505,12 +509,14 @@ class _Guarded:
             self._epoch, self._permitted = keys.epoch, {}
         request = head.method, head.path, credential_of(head.headers)
         caller, usage = self._permitted.get(request, _UNKNOWN_REQUEST)
-        if caller is None:
+        if caller is None or head.unread:  # the body was not read by a newer decision than one that is remembered
             caller = keys.caller(head.headers)
             if caller is None and not self._is_open(head):
                 return partial(self._refuse, head)
             if caller is not None:
                 denial = denial_of(caller, permission_of_head(head, self._routes))
+                if denial is None and head.unread:
+                    denial = _PERMITTED_NOW
                 if denial is not None:
                     return partial(respond, _rendered(denial, head.path))
                 usage = keys.usage_of(caller)

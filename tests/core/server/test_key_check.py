@@ -12,14 +12,18 @@ from typing import Any
 import orjson
 import pytest
 
-from fakes import FakeExchange
+from fakes import FakeExchange, FakeService
+from http1_bench import answers_of, benches
 from remora.messages import Buffer
-from remora.protocols.api_keys import KeyEntry, Limits, caller_of, print_entries
+from remora.protocols.api_keys import Caller, KeyEntry, Limits, caller_of, caller_of_token, print_entries
 from remora.protocols.http1 import Head, HeadNote
 from remora.protocols.http2.frames import Fields
+from remora.protocols.http2.stream import Stream
 from remora.protocols.rest.answer import HttpAnswer
+from remora.protocols.tokens import TokenError
 from remora.server import key_check
 from remora.server.http.exchange import Exchange, bind
+from remora.server.http.http2_requests import Requests
 from remora.server.key_check import KeyCheck, Usage
 
 
@@ -318,3 +322,84 @@ def test_a_request_in_flight_counts_until_it_is_answered_or_dropped(path: Path, 
     answer(b"", FakeExchange())
     assert len(service.exchanges) == 1
     assert send(answer)[0] == 429
+
+
+# -- bodies that are not read ---------------------------------------------------------------------------------------
+
+LOAD = "/v2/repository/models/m/load"
+TOKEN = b"eyJ.b.c"
+
+
+class ExpiringTokens:
+    """Check of tokens that finds each token valid until it expires."""
+
+    def __init__(self) -> None:
+        self.expired = False
+        self.changed: Callable[[], None] = lambda: None
+
+    def find(self, _token: bytes) -> Caller | None:
+        return None if self.expired else caller_of_token("ann", ["all"])
+
+    def verify(self, _token: bytes) -> Caller:
+        if self.expired:
+            raise TokenError("has expired")
+        return caller_of_token("ann", ["all"])
+
+
+def expiring() -> tuple[KeyCheck, ExpiringTokens]:
+    tokens = ExpiringTokens()
+    return KeyCheck((), "", lambda: 0.0, tokens), tokens  # type: ignore[arg-type]
+
+
+def test_an_expired_token_does_not_run_a_request_without_its_body_over_http1() -> None:
+    check, tokens = expiring()
+    head = f"POST {LOAD} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN.decode()}\r\nContent-Length: 9\r\n\r\n"
+    with benches() as bench:
+        bench.listener.service = check.over(bench.service)
+        bench.listener.reads_body = bench.listener.service.reads_body  # type: ignore[attr-defined]
+        bench.receive(head.encode() + b"parameter")
+        tokens.expired = True
+        bench.receive(head.encode() + b"par")
+        (first, _), (second, text) = answers_of(bench.written)
+    assert (first[:12], second[:12]) == (b"HTTP/1.1 200", b"HTTP/1.1 401")
+    assert b"the token has expired" in text
+    assert bench.service.requests == [("POST", LOAD, b"parameter")]
+
+
+class Respondable(Stream):
+    """Stream whose body has not arrived, which keeps the answer."""
+
+    peer = ""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.blocks: list[bytes] = []
+
+    def has_room(self, _size: int) -> bool:
+        return True
+
+    def respond(self, head: bytes, _data: bytes | memoryview, _trailers: bytes = b"") -> None:
+        self.blocks.append(head)
+
+
+def test_an_expired_token_does_not_run_a_request_without_its_body_over_http2() -> None:
+    check, tokens = expiring()
+    service, link = FakeService(), Respondable()
+    opener = Requests(check.over(service), 1000).open(
+        ((b":method", b"POST"), (b":path", LOAD.encode()), (b"authorization", b"Bearer " + TOKEN))
+    )
+    tokens.expired = True
+    opener(link)
+    assert b"401" in link.blocks[0]
+    assert not service.requests
+
+
+def test_a_request_whose_body_was_not_read_is_refused_although_it_is_permitted_meanwhile(path: Path) -> None:
+    service = access_of(path).over(Echo())
+    head = head_of("ann")
+    assert send(bind(service, head))[0] == 200
+    status, text = send(bind(service, head.without_body()))
+    assert status == 503
+    assert b"have changed just now" in text
+    assert send(bind(service, head_of("ann", "/v2/logging").without_body()))[0] == 403
+    assert send(bind(service, head_of("eve", "/readyz").without_body())) == (200, b"none ")

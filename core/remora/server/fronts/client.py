@@ -26,6 +26,7 @@ from remora.server.fronts.channel import LoopChannel
 from remora.server.fronts.codec import (
     ENDED,
     EXTRAS,
+    UNREAD,
     AnswerHead,
     CodecError,
     Kind,
@@ -206,10 +207,9 @@ class EngineClient:
         self.before_relay()
         number = self._next()
         since_ns = int(exchange.receiving_since * 1e9)
+        parts, flags = [codec.encode_request_head(head, exchange.peer), body], UNREAD if head.unread else 0
         try:
-            self.send(
-                Kind.REQUEST, number, [codec.encode_request_head(head, exchange.peer), body], ref=port, since=since_ns
-            )
+            self.send(Kind.REQUEST, number, parts, flags, ref=port, since=since_ns)
         except TooLargeError as error:
             exchange.respond(failure(413, str(error), plain=True))
             return None

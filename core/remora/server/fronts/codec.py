@@ -50,7 +50,7 @@ class Kind(IntEnum):
     INFER = 11  # ref: route; extra: timeout in ns; since: start of the receipt in ns; parts: extras if EXTRAS, tensors
     CANCEL = 12
     INFERS = 19  # as INFER for several requests; extra: their number; parts: numbers, then each input of all requests
-    REQUEST = 13  # ref: port; since: start of the receipt in ns; parts: head, body
+    REQUEST = 13  # ref: port; since: start of the receipt in ns; parts: head, body; UNREAD
     CALL = 14  # ref: port; extra: connection; part: header fields and the address of the client
     DATA = 15  # part: bytes of the request's body; ENDED
     SENT = 16  # extra: bytes that the client has taken
@@ -84,6 +84,8 @@ ENDED = 2
 """Flag: the last message of a body."""
 GRPC = 4
 """Flag: an inference over gRPC."""
+UNREAD = 8
+"""Flag: the front has not read the body of the request, because its key does not permit it."""
 
 
 class Stage(IntEnum):

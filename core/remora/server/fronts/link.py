@@ -32,6 +32,7 @@ from remora.server.fronts.codec import (
     EXTRAS,
     GRPC,
     STACKED_BYTES,
+    UNREAD,
     CodecError,
     Kind,
     Message,
@@ -364,6 +365,7 @@ class FrontLink:
         number = message.number
         service = self._port(message.ref).service
         head, peer = codec.decode_request_head(message.parts[0])
+        head.unread = bool(message.flags & UNREAD)
         body: Buffer = message.parts[1]  # type: ignore[assignment]
         if len(body) < codec.INLINE_BYTES:
             body = bytes(body)  # services are faster with bytes

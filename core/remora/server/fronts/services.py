@@ -132,7 +132,7 @@ class InferService:
         return self._decide(head) if self._keys is None else self._keys.renewed(self._decide, head)
 
     def _decide(self, head: Head) -> Answerer:
-        if self._keys is not None and not self._keys.permits_inference(head.headers):
+        if head.unread or (self._keys is not None and not self._keys.permits_inference(head.headers)):
             return partial(self.client.relay, self.port, head)
         plan = _Plan(head, self._restrictions)
         return partial(self._infer, plan, head) if plan.infers else partial(self.client.relay, self.port, head)

@@ -153,7 +153,8 @@ class V2App:
         exchange = _FutureExchange(loop, (scope.get("client") or ("",))[0])
         try:
             service = self._service(loop, scope)
-            body = await _receive_body(receive, limit, head) if body_reader_of(service)(head) else b""
+            head.unread = not body_reader_of(service)(head)
+            body = b"" if head.unread else await _receive_body(receive, limit, head)
             if body is None or isinstance(body, HttpAnswer):
                 return body
             ticket = service.handle(head, body, exchange)

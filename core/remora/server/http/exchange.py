@@ -198,7 +198,8 @@ class HeadReadingService(Service, Protocol):
     def reads_body(self, head: Head) -> bool:
         """Return False if a request with this head is answered without its body.
 
-        The connection asks when a head is complete and its body is not.
+        The connection asks when a head is complete and its body is not. If it is False, the service is bound to
+        `Head.without_body`, because a decision made before may be another one.
         """
 
 
@@ -246,12 +247,6 @@ class Bound:
             self.length = -1
         self.persists = head.keep_alive and not head.http10
         """True if the connection stays open without being told."""
-
-    def closing(self) -> Bound:
-        """Return the same for a request that is the last one of its connection."""
-        head = self.head.to(self.head.path)
-        head.keep_alive = False
-        return Bound(head, self.answer, 0)
 
 
 def arrival_of(head: Head, exchange: Exchange, *_: object) -> Arrival:

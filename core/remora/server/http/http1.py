@@ -330,7 +330,7 @@ class Connection(asyncio.BufferedProtocol):
         """
         most = self._listener.max_body_bytes
         self._unneeded = max(most if bound.head.chunked else min(bound.head.content_length, most) - received, 1)
-        self._bound = bound.closing()
+        self._bound = self._listener.bind_unread(bound.head)
         self._complete(b"")
 
     def _receive_chunks(self, view: memoryview) -> int:

@@ -58,6 +58,12 @@ class Listener:
     def _bind(self, head: Head) -> Bound:
         return Bound(head, bind(self.service, head), self.max_body_bytes)
 
+    def bind_unread(self, head: Head) -> Bound:
+        """Return the last request of its connection, whose body is not read."""
+        head = head.without_body()
+        head.keep_alive = False
+        return self._bind(head)
+
     def connection(self) -> Connection:
         """Return the protocol of a new connection."""
         return Connection(self)

@@ -42,9 +42,11 @@ class Requests:
         return partial(self._open, head, answer, declared_length(fields))
 
     def _open(self, head: Head | None, answer: Answerer | None, length: int, link: Stream) -> _Request:
-        request = _Request(head, answer, self, length, link)
-        if head is not None and answer is not None and not link.ended and not self._reads_body(head):
-            request.complete(b"")
+        if head is None or answer is None or link.ended or self._reads_body(head):
+            return _Request(head, answer, self, length, link)
+        head = head.without_body()
+        request = _Request(head, bind(self._service, head), self, length, link)
+        request.complete(b"")
         return request
 
 

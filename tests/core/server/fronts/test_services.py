@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fakes import FakeBackend, FakeExchange, write_model
+from fakes import FakeBackend, FakeExchange, FakeService, write_model
 from front_wire import Pair, Port
 from remora.engine import Engine
 from remora.models import loader as loading
@@ -23,6 +24,7 @@ from remora.server.fronts.services import CallService, InferService, RelayServic
 from remora.server.grpc.rpcs import INFER as INFER_RPC
 from remora.server.http.asgi import answer_in_thread
 from remora.server.http.rest import RestService
+from remora.server.key_check import KeyCheck
 from remora.server.loop import LoopMailbox
 
 JSON_BODY = b'{"inputs":[{"name":"IN","shape":[1,1],"datatype":"INT32","data":[4]}]}'
@@ -178,3 +180,31 @@ def test_a_call_that_a_front_cannot_decode_is_relayed_with_the_address_of_its_cl
         service.close()
 
     asyncio.run(main())
+
+
+def keys_of(name: str) -> KeyCheck:
+    """A check with one key, which is its name."""
+    return KeyCheck((f"{name}:all=sha256:{hashlib.sha256(name.encode()).hexdigest()}",), "", lambda: 0.0)
+
+
+@pytest.mark.parametrize("path", [INFER, "/v2/repository/models/m/load"])
+@pytest.mark.parametrize("infers", [True, False])
+def test_a_request_that_the_front_alone_refuses_does_not_run_without_its_body(
+    engine: Engine, path: str, infers: bool
+) -> None:
+    behind = FakeService()
+    pair = Pair(engine, Port(keys_of("new").over(behind)))
+    stale = keys_of("old")
+    restrictions = Restrictions((), "--http-restricted-api")
+    front = (
+        InferService(pair.client, 0, InferCodec(), restrictions, 1 << 20, keys=stale)
+        if infers
+        else RelayService(pair.client, 0, stale)
+    )
+    head = Head("POST", path, headers(X_API_Key="new", Content_Length="9"))
+    assert not front.reads_body(head)
+    exchange = FakeExchange()
+    front.handle(head.without_body(), b"", exchange)
+    pair.pump()
+    assert exchange.answers[0].status == 503
+    assert not behind.requests
