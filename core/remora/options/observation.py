@@ -58,8 +58,8 @@ class CaptureOptions:
 
     capture: str = option(
         "File to which inference requests are appended with their answers, a line of JSON each, for 'remora replay'; "
-        "or the URL of a folder in a bucket (s3://, gs://, az://), which gets files of 16 MB, or of a minute. With the "
-        "suffix .parquet, a local folder or a bucket gets Parquet files.",
+        "or the URL of a folder in a bucket (s3://, gs://, az://), which gets files of 16 MiB, or of a minute. With "
+        "the suffix .parquet, a local folder or a bucket gets Parquet files.",
         default="",
         metavar="FILE|URL",
     )
