@@ -222,6 +222,22 @@ def test_the_promised_make_targets_exist(target: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_targets_that_ci_does_not_run_are_listed() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    prerequisites = {
+        name: set(rest.split()) for name, rest in re.findall(r"^([a-z-]+):(.*?)##", makefile, re.MULTILINE)
+    }
+    script = re.sub(r"#.*|\\\n", "", (ROOT / ".ci" / "run").read_text())
+    reached = {word for line in re.findall(r"make (--.*)", script) for word in line.split()} & prerequisites.keys()
+    while more := {name for each in reached for name in prerequisites[each]} & prerequisites.keys() - reached:
+        reached |= more
+    assert {"unit", "test-kserve", "test-browser"} <= reached
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("## Tests that CI does not run")[2].partition("## ")[0]
+    listed = set(re.findall(r"^\| `make ([a-z-]+)`", section, re.MULTILINE))
+    assert listed <= prerequisites.keys() - reached
+    assert {name for name in prerequisites.keys() - reached if name.startswith("test-")} <= listed
+
+
 def test_the_generated_messages_are_fresh(tmp_path: Path) -> None:
     python = ROOT / ".venv-proto" / "bin" / "python"
     if not python.exists():
