@@ -66,37 +66,6 @@ def test_wrong_usage_ends_with_2_and_the_reason(
     assert text in capsys.readouterr().err
 
 
-AWS = ["--image", "123456789012.dkr.ecr.eu-west-1.amazonaws.com/remora:1", "--model", "s3://bucket/digits/"]
-GOOGLE = ["--image", "europe-docker.pkg.dev/p/r/remora:1", "--model", "gs://bucket/digits/"]
-GOOGLE += ["--project", "p", "--region", "europe-west1"]
-AZURE = ["--image", "r.azurecr.io/remora:1", "--model", "azureml://datastores/models/paths/digits/3"]
-AZURE += ["--subscription", "s", "--resource-group", "g", "--workspace", "w"]
-
-
-@pytest.mark.parametrize(
-    ("platform", "words"),
-    [
-        ("sagemaker", AWS),
-        ("lambda", AWS),
-        ("azureml", AZURE),
-        ("vertex", GOOGLE),
-        ("cloud-run", GOOGLE),
-        ("kserve", AWS),
-        ("knative", AWS),
-    ],
-)
-def test_a_release_means_the_same_as_its_share_on_every_platform(
-    platform: str, words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    def plan(*more: str) -> tuple[int, str, str]:
-        return (main(["deploy", platform, "digits", *words, *more, "--dry-run"]), *capsys.readouterr())
-
-    status, calls, reason = plan("--release", "stable=1,canary=2:10%")
-    assert (status, calls, reason) == plan("--traffic", "10")
-    assert "--traffic" in reason  # the first version has no other to share with
-    assert calls != plan()[1] != ""
-
-
 def test_a_value_of_a_variable_is_not_in_the_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["deploy", "sagemaker", *PLAN, "--env", "=s3cret", "--dry-run"]) == 2
     assert "s3cret" not in capsys.readouterr().err

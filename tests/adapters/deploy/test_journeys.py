@@ -10,6 +10,7 @@ from deploy_clouds.docker import FakeDocker
 from deploy_clouds.google import FakeGoogle
 from deploy_clouds.helm import FakeHelm
 from deploy_clouds.journeys import FAULTS, Deployments, answer_of, changing
+from remora_adapters.deploy.plan import Call
 
 pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[deploy-sagemaker]'")
 
@@ -118,6 +119,29 @@ def test_the_same_deployment_again_changes_nothing_that_serves(platform: str) ->
     stage.cloud.calls.clear()
     assert stage.deploy("v1"), stage.text()
     assert changing(stage.cloud.calls, STAYING) == []
+
+
+@pytest.mark.parametrize(
+    ("platform", "flag", "arm"),
+    [
+        *((name, "--traffic", "canary") for name in STAGES if name not in ("helm", "compose")),
+        ("sagemaker", "--shadow", "shadow"),
+        ("azureml", "--mirror", "shadow"),
+    ],
+)
+def test_a_release_means_the_same_as_its_share_on_every_platform(platform: str, flag: str, arm: str) -> None:
+    def calls(*words: str) -> list[Call]:
+        stage = STAGES[platform]()
+        assert stage.deploy("v1"), stage.text()
+        stage.cloud.calls.clear()
+        assert stage.deploy("v2", *words), stage.text()
+        return stage.cloud.calls
+
+    ten, twenty = calls(flag, "10"), calls(flag, "20")
+    assert calls("--release", f"stable=1,{arm}=2:10%") == ten
+    assert calls("--release", f"stable=1,{arm}=2:20%") == twenty
+    assert ten != twenty
+    assert calls() not in (ten, twenty)
 
 
 @each_platform
