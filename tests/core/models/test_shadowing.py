@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 
 from eventually import eventually
+from fakes import FakeClock
 from remora.errors import InternalError
 from remora.messages import Data, InferForm, Response, Streamed, Tensor
 from remora.models.recordings import MAX_WAITING, Step
 from remora.models.shadow_targets import Answered
 from remora.models.shadowing import Primary, Shadowing
-from remora.system.clock import SystemClock
+from remora.system.clock import Clock, SystemClock
 from remora.tracing.differences import Difference
 from remora.traffic.comparing import Comparison, difference
+from remora.traffic.pacing import LULL_NS
 
 EXACT = partial(difference, how=Comparison())
 
@@ -62,9 +64,10 @@ def _shadowing(
     *,
     is_busy: Callable[[], bool] = lambda: False,
     processors: float = 1.0,
+    clock: Clock | None = None,
 ) -> Iterator[Shadowing]:
     primary = Primary(is_busy, lambda: 0, 1.0, processors)
-    shadowing = Shadowing(target, compare, primary, SystemClock(), log, "version 3")
+    shadowing = Shadowing(target, compare, primary, clock or SystemClock(), log, "version 3")
     try:
         yield shadowing
     finally:
@@ -182,14 +185,31 @@ def test_copies_wait_while_the_primary_is_busy() -> None:
 
 
 def test_copies_rest_in_proportion_to_their_cost() -> None:
-    target = _Target()
-    target.cost_ns = 3_600_000_000_000
-    with _shadowing(target, processors=0.5) as shadowing:
+    looks, clock, target = threading.Semaphore(0), FakeClock(), _Target()
+
+    def look() -> bool:
+        looks.release()
+        return False
+
+    def wait_for_looks() -> None:
+        while looks.acquire(blocking=False):
+            pass
+        for _ in range(3):
+            assert looks.acquire(timeout=60)
+
+    target.cost_ns = 3_000_000_000
+    with _shadowing(target, is_busy=look, processors=0.25, clock=clock) as shadowing:
         _request(shadowing)
-        eventually(lambda: shadowing.compared == 1)
+        clock.advance(LULL_NS)
+        rested_ns = clock.now_ns + 9_000_000_000
+        eventually(lambda: shadowing._rested_ns == rested_ns)
+        clock.advance(9_000_000_000 - LULL_NS - 1)
         _request(shadowing)
-        assert shadowing._rested_ns > SystemClock().monotonic_ns() + 5_000_000_000
-    assert len(target.asked) == 1
+        clock.advance(LULL_NS)
+        wait_for_looks()
+        assert len(target.asked) == 1
+        clock.advance(1)
+        eventually(lambda: shadowing.compared == 2)
 
 
 def test_a_shadow_that_ends_drops_the_copies_that_wait() -> None:
