@@ -16,6 +16,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 ANSWER = "#answer"
 PAINTS = 10
+TIMEOUT_MS = 120_000
+PAUSE_MS = 20
 STOP_AT_FIRST_WORDS = """() => new MutationObserver((_, self) => {
     const line = document.querySelector('.chat .assistant');
     if (!line || !line.textContent) return;
@@ -38,6 +40,7 @@ def send(page: Page, model: str, values: dict[str, str], until: str) -> str:
 def watched(browser: Browser, url: str, seen: dict[str, Any]) -> Page:
     """Return a page whose errors, and requests to other places, are noted."""
     page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
+    page.set_default_timeout(TIMEOUT_MS)
     page.on("pageerror", lambda error: seen["errors"].append(str(error)))
     page.on(
         "request",
@@ -116,6 +119,7 @@ def visit(url: str, folder: Path, chromium: str, files: Path) -> dict[str, Any]:
         seen["server"] = page.inner_text("#view")
         page.screenshot(path=str(folder / "server.png"), full_page=True)
         narrow = browser.new_page(viewport={"width": 360, "height": 740}, color_scheme="dark")
+        narrow.set_default_timeout(TIMEOUT_MS)
         narrow.goto(f"{url}#total")
         narrow.wait_for_selector("#input-x")
         seen["backgrounds"] = [
@@ -133,9 +137,9 @@ def visit(url: str, folder: Path, chromium: str, files: Path) -> dict[str, Any]:
 
 def copied(page: Page) -> str:
     """Press the button that copies the code, and return what a paste would insert."""
-    page.click("text=/^Copy$/")
-    page.wait_for_selector("text=/^Copied$/")
-    page.wait_for_selector("text=/^Copy$/")
+    page.evaluate("navigator.clipboard.writeText('')")
+    page.click("text=/^Copy$/")  # which the button shows again two seconds after the press before
+    wait_until(page, "navigator.clipboard.readText()")
     text: str = page.evaluate("navigator.clipboard.readText()")
     return text
 
@@ -295,10 +299,10 @@ def stop_chat(page: Page) -> int:
 
 def wait_until(page: Page, condition: str) -> None:
     """Wait until an expression is true; Playwright's own wait needs ``eval``, which the page's policy forbids."""
-    for _ in range(500):
+    for _ in range(TIMEOUT_MS // PAUSE_MS):
         if page.evaluate(condition):
             return
-        page.wait_for_timeout(20)
+        page.wait_for_timeout(PAUSE_MS)
     raise AssertionError(condition)
 
 
@@ -319,6 +323,7 @@ def pictures(url: str, folder: Path, chromium: str) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 960, "height": 640}, color_scheme="light")
+        page.set_default_timeout(TIMEOUT_MS)
         page.goto(f"{url}#distance")
         page.wait_for_selector("#input-points")
         send(page, "distance", {"points": "[[3, 4], [6, 8], [5, 12]]"}, "table")

@@ -132,19 +132,20 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with process(folder / "app.py", port, dict(os.environ), traced, "--allow-metrics=true") as server:
         until(port, "/v2/health/ready", server)
         found: dict[str, Any] = json.loads(_visit("models", port, SCREENSHOTS, str(folder)))
-        there = {name: command for name, command in LANGUAGES.items() if shutil.which(command[0])}
-        found["ran"] = {name: _ran(command, found[name]) for name, command in there.items()}
+        found["ran"] = {
+            name: _ran(command, found[name]) for name, (program, command) in LANGUAGES.items() if shutil.which(program)
+        }
     return found
 
 
 LANGUAGES = {
-    "curl": ["bash"],
-    "plain JSON": ["bash"],
-    "Python": [sys.executable],
-    "tritonclient": [sys.executable],
-    "JavaScript": ["node", "--input-type=module"],
+    "curl": ("curl", ["bash"]),
+    "plain JSON": ("curl", ["bash"]),
+    "Python": (sys.executable, [sys.executable]),
+    "tritonclient": (sys.executable, [sys.executable]),
+    "JavaScript": ("node", ["node", "--input-type=module"]),
 }
-"""The program that runs the code of each tab from its standard input."""
+"""The program that the code of each tab needs, and the command that runs the code from its standard input."""
 
 
 def _ran(command: list[str], code: str) -> str:
