@@ -20,6 +20,8 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+import pytest
+
 MODIFIED = "Sat, 01 Nov 2025 00:00:00 GMT"
 
 
@@ -243,3 +245,17 @@ def object_store() -> Iterator[ObjectStore]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextmanager
+def store_of_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    """Run a listening double with an empty bucket ``bucket``, at which the variables of this process point."""
+    for name in ("AWS_PROFILE", "TRITON_CLOUD_CREDENTIAL_PATH", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    with object_store() as store:
+        store.buckets["bucket"] = {}
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AK")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sk")
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", store.url)
+        yield store

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from object_store import ObjectStore, object_store
+from object_store import ObjectStore, store_of_environment
 from remora.cli import replay
 from remora.cli.output import UsageError
 from remora.errors import NotFoundError, UnsupportedError
@@ -82,21 +82,10 @@ def test_parquet_without_pyarrow_is_refused_with_the_command_that_installs_it(
         read(path)
 
 
-VARIABLES = {
-    "AWS_ENDPOINT_URL": "{url}",
-    "AWS_ALLOW_HTTP": "true",
-    "AWS_ACCESS_KEY_ID": "id",
-    "AWS_SECRET_ACCESS_KEY": "key",
-    "AWS_REGION": "eu-west-1",
-}
-
-
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
     pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[s3]'")
-    with object_store() as store:
-        for name, value in VARIABLES.items():
-            monkeypatch.setenv(name, value.format(url=store.url))
+    with store_of_environment(monkeypatch) as store:
         yield store
 
 

@@ -19,7 +19,7 @@ import pyarrow.parquet
 import pytest
 
 import onnx_models
-from object_store import ObjectStore, object_store
+from object_store import ObjectStore, store_of_environment
 from remora.cli import main
 from remora.cli.score import describe
 from remora.cli.scoring.run import Progress
@@ -288,10 +288,7 @@ def test_a_full_disk_keeps_what_is_done(
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
-    with object_store() as store:
-        store.buckets["bucket"] = {}
-        for name, value in (("ENDPOINT_URL", store.url), ("ACCESS_KEY_ID", "AK"), ("SECRET_ACCESS_KEY", "s3cr3t")):
-            monkeypatch.setenv(f"AWS_{name}", value)
+    with store_of_environment(monkeypatch) as store:
         yield store
 
 

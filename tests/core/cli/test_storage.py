@@ -11,19 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from object_store import ObjectStore, object_store
+from object_store import ObjectStore, store_of_environment
 from remora.cli import main
 from remora.repository.local import LocalRepository
 
 
 @pytest.fixture
 def clouds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ObjectStore]:
-    for name in ("AWS_PROFILE", "TRITON_CLOUD_CREDENTIAL_PATH", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
-        monkeypatch.delenv(name, raising=False)
-    with object_store() as store:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AK")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sk")
+    with store_of_environment(monkeypatch) as store:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         for key in ("m/config.pbtxt", "m/1/model.onnx", "m/2/model.onnx", "n/1/model.onnx"):
             store.put("bucket", f"r/{key}", key.encode())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from object_store import ObjectStore, object_store
+from object_store import ObjectStore, store_of_environment
 from remora.errors import ConfigError, InvalidArgumentError, NotFoundError, UnavailableError
 from remora.repository import CacheSettings, Repository
 from remora.repository.files import holds_other_files
@@ -25,14 +25,7 @@ BIG = bytes(5 << 20)
 @pytest.fixture
 def clouds(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
     """A double that the environment points at."""
-    for name in ("AWS_PROFILE", "TRITON_CLOUD_CREDENTIAL_PATH", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
-        monkeypatch.delenv(name, raising=False)
-    with object_store() as store:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AK")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sk")
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", store.url)
-        store.buckets["bucket"] = {}
+    with store_of_environment(monkeypatch) as store:
         yield store
 
 

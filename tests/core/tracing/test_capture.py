@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from live_server import write_version
-from object_store import object_store
+from object_store import store_of_environment
 from remora.engine import Engine
 from remora.errors import ConfigError, UnsupportedError
 from remora.tracing import capture
@@ -77,16 +77,7 @@ def test_a_file_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
     """The objects of a bucket that the process can write."""
     pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[s3]'")
-    with object_store() as store:
-        store.buckets["bucket"] = {}
-        for name, value in {
-            "AWS_ENDPOINT_URL": store.url,
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_ACCESS_KEY_ID": "id",
-            "AWS_SECRET_ACCESS_KEY": "key",
-            "AWS_REGION": "eu-west-1",
-        }.items():
-            monkeypatch.setenv(name, value)
+    with store_of_environment(monkeypatch) as store:
         yield store.buckets["bucket"]
 
 
