@@ -21,6 +21,7 @@ from eventually import eventually
 from generation_models import tiny
 from hosting import ask
 from live_server import CONFIG, PATIENCE_S, free_port, process, until, write_version
+from remora.models.recordings import MAX_WAITING
 
 AT_ANY_TIME = "--shadow-processors=1"
 FRONTS = pytest.param("--frontends=2", marks=pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux"))
@@ -231,18 +232,21 @@ def test_a_shadow_that_is_the_canary_gets_no_sequences(tmp_path: Path, child_env
 
 
 def test_a_shadow_that_hangs_costs_no_answer(tmp_path: Path, child_environment: dict[str, str]) -> None:
-    gate = tmp_path / "gate"
+    gate, began = tmp_path / "gate", tmp_path / "began"
     os.mkfifo(gate)
     write_version(tmp_path / "models", 2)
     write_version(tmp_path / "models", 3, name="hangs")
     file = tmp_path / "models" / "hangs" / "3" / "model.py"
-    file.write_text(file.read_text().replace("arrays = [", f"open({str(gate)!r}).read()\n        arrays = ["))
+    hang = f"open({str(began)!r}, 'w').close()\n        open({str(gate)!r}).read()\n        arrays = ["
+    file.write_text(file.read_text().replace("arrays = [", hang))
     with _server(tmp_path / "models", child_environment) as port:
         _release(port, "shadow", model="hangs")
-        assert {_infer(port) for _ in range(200)} == {2}
-        found = _status(port)["shadow"]
+        assert _infer(port) == 2
+        eventually(began.exists)
+        assert {_infer(port) for _ in range(MAX_WAITING)} == {2}
+        assert {_infer(port) for _ in range(135)} == {2}
+        found = _shadow(port, lambda row: row["dropped"] == 135)
         assert (found["compared"], found["differing"]) == (0, 0)
-        assert 130 <= found["dropped"] <= 140  # one runs, 64 wait, and the others are counted by the statistics
         _release(port, "shadow")  # ends it
         assert _infer(port) == 2
         gate.write_text("")

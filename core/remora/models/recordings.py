@@ -228,7 +228,7 @@ class Recorder:
         if is_open:
             self._dropped += self._missed()
         else:
-            self._closed_at, self._refused = self._seen(), 0
+            self._closed_at, self._refused = self._seen() + 1, 0  # the request that closes it is not answered yet
         self.is_open = is_open
         return True
 

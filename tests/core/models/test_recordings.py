@@ -143,7 +143,7 @@ def test_a_full_recorder_closes_and_opens_again_at_half() -> None:
         bench.begin()(None, _answer())
     assert bench.moves == [False]
     assert not isinstance(bench.begin(), Step)
-    bench.seen = 300  # requests that are not even looked at
+    bench.seen = 301  # the request that closed it, and others that are not even looked at
     assert bench.recorder.dropped == 100
     for number, recording in enumerate(bench.offered, start=1):
         assert bench.recorder.is_open == (number > MAX_WAITING // 2 + 1)
