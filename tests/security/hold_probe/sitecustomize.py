@@ -2,7 +2,8 @@
 
 Python imports it at the start of a process whose PYTHONPATH has this folder. For each gap of the probe's thread, the
 processor time of the process in it goes to the file that REMORA_HOLDS names, in milliseconds. Time in which a busy
-machine does not run the process does not count.
+machine does not run the process does not count. The figure is an upper bound, because work that has released the
+interpreter lock counts while a busy machine does not run the probe.
 """
 
 import os
