@@ -7,7 +7,7 @@ import http.client
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,16 @@ def process(
     command = [sys.executable, "-m", "remora", "serve", str(repository), f"--http-port={port}", "--metrics-port=0"]
     more = ("--allow-metrics=false", *THREADS, *EXTRA_FLAGS, *flags)
     limited = ["prlimit", f"--nofile={descriptors}:"] if descriptors else []
-    server = subprocess.Popen([*limited, *command, *more], stderr=subprocess.PIPE, text=True, env=environment)
+    with child([*limited, *command, *more], environment) as server:
+        yield server
+
+
+@contextmanager
+def child(
+    command: Sequence[str], environment: dict[str, str] | None = None, cwd: Path | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a command whose log may grow to 1 MiB before it is read, and kill it at the end."""
+    server = subprocess.Popen(command, cwd=cwd, stderr=subprocess.PIPE, text=True, env=environment)
     assert server.stderr is not None
     fcntl.fcntl(server.stderr, fcntl.F_SETPIPE_SZ, 1 << 20)  # a full pipe would stop a server whose log is not read
     try:

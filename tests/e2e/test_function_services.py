@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-import fcntl
 import io
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +16,7 @@ import pytest
 
 from conftest import EXTRA_FLAGS, free_ports
 from eventually import eventually
-from live_server import client, process, until
+from live_server import child, client, process, until
 
 KINDS = """
 import dataclasses
@@ -79,15 +77,9 @@ def _served(folder: Path, *words: str, environment: dict[str, str] | None = None
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "remora", "serve", *words, f"--http-port={port}", "--allow-grpc=false"]
     command += ["--allow-metrics=true", "--metrics-port=0", *EXTRA_FLAGS]
-    server = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, env=environment)
-    assert server.stderr is not None
-    fcntl.fcntl(server.stderr, fcntl.F_SETPIPE_SZ, 1 << 20)
-    try:
+    with child(command, environment, folder) as server:
         until(port, "/v2/health/ready", server)
         yield port
-    finally:
-        server.kill()
-        server.communicate()
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, free_ports
-from live_server import until
+from live_server import child, until
 from test_docs import blocks_of
 
 TUTORIALS = ROOT / "docs" / "tutorials.md"
@@ -100,11 +100,7 @@ def follow(title: str, place: Path, environment: dict[str, str]) -> int:
             elif command.startswith("remora serve "):
                 stack.close()
                 words = ["exec", command, f"--http-port={port}", "--allow-grpc=false", "--allow-metrics=false"]
-                server = subprocess.Popen(
-                    ["bash", "-c", " ".join(words)], cwd=place, env=environment, stderr=subprocess.PIPE, text=True
-                )
-                stack.callback(server.communicate)
-                stack.callback(server.kill)
+                server = stack.enter_context(child(["bash", "-c", " ".join(words)], environment, place))
                 until(port, "/v2/health/ready", server)
             elif not command.startswith(ELSEWHERE) and (HAS_HATCHLING or not command.startswith("remora build ")):
                 output = run(command, port, place, environment)
