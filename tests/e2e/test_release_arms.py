@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,41 +14,16 @@ from conftest import free_ports
 from eventually import eventually
 from hosting import ask
 from live_server import CONFIG, free_port, process, until, write_version
+from released_model import INPUT, infer, release, release_server
 
-REQUEST: dict[str, Any] = {"inputs": [{"name": "IN", "shape": [1, 1], "datatype": "INT32", "data": [1]}]}
-TESTS = {"tests": [{"name": "one", **REQUEST, "outputs": [{**REQUEST["inputs"][0], "name": "OUT", "data": [2]}]}]}
-
-
-@contextmanager
-def _server(repository: Path, environment: dict[str, str], *flags: str) -> Iterator[int]:
-    port = free_port()
-    with process(repository, port, environment, *flags) as server:
-        until(port, "/readyz", server)
-        yield port
-
-
-def _release(port: int, action: str = "", **members: Any) -> dict[str, Any]:
-    body = {"action": action, **members} if action else None
-    reply = ask(port, "POST" if action else "GET", "/v2/models/m/release", body, {})
-    assert reply.status == 200, reply.body
-    document: dict[str, Any] = json.loads(reply.body)
-    return document
-
-
-def _value(port: int, model: str = "m", headers: dict[str, str] | None = None, **members: Any) -> str:
-    """Return the output, which is the version that computed it."""
-    reply = ask(port, "POST", f"/v2/models/{model}/infer", {**REQUEST, **members}, headers or {})
-    assert reply.status == 200, reply.body
-    return str(json.loads(reply.body)["outputs"][0]["data"][0])
+REQUEST: dict[str, Any] = {"inputs": [INPUT]}
+TESTS = {"tests": [{"name": "one", **REQUEST, "outputs": [{**INPUT, "name": "OUT", "data": [2]}]}]}
 
 
 def _version(port: int, model: str = "m", headers: dict[str, str] | None = None, **members: Any) -> str:
-    """Return the version that answers."""
-    reply = ask(port, "POST", f"/v2/models/{model}/infer", {**REQUEST, **members}, headers or {})
-    assert reply.status == 200, reply.body
-    document = json.loads(reply.body)
-    assert str(document["outputs"][0]["data"][0]) == document["model_version"]
-    version: str = document["model_version"]
+    """Return the version that answers, which its output is too."""
+    output, version = infer(port, model, headers=headers, **members)
+    assert str(output) == version
     return version
 
 
@@ -75,7 +48,7 @@ def test_aliases_name_versions_over_http_and_grpc(repository: Path, child_enviro
         names = {"stable": "2", "canary": "3", "latest": "3", "champion": "2"}
         assert {alias: _version(port, f"m@{alias}") for alias in names} == names
         assert _version(port) == "2"
-        _release(port, "alias", alias="champion", version=3)
+        release(port, "alias", alias="champion", version=3)
         assert _version(port, "m@champion") == "3"
         assert ask(port, "POST", "/v2/models/m@other/infer", REQUEST, {}).status == 404
         with grpc.InferenceServerClient(f"127.0.0.1:{grpc_port}") as client:
@@ -83,7 +56,7 @@ def test_aliases_name_versions_over_http_and_grpc(repository: Path, child_enviro
             tensor.set_data_from_numpy(np.array([[1]], np.int32))
             found = {alias: client.infer(f"m@{alias}", [tensor]).get_response().model_version for alias in names}
             assert found == {**names, "champion": "3"}
-        _release(port, "weight", weight="50%")
+        release(port, "weight", weight="50%")
         tenants = {f"t{number}": _version(port, parameters={"tenant": f"t{number}"}) for number in range(30)}
         assert set(tenants.values()) == {"2", "3"}
         assert {tenant: _version(port, parameters={"tenant": tenant}) for tenant in tenants} == tenants
@@ -94,21 +67,21 @@ def test_ids_and_sequences_stay_with_their_version(repository: Path, child_envir
         CONFIG
         + "sequence_batching { max_sequence_idle_microseconds: 600000000 oldest { max_candidate_sequences: 64 } }\n"
     )
-    with _server(repository, child_environment) as port:
-        _release(port, "start", version=3, weight="50%")
+    with release_server(repository, child_environment) as port:
+        release(port, "start", version=3, weight="50%")
         begun = {
             number: _version(port, parameters={"sequence_id": number, "sequence_start": True})
             for number in range(1, 25)
         }
         assert set(begun.values()) == {"2", "3"}
-        _release(port, "weight", weight="100%")
+        release(port, "weight", weight="100%")
         assert {number: _version(port, parameters={"sequence_id": number}) for number in begun} == begun
-        _release(port, "promote")
+        release(port, "promote")
         ends = {number: {"sequence_id": number, "sequence_end": True} for number in begun}
-        assert {number: _value(port, parameters=members) for number, members in ends.items()} == begun
+        assert {number: str(infer(port, parameters=members)[0]) for number, members in ends.items()} == begun
     (repository / "m" / "config.pbtxt").write_text(CONFIG)
-    with _server(repository, child_environment) as port:
-        _release(port, "start", version=2, weight="50%")  # version 3 was promoted before the restart
+    with release_server(repository, child_environment) as port:
+        release(port, "start", version=2, weight="50%")  # version 3 was promoted before the restart
         ids = {f"r{number}": _version(port, id=f"r{number}") for number in range(30)}
         assert set(ids.values()) == {"2", "3"}
         assert {each: _version(port, id=each) for each in ids} == ids
@@ -121,8 +94,8 @@ def test_statistics_metrics_and_traces_show_each_arm(repository: Path, child_env
         "--trace-config=level=TIMESTAMPS",
         "--trace-config=rate=1",
     )
-    with _server(repository, child_environment, *flags) as port:
-        _release(port, "start", version=3, weight="50%")
+    with release_server(repository, child_environment, *flags) as port:
+        release(port, "start", version=3, weight="50%")
         served = [_version(port, id=f"r{number}") for number in range(30)]
         counts = {"2": served.count("2"), "3": served.count("3")}
         rows = json.loads(ask(port, "GET", "/v2/models/m/stats", None, {}).body)["model_stats"]
@@ -145,16 +118,16 @@ def test_an_automatic_release_takes_its_steps_and_is_promoted(
     repository: Path, child_environment: dict[str, str]
 ) -> None:
     rules = {"bake_s": 0, "least": 10, "error_margin": 0.4, "slow_margin": 0.4, "slow_ms": 10_000}
-    with _server(repository, child_environment) as port:
-        _release(port, "start", version=3, weight="30%", steps=["60%"], rules=rules)
+    with release_server(repository, child_environment) as port:
+        release(port, "start", version=3, weight="30%", steps=["60%"], rules=rules)
 
         def settled() -> bool:
             for _ in range(20):
                 _version(port)
-            return _release(port)["stage"] == "settled"
+            return release(port)["stage"] == "settled"
 
         eventually(settled)
-        status = _release(port)
+        status = release(port)
         assert (status["stable"], status["arms"][0]["version"]) == (3, 3)
         assert [event["action"] for event in status["events"]] == [
             "start canary version 3 with 30 %",
@@ -169,13 +142,13 @@ def test_a_version_that_fails_its_golden_tests_gets_no_request(
 ) -> None:
     (repository / "m" / "3").rename(repository.parent / "3")
     (repository / "m" / "tests.json").write_text(json.dumps(TESTS))
-    with _server(repository, child_environment) as port:
+    with release_server(repository, child_environment) as port:
         (repository.parent / "3").rename(repository / "m" / "3")
         refused = ask(port, "POST", "/v2/models/m/release", {"action": "start", "version": 3, "weight": "50%"}, {})
         assert refused.status == 400
         assert "OUT[0, 0] is 3, expected 2" in refused.body.decode()
         assert {_version(port) for _ in range(20)} == {"2"}
-        assert _release(port)["arms"] == [_release(port)["arms"][0]]
+        assert len(release(port)["arms"]) == 1
 
 
 def test_the_assignments_of_an_ab_test_are_lines_of_the_log(
@@ -184,7 +157,7 @@ def test_the_assignments_of_an_ab_test_are_lines_of_the_log(
     port = free_port()
     with process(repository, port, child_environment, "--log-format=json") as server:
         until(port, "/readyz", server)
-        _release(port, "start", version=3, weight="50%", alias="b", sticky="header:X-User", log=True)
+        release(port, "start", version=3, weight="50%", alias="b", sticky="header:X-User", log=True)
         served = {
             f"r{number}": _version(port, headers={"X-User": f"secret-{number}"}, id=f"r{number}")
             for number in range(20)
@@ -202,18 +175,13 @@ def test_the_assignments_of_an_ab_test_are_lines_of_the_log(
 def test_a_swap_of_the_primary_under_a_canary_keeps_the_release(
     repository: Path, child_environment: dict[str, str]
 ) -> None:
-    with _server(repository, child_environment, "--model-control-mode=poll", "--repository-poll-secs=1") as port:
-        _release(port, "start", version=3, weight="50%")
+    with release_server(repository, child_environment, "--model-control-mode=poll", "--repository-poll-secs=1") as port:
+        release(port, "start", version=3, weight="50%")
         file = repository / "m" / "2" / "model.py"
         file.write_text(file.read_text().replace("self.factor = 2", "self.factor = 20"))
 
-        def values() -> set[int]:
-            replies = [ask(port, "POST", "/v2/models/m/infer", REQUEST, {}) for _ in range(20)]
-            assert {reply.status for reply in replies} == {200}
-            return {json.loads(reply.body)["outputs"][0]["data"][0] for reply in replies}
-
-        eventually(lambda: values() == {3, 20})
-        status = _release(port)
+        eventually(lambda: {infer(port)[0] for _ in range(20)} == {3, 20})
+        status = release(port)
         assert [(arm["version"], arm["weight"], arm["ready"]) for arm in status["arms"]] == [
             (2, 50.0, True),
             (3, 50.0, True),

@@ -7,8 +7,8 @@ import os
 import re
 import shutil
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -20,12 +20,12 @@ from conftest import free_ports
 from eventually import eventually
 from generation_models import tiny
 from hosting import ask
-from live_server import CONFIG, PATIENCE_S, free_port, process, until, write_version
+from live_server import CONFIG, PATIENCE_S, process, until, write_version
+from released_model import infer, release, release_server
 from remora.models.recordings import MAX_WAITING
 
 AT_ANY_TIME = "--shadow-processors=1"
 FRONTS = pytest.param("--frontends=2", marks=pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux"))
-BODY: dict[str, Any] = {"inputs": [{"name": "IN", "shape": [1, 1], "datatype": "INT32", "data": [1]}]}
 STREAM = CONFIG + "model_transaction_policy { decoupled: true }\n"
 STREAMING = """
 import triton_python_backend_utils as pb_utils
@@ -67,36 +67,13 @@ def _write(repository: Path, number: int, config: str, model: str, name: str = "
     (folder / "model.py").write_text(model)
 
 
-@contextmanager
-def _server(repository: Path, environment: dict[str, str], *flags: str) -> Iterator[int]:
-    port = free_port()
-    with process(repository, port, environment, AT_ANY_TIME, *flags) as server:
-        until(port, "/readyz", server)
-        yield port
-
-
-def _release(port: int, action: str, name: str = "m", **members: Any) -> dict[str, Any]:
-    reply = ask(port, "POST", f"/v2/models/{name}/release", {"action": action, **members}, {})
-    assert reply.status == 200, reply.body
-    document: dict[str, Any] = json.loads(reply.body)
-    return document
-
-
-def _status(port: int, name: str = "m") -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(ask(port, "GET", f"/v2/models/{name}/release", None, {}).body)
-    return document
-
-
 def _shadow(port: int, wanted: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
     """Wait until the shadow's counts are as wanted, and return them."""
-    return eventually(lambda: row if wanted(row := _status(port)["shadow"]) else None)
+    return eventually(lambda: row if wanted(row := release(port)["shadow"]) else None)
 
 
-def _infer(port: int, value: int = 1, name: str = "m", **parameters: Any) -> int:
-    body = {"inputs": [{**BODY["inputs"][0], "data": [value]}], "parameters": parameters}
-    reply = ask(port, "POST", f"/v2/models/{name}/infer", body, {})
-    assert reply.status == 200, reply.body
-    return int(json.loads(reply.body)["outputs"][0]["data"][0])
+def _infer(port: int, value: int = 1, **parameters: Any) -> int:
+    return infer(port, value=value, parameters=parameters)[0]
 
 
 def _streamed(port: int) -> list[int]:
@@ -121,13 +98,13 @@ def test_event_streams_are_copied_and_compared_answer_by_answer(
     for number, values in enumerate(("(1, 2, 3)", "(1, 2, 3)", "(1, 5, 3)", "(1, 2)"), start=1):
         _write(tmp_path / "models", number, STREAM, STREAMING.format(values=values))
     (tmp_path / "models" / "m" / "release.yaml").write_text("stable: 1\n")
-    with _server(tmp_path / "models", child_environment, fronts) as port:
+    with release_server(tmp_path / "models", child_environment, AT_ANY_TIME, fronts) as port:
         for version, sample in (
             (2, None),
             (3, "answer 2: OUT: 1 of 1 elements differ, by at most 3"),
             (4, "answers: 2, expected 3"),
         ):
-            _release(port, "shadow", version=version)
+            release(port, "shadow", version=version)
             assert _streamed(port) == [1, 2, 3]
             found = _shadow(port, lambda row: row["compared"] == 1)
             assert (found["failed"], found["samples"]) == (0, [sample] if sample else [])
@@ -157,18 +134,22 @@ def test_grpc_streams_are_copied(tmp_path: Path, child_environment: dict[str, st
 
 def test_streams_are_not_copied_to_another_server(tmp_path: Path, child_environment: dict[str, str]) -> None:
     _write(tmp_path / "models", 1, STREAM, STREAMING.format(values="(1,)"))
-    with _server(tmp_path / "models", child_environment, "--shadow-url=there=http://127.0.0.1:9") as port:
+    with release_server(
+        tmp_path / "models", child_environment, AT_ANY_TIME, "--shadow-url=there=http://127.0.0.1:9"
+    ) as port:
         refused = ask(port, "POST", "/v2/models/m/release", {"action": "shadow", "url": "there"}, {})
         assert refused.status == 400
         assert (
             "model 'm' is decoupled: copies of its streams can go to a version or another model"
             in refused.body.decode()
         )
-        assert _status(port)["stage"] == "none"
+        assert release(port)["stage"] == "none"
     (tmp_path / "models" / "m" / "release.yaml").write_text("stable: 1\nshadow: {url: there}\n")
-    with _server(tmp_path / "models", child_environment, "--shadow-url=there=http://127.0.0.1:9") as port:
+    with release_server(
+        tmp_path / "models", child_environment, AT_ANY_TIME, "--shadow-url=there=http://127.0.0.1:9"
+    ) as port:
         assert _streamed(port) == [1]
-        found = _status(port)["shadow"]
+        found = release(port)["shadow"]
         assert "is decoupled" in found["warning"]
         assert (found["compared"], found["dropped"]) == (0, 0)
 
@@ -199,15 +180,15 @@ def test_sequences_are_copied_whole_with_their_id(
     _write(theirs if where == "server" else models, 1, SEQUENCES, odd, "other" if where == "model" else "m")
     if where == "version":
         (models / "m" / "release.yaml").write_text("stable: 2\n")
-    other = free_port()
-    with (
-        process(theirs if where == "server" else models, other, child_environment) as second,
-        _server(models, child_environment, f"--shadow-url=there=http://127.0.0.1:{other}") as port,
-    ):
-        until(other, "/readyz", second)
+    with ExitStack() as stack:
+        flags = [AT_ANY_TIME]
+        if where == "server":
+            other = stack.enter_context(release_server(theirs, child_environment))
+            flags.append(f"--shadow-url=there=http://127.0.0.1:{other}")
+        port = stack.enter_context(release_server(models, child_environment, *flags))
         shadow: dict[str, Any] = {"version": {"version": 1}, "model": {"model": "other"}, "server": {"url": "there"}}
         _ask_sequence(port, 7, 5, end=False)
-        _release(port, "shadow", **shadow[where])
+        release(port, "shadow", **shadow[where])
         assert _ask_sequence(port, 7, 1, 1, start=False) == [13, 14]  # it began before the shadow
         assert _ask_sequence(port, 9, 1, 2, 3) == [10, 12, 15]
         found = _shadow(port, lambda row: row["compared"] == 1)
@@ -221,9 +202,9 @@ def test_a_shadow_that_is_the_canary_gets_no_sequences(tmp_path: Path, child_env
     for number in (1, 2):
         _write(tmp_path / "models", number, SEQUENCES, SUMMING.format(found="found"))
     (tmp_path / "models" / "m" / "release.yaml").write_text("stable: 2\ncanary: 1\nweight: 0\nshadow: {version: 1}\n")
-    with _server(tmp_path / "models", child_environment) as port:
+    with release_server(tmp_path / "models", child_environment, AT_ANY_TIME) as port:
         assert _ask_sequence(port, 9, 1, 2, 3) == [10, 12, 15]
-        found = _status(port)["shadow"]
+        found = release(port)["shadow"]
         assert (found["compared"], found["dropped"]) == (0, 0)
         assert found["warning"] == "it gets no sequences, because clients begin sequences at the same version"
 
@@ -239,15 +220,14 @@ def test_a_shadow_that_hangs_costs_no_answer(tmp_path: Path, child_environment: 
     file = tmp_path / "models" / "hangs" / "3" / "model.py"
     hang = f"open({str(began)!r}, 'w').close()\n        open({str(gate)!r}).read()\n        arrays = ["
     file.write_text(file.read_text().replace("arrays = [", hang))
-    with _server(tmp_path / "models", child_environment) as port:
-        _release(port, "shadow", model="hangs")
+    with release_server(tmp_path / "models", child_environment, AT_ANY_TIME) as port:
+        release(port, "shadow", model="hangs")
         assert _infer(port) == 2
         eventually(began.exists)
-        assert {_infer(port) for _ in range(MAX_WAITING)} == {2}
-        assert {_infer(port) for _ in range(135)} == {2}
+        assert {_infer(port) for _ in range(MAX_WAITING + 135)} == {2}
         found = _shadow(port, lambda row: row["dropped"] == 135)
         assert (found["compared"], found["differing"]) == (0, 0)
-        _release(port, "shadow")  # ends it
+        release(port, "shadow")  # ends it
         assert _infer(port) == 2
         gate.write_text("")
 
@@ -256,14 +236,14 @@ def test_a_swap_of_the_primary_keeps_its_shadow(tmp_path: Path, child_environmen
     write_version(tmp_path / "models", 2)
     write_version(tmp_path / "models", 3, name="other")
     flags = ("--model-control-mode=poll", "--repository-poll-secs=1")
-    with _server(tmp_path / "models", child_environment, *flags) as port:
-        _release(port, "shadow", model="other")
+    with release_server(tmp_path / "models", child_environment, AT_ANY_TIME, *flags) as port:
+        release(port, "shadow", model="other")
         assert _infer(port) == 2
         _shadow(port, lambda row: row["compared"] == 1)
         file = tmp_path / "models" / "m" / "2" / "model.py"
         file.write_text(file.read_text().replace("self.factor = 2", "self.factor = 3"))
         eventually(lambda: _infer(port) == 3)
-        counts = _status(port)["shadow"]
+        counts = release(port)["shadow"]
         assert counts["differing"] > 0
         assert _infer(port) == 3
         _shadow(port, lambda row: row["compared"] - row["differing"] >= 1)
@@ -281,14 +261,17 @@ def test_another_server_gets_the_plain_name_of_a_model_with_a_namespace(
 ) -> None:
     write_version(tmp_path / "models", 2)
     write_version(tmp_path / "theirs", 7)
-    other = free_port()
-    flags = (f"--shadow-url=there=http://127.0.0.1:{other}", "--model-namespacing=true")
     with (
-        process(tmp_path / "theirs", other, child_environment) as second,
-        _server(tmp_path / "models", child_environment, *flags) as port,
+        release_server(tmp_path / "theirs", child_environment) as other,
+        release_server(
+            tmp_path / "models",
+            child_environment,
+            AT_ANY_TIME,
+            "--model-namespacing=true",
+            f"--shadow-url=there=http://127.0.0.1:{other}",
+        ) as port,
     ):
-        until(other, "/readyz", second)
-        _release(port, "shadow", url="there")
+        release(port, "shadow", url="there")
         assert _infer(port) == 2
         found = _shadow(port, lambda row: row["compared"] == 1)
         assert (found["failed"], found["samples"]) == (0, ["OUT: 1 of 1 elements differ, by at most 5"])
@@ -301,8 +284,8 @@ def test_answers_of_language_models_count_for_their_version(
     first = tiny(tmp_path / "models")
     shutil.copytree(first, first.parent / "2")
     body = {"model": "tiny", "prompt": "Once", "max_tokens": 4, "temperature": 0}
-    with _server(tmp_path / "models", child_environment, fronts) as port:
-        _release(port, "start", "tiny", version=1, weight="50%", sticky="header:X-User")
+    with release_server(tmp_path / "models", child_environment, AT_ANY_TIME, fronts) as port:
+        release(port, "start", "tiny", version=1, weight="50%", sticky="header:X-User")
         served = []
         for user in range(24):
             reply = ask(port, "POST", "/v1/completions", {**body, "stream": user % 2 == 0}, {"X-User": f"user {user}"})
@@ -310,7 +293,7 @@ def test_answers_of_language_models_count_for_their_version(
             served.append(reply)
         refused = ask(port, "POST", "/v1/completions", {**body, "max_tokens": -1}, {"X-User": "user 0"})
         assert refused.status == 400
-        arms = eventually(lambda: rows if _answers(rows := _status(port, "tiny")["arms"]) >= len(served) else None)
+        arms = eventually(lambda: rows if _answers(rows := release(port, name="tiny")["arms"]) >= len(served) else None)
         assert all(arm["answers"] > 0 and arm["errors"] == 0 for arm in arms), arms
-        _release(port, "shadow", "tiny", version=1)
-        assert _status(port, "tiny")["shadow"]["warning"] == "it gets no requests of OpenAI's routes"
+        release(port, "shadow", "tiny", version=1)
+        assert release(port, name="tiny")["shadow"]["warning"] == "it gets no requests of OpenAI's routes"
