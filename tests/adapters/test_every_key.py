@@ -348,16 +348,16 @@ def to_stream(function: Function) -> Send:
 
 
 @pytest.mark.parametrize("kind", CREDENTIALS)
-@pytest.mark.parametrize("door", [to_function, to_stream])
+@pytest.mark.parametrize("send_by", [to_function, to_stream])
 def test_each_route_of_a_function_wants_the_same_roles(
-    door: Callable[[Function], Send], repository: Path, kind: str
+    send_by: Callable[[Function], Send], repository: Path, kind: str
 ) -> None:
     pytest.importorskip("mangum", reason="mangum is not installed: pip install '.[lambda]'")
     settings = Settings.of({"REMORA_MODEL_REPOSITORY": str(repository)})
     host = host_of("container", repository, openai=True)
     function = Function(Engine(options=settings.engine).start(), settings._replace(server=host.server))
     try:
-        check_http(door(function), [*PROBES, *READS, *CHANGES, *PAGES, *UNKNOWN, *OPENAI], kind)
+        check_http(send_by(function), [*PROBES, *READS, *CHANGES, *PAGES, *UNKNOWN, *OPENAI], kind)
     finally:
         function.close()
 
