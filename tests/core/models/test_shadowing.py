@@ -109,7 +109,7 @@ def test_streams_are_compared_answer_by_answer() -> None:
     with _shadowing(target, log=rows.append) as shadowing:
         for _ in range(4):
             _request(shadowing, "", 1, 2)
-        eventually(lambda: shadowing.compared == 4)
+        eventually(lambda: shadowing.compared == 4 and len(rows) == 3)
         assert [*shadowing.samples] == [
             "answer 2: y: 1 of 1 elements differ, by at most 7",
             "answers: 1, expected 2",
