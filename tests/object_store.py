@@ -249,7 +249,7 @@ def object_store() -> Iterator[ObjectStore]:
 
 @contextmanager
 def store_of_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
-    """Run a listening double with an empty bucket ``bucket``, at which the variables of this process point."""
+    """Run a double with an empty ``bucket``, at which the variables of this process point."""
     for name in ("AWS_PROFILE", "TRITON_CLOUD_CREDENTIAL_PATH", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(name, raising=False)
     with object_store() as store:

@@ -182,7 +182,7 @@ class Attacked(NamedTuple):
     holds: Path
 
     def wait_until_idle(self) -> None:
-        """Wait until all threads sleep at several looks in a row, because the server then has no work left."""
+        """Wait until the server has no work: all its threads sleep at several looks in a row."""
         eventually(lambda: all(self._is_asleep() for _ in range(IDLE_LOOKS)))
 
     def _is_asleep(self) -> bool:
@@ -219,7 +219,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, child_environment: dict[str
 
 
 def attack(port: int, data: bytes, ended: threading.Event, statuses: list[str]) -> None:
-    """Send the bytes again and again on new connections, read the answers, and keep the status of the first one."""
+    """Send the bytes on one connection after another, and keep the status of the first answer."""
     while not ended.is_set():
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0) as attacker:
             with contextlib.suppress(TimeoutError):  # the server reads no more until its answers are read
@@ -240,7 +240,7 @@ def attack(port: int, data: bytes, ended: threading.Event, statuses: list[str]) 
 
 
 def status_in(head: bytes) -> list[str]:
-    """Return the status of the first answer in what was received, with that of gRPC if it ends the call, or []."""
+    """Return the status of the first answer, with that of gRPC if it has one, or []."""
     if head.startswith(b"HTTP/1.1 "):
         return [head[9:12].decode()] if len(head) >= 12 else []
     while len(head) >= 9:
