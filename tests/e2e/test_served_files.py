@@ -20,8 +20,6 @@ from device_models import double
 from live_server import client
 from small_wheels import write_wheel
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 ROWS = [[0.0, 1.0, 2.0], [3.0, 1.0, 0.0], [1.0, 5.0, 2.0], [4.0, 4.0, 1.0]]
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "anna", "in", "bern"]
@@ -221,7 +219,20 @@ CASES: dict[str, Callable[[Path], Case]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+WARNINGS = {
+    "mlflow": "ignore:.*(type hint|input example|integer column):UserWarning",
+    "torchscript": r"ignore:`torch\.jit\.\w+` is deprecated:DeprecationWarning",
+}
+"""Filters of what a library warns of while it saves the model."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.filterwarnings(WARNINGS[name])] if name in WARNINGS else [])
+        for name in CASES
+    ],
+)
 def test_what_a_library_saved_is_served_by_its_path_alone(name: str, tmp_path: Path, serving: Serving) -> None:
     case = CASES[name](tmp_path)
     with serving(case.path, *case.flags, "--allow-grpc=false", "--allow-metrics=false") as server:
