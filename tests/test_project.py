@@ -55,6 +55,8 @@ STARTS_THREADS = (
     "core/remora/backends/openvino_genai/engine.py",
     "core/remora/backends/vllm/engine.py",
     "core/remora/server/",
+    # The load of a server's models, and the work of commands that Ctrl-C interrupts.
+    "core/remora/system/threads.py",
     # Coroutines of decoupled models run on between executions, as in Triton; that takes a loop, and a thread for it.
     "core/remora/backends/python/coroutines.py",
     "core/remora/functions/runtime.py",

@@ -319,7 +319,8 @@ def _start(host: Host, entered_ns: int) -> int:
     end_of_timing = time_imports(now_ns, ledger.imported, SLOW_IMPORT_NS)
     from remora.engine import Engine
     from remora.errors import RemoraError
-    from remora.server.startup import begin, with_gpu_requirement, with_hooks, with_secrets, with_workers
+    from remora.server.startup import with_gpu_requirement, with_hooks, with_secrets, with_workers
+    from remora.system.threads import run_in_daemon
 
     ledger.mark("import of the engine")
     try:
@@ -328,7 +329,7 @@ def _start(host: Host, entered_ns: int) -> int:
     except (ValueError, RemoraError) as error:
         print(f"remora serve: {error}", file=sys.stderr)
         return 2
-    loading = begin(engine.start)
+    loading = run_in_daemon(engine.start, "remora start")
     loading.add_done_callback(lambda done: end_of_timing())
     from remora.server.main import serve  # imports asyncio and the codecs while the models load
 

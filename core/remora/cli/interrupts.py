@@ -26,9 +26,9 @@ def run_aside(work: Callable[[], T]) -> T:
 
     KeyboardInterrupt ends the wait alone.
     """
-    from remora.server.startup import begin  # imported here, because clients of a server need no thread
+    from remora.system.threads import run_in_daemon  # imported here, because clients of a server need no thread
 
-    return begin(work, "remora command").result()
+    return run_in_daemon(work, "remora command").result()
 
 
 @contextmanager

@@ -1,19 +1,12 @@
-"""Startup options of the server process and the thread that loads the models.
-
-Loading starts while the rest of the server is still being imported, because the two use different resources.
-"""
+"""Startup options of the server process, from its environment."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from remora.options import BOOLEANS, EngineOptions
-
-T = TypeVar("T")
 
 _HOOKS = {
     "TRITONSERVER_DELAY_SCHEDULER": "delay_scheduler",
@@ -69,21 +62,3 @@ def with_secrets(options: EngineOptions, environ: Mapping[str, str]) -> EngineOp
         if environ.get(variable) and entry not in configured
     ]
     return replace(options, cache_config=(*options.cache_config, *credentials))
-
-
-def begin(work: Callable[[], T], name: str = "remora start") -> Future[T]:
-    """Run ``work``, such as the start of an engine, in a dedicated thread of this name.
-
-    The thread does not keep the process alive.
-    """
-    future: Future[T] = Future()
-    future.set_running_or_notify_cancel()  # the future can no longer be cancelled, because the work continues
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # any error, because it belongs to the waiter of the future
-            future.set_exception(error)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future

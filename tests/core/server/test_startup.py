@@ -1,15 +1,11 @@
-"""What a server's start makes of the environment, and that it goes on by itself."""
+"""What a server's start makes of the environment."""
 
 from __future__ import annotations
-
-import threading
 
 import pytest
 
 from remora.options import EngineOptions
-from remora.server.startup import begin, with_gpu_requirement, with_hooks
-
-PATIENCE_S = 30.0
+from remora.server.startup import with_gpu_requirement, with_hooks
 
 
 def test_the_variables_of_tritons_scheduler_tests_become_options() -> None:
@@ -35,18 +31,3 @@ def test_a_variable_requires_a_gpu_where_no_flag_can(value: str, required: bool)
 def test_a_requirement_that_is_not_a_boolean_is_refused() -> None:
     with pytest.raises(ValueError, match="REMORA_REQUIRE_GPU must be true or false, got 'yes'"):
         with_gpu_requirement(EngineOptions(), {"REMORA_REQUIRE_GPU": "yes"})
-
-
-def test_a_start_continues_when_its_waiters_are_gone() -> None:
-    started = threading.Event()
-
-    class Engine:
-        def start(self) -> Engine:
-            assert started.wait(PATIENCE_S)
-            return self
-
-    engine = Engine()
-    loading = begin(engine.start)
-    assert not loading.cancel()
-    started.set()
-    assert loading.result(PATIENCE_S) is engine
