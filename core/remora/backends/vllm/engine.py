@@ -7,7 +7,7 @@ import inspect
 import json
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -60,9 +60,12 @@ class LoopThread:
 
     Args:
         name: of the model.
+        end_s: longest time that cancelled tasks have to end, in seconds.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, end_s: float = 10.0) -> None:
+        self._name = name
+        self._end_s = end_s
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name=f"remora {name} vllm", daemon=True)
         self._thread.start()
@@ -75,7 +78,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def close(self) -> None:
-        """Cancel what still runs in the loop, and end it."""
+        """Cancel the tasks of the loop, stop it and join the thread."""
         self.run(self._end_tasks())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
@@ -86,7 +89,15 @@ class LoopThread:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.wait_for(tasks)
+
+    async def wait_for(self, tasks: Collection[asyncio.Future[None]]) -> None:
+        """Wait for cancelled tasks, which may be vLLM's own; log those that do not end in time."""
+        ended = asyncio.gather(*tasks, return_exceptions=True)  # takes their errors, which asyncio would log
+        await asyncio.wait([ended], timeout=self._end_s)
+        for task in tasks:
+            if not task.done():
+                _log.warning("model '%s': a task of vLLM did not end within %g s: %r", self._name, self._end_s, task)
 
 
 class VllmEngine:
@@ -173,9 +184,13 @@ class VllmEngine:
     def close(self) -> None:
         """End all tasks with UnavailableError and shut vLLM down."""
         self._closing.set()
-        self._thread.run(self._end_all())
-        self._llm.shutdown()
-        self._thread.close()
+        try:
+            self._thread.run(self._end_all())
+        finally:
+            try:
+                self._llm.shutdown()
+            finally:
+                self._thread.close()
 
     # -- The loop's thread ---------------------------------------------------------------------------------------------
 
@@ -248,7 +263,7 @@ class VllmEngine:
 
     async def _end_all(self) -> None:
         error: RemoraError = UnavailableError(f"model '{self._name}' was unloaded")
-        work = list(self._work.values())
+        work: list[asyncio.Future[None]] = list(self._work.values())
         for answer in self._answers.open:
             self._stop(answer)
             self._answers.end(answer, "error", error)
@@ -256,7 +271,7 @@ class VllmEngine:
         if reader is not None:
             reader.cancel()  # because it would log the end of vLLM's processes as a failure
             work.append(reader)
-        await asyncio.gather(*work, return_exceptions=True)
+        await self._thread.wait_for(work)
         self._deliver()
 
 

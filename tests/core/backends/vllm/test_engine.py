@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -193,3 +194,37 @@ def test_closing_the_loop_ends_the_tasks_that_vllm_left_there() -> None:
     thread.run(leave())
     thread.close()
     assert left[0].cancelled()
+
+
+def test_a_task_of_vllm_that_ignores_its_cancellation_does_not_stop_the_unload(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    thread = LoopThread("m", end_s=0.05)
+    left: list[asyncio.Task[None]] = []
+
+    async def stay() -> None:
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    async def leave() -> None:
+        left.append(asyncio.create_task(stay()))
+        await asyncio.sleep(0)  # begins the task
+
+    thread.run(leave())
+    thread.close()
+    assert "a task of vLLM did not end within 0.05 s" in caplog.text
+    assert thread.loop.is_closed()
+
+
+def test_a_failed_shutdown_of_vllm_still_ends_the_loop(
+    engine: VllmEngine, llm: FakeLlm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        llm.closed = True
+        raise RuntimeError("a process is gone")
+
+    monkeypatch.setattr(llm, "shutdown", fail)
+    with pytest.raises(RuntimeError, match="a process is gone"):
+        engine.close()
+    assert engine._loop.is_closed()
