@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from remora.cli.client import HttpClient, model_path, open_client
 from remora.cli.output import UsageError
@@ -60,10 +59,10 @@ def _exchanges(place: str) -> Iterator[tuple[str, Exchange]]:
     A server may capture the replayed requests in the same place: what it adds meanwhile is not read. Raises UsageError,
     RemoraError.
     """
-    for name, opened in _remote_files(place) if is_url(place) else _local_files(Path(place)):
+    for name, opened, size in _remote_files(place) if is_url(place) else _local_files(Path(place)):
         try:
             with opened() as file:
-                numbered = enumerate(_parquet(file) if name.endswith(".parquet") else _lines(file), 1)
+                numbered = enumerate(_parquet(file) if name.endswith(".parquet") else _lines(file, size), 1)
                 number = 0
                 try:
                     for number, exchange in numbered:
@@ -76,24 +75,31 @@ def _exchanges(place: str) -> Iterator[tuple[str, Exchange]]:
             raise UsageError(f"{name}: cannot be read: {error.strerror or error}") from error
 
 
-Files = Iterable[tuple[str, Callable[[], BinaryIO]]]
-"""Names of files, each with the function that opens it."""
+class _File(NamedTuple):
+    """File of captured requests, with its bytes before the first of them is sent again."""
+
+    name: str
+    open: Callable[[], BinaryIO]
+    size: int
 
 
-def _local_files(path: Path) -> Files:
+def _local_files(path: Path) -> list[_File]:
     names = [path]
     if path.is_dir():
         names = sorted(each for each in path.iterdir() if is_captured(each.name))
         if not names:
             raise UsageError(f"{path}: the folder has no files of captured requests ({', '.join(_SUFFIXES)})")
-    return [(str(each), partial(_open, each)) for each in names]
+    try:
+        return [_File(str(each), partial(_open, each), each.stat().st_size) for each in names]
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def _open(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def _remote_files(url: str) -> Files:
+def _remote_files(url: str) -> list[_File]:
     from remora.repository.clouds import open_storage  # imported here, because most files are local
 
     storage, _ = open_storage(url)
@@ -102,11 +108,11 @@ def _remote_files(url: str) -> Files:
         with suppress(NotFoundError):
             items = [storage.find()]
     if items:
-        return [(url, partial(open_stored, storage, items[0]))]
+        return [_File(url, partial(open_stored, storage, items[0]), items[0].size)]
     items = sorted((each for each in storage.listing() if is_captured(each.path)), key=lambda each: each.path)
     if not items:
         raise NotFoundError(f"'{url}' has no files of captured requests ({', '.join(_SUFFIXES)})")
-    return [(f"{url.rstrip('/')}/{each.path}", partial(open_stored, storage, each)) for each in items]
+    return [_File(f"{url.rstrip('/')}/{each.path}", partial(open_stored, storage, each), each.size) for each in items]
 
 
 def is_captured(name: str) -> bool:
@@ -114,11 +120,10 @@ def is_captured(name: str) -> bool:
     return name.endswith(_SUFFIXES) and not name.rpartition("/")[2].startswith(".")
 
 
-def _lines(file: BinaryIO) -> Iterator[Exchange]:
-    end = file.seek(0, os.SEEK_END)
-    file.seek(0)
+def _lines(file: BinaryIO, size: int) -> Iterator[Exchange]:
+    """Yield the exchanges in the first ``size`` bytes of a file."""
     for line in file:
-        if file.tell() > end:
+        if file.tell() > size:
             return
         yield exchange_of(line)
 

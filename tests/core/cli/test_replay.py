@@ -52,6 +52,23 @@ def test_a_folder_is_read_in_the_order_of_its_files(tmp_path: Path) -> None:
     assert [value for _, value in read(folder / "b.parquet")] == [3, 4]
 
 
+def test_what_a_server_captures_during_a_replay_is_not_read(tmp_path: Path) -> None:
+    for name, value in (("a.jsonl", 1), ("b.jsonl", 2)):
+        (tmp_path / name).write_bytes(lines_of(value))
+    found = []
+    for _, each in replay._exchanges(str(tmp_path)):
+        found.append(int(each.id))
+        for name in ("a.jsonl", "b.jsonl", "c.jsonl"):
+            with (tmp_path / name).open("ab") as file:
+                file.write(lines_of(100 + len(found)))
+    assert found == [1, 2]
+
+
+def test_a_file_that_is_absent_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"absent\.jsonl: cannot be read: No such file"):
+        read(tmp_path / "absent.jsonl")
+
+
 def test_a_folder_without_captured_requests_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no files of captured requests"):
         read(tmp_path)
