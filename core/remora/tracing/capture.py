@@ -173,8 +173,12 @@ def _folder_upload(path: Path) -> Upload:
 
     def upload(name: str, part: Path) -> None:
         partial = path / f".{name}"
-        shutil.copyfile(part, partial)
-        partial.replace(path / name)  # readers see whole files alone
+        try:
+            shutil.copyfile(part, partial)
+            partial.replace(path / name)  # readers see whole files alone
+        except OSError:
+            partial.unlink(missing_ok=True)  # because the next try has another name, and a full disk needs the room
+            raise
 
     return upload
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -146,6 +148,23 @@ def test_a_folder_gets_parquet_files(tmp_path: Path) -> None:
 def test_a_parquet_file_ends_when_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "PART_BYTES", 1)
     assert [len(part) for part in in_parquet(tmp_path, 1, 2, 3)] == [1, 1, 1]
+
+
+def test_a_full_disk_keeps_no_partial_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill_disk(source: Path, target: Path) -> None:
+        target.write_bytes(source.read_bytes()[:10])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "part").write_bytes(b"x" * 100)
+    upload = capture._folder_upload(tmp_path / "requests")
+    with monkeypatch.context() as full:
+        full.setattr("shutil.copyfile", fill_disk)
+        for name in ("1.parquet", "2.parquet"):
+            with pytest.raises(OSError, match="No space left"):
+                upload(name, tmp_path / "part")
+    assert list((tmp_path / "requests").iterdir()) == []
+    upload("3.parquet", tmp_path / "part")
+    assert [file.name for file in (tmp_path / "requests").iterdir()] == ["3.parquet"]
 
 
 def test_values_of_redacted_tensors_are_not_in_a_parquet_file(tmp_path: Path) -> None:
