@@ -31,7 +31,7 @@ from remora.cli.load.requests import (
     http_message,
     in_sequence,
     infer_message,
-    mixed,
+    interleave,
     model_requests,
     server_address,
 )
@@ -160,7 +160,8 @@ def _plan(client: ApiClient, options: argparse.Namespace) -> Plan:
     several: list[list[bytes]] = []
     for name, _ in options.models:
         requests = model_requests(client, name, options)
-        requests = [each for request in requests for each in in_sequence(request)] if options.sequence else requests
+        if options.sequence:
+            requests = [each for request in requests for each in in_sequence(request, options.sequence)]
         path = f"{model_path(name, options.model_version)}/infer"
         several.append(
             [
@@ -171,7 +172,7 @@ def _plan(client: ApiClient, options: argparse.Namespace) -> Plan:
             ]
         )
     if several:
-        messages += mixed(several, [weight for _, weight in options.models])
+        messages += interleave(several, [weight for _, weight in options.models])
     host, tls = parts.hostname or "", parts.scheme == "https"
     if options.grpc:
         scheme, _, address = options.grpc.rpartition("://")
@@ -247,9 +248,9 @@ def _measure(
 def _run(
     server: _Server, options: argparse.Namespace, plans: Sequence[Plan], show: Callable[[int, Results], None]
 ) -> tuple[list[Results], bool, dict[str, float], Usage]:
-    """Return the windows to report, and what the server states about them.
+    """Return the windows to report, whether they are stable, and the server's figures for them.
 
-    These are: whether the windows are stable, mean times in the server, and the use of its machine.
+    The figures are mean times from its statistics, and the use of its machine from its metrics.
     """
     windows: list[Results] = []
     totals: list[Totals] = []
@@ -318,7 +319,7 @@ def _generators(plans: Sequence[Plan]) -> Iterator[Callable[[], Results]]:
             process.communicate()
 
 
-# -- what the server states -------------------------------------------------------------------------------------------
+# -- statistics and metrics of the server -----------------------------------------------------------------------------
 
 
 class _Server:

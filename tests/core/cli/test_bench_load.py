@@ -247,23 +247,27 @@ def test_an_open_loop_counts_the_time_that_requests_wait_for_a_stalled_server(
     assert level["latency_us"]["mean"] >= level["service_us"]["mean"] + 50_000
 
 
-def test_sequences_have_ids_and_their_first_and_last_requests_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_sequences_have_ids_and_their_first_and_last_requests_are_marked(
+    length: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     with double(lambda handler: handler.reply(200)) as (url, bodies):
-        bench(capsys, "m", "--url", url, "--sequence=3", "--concurrency=2")
+        bench(capsys, "m", "--url", url, f"--sequence={length}", "--concurrency=2")
     by_connection: dict[int, list[dict[str, Any]]] = {}
     for port, body in bodies:
         by_connection.setdefault(port, []).append(json.loads(body)["parameters"])
     assert len(by_connection) == 2
     ids = [
-        {each["sequence_id"] for each in sent[place : place + 3]}
+        {each["sequence_id"] for each in sent[place : place + length]}
         for sent in by_connection.values()
-        for place in range(0, len(sent) - 2, 3)
+        for place in range(0, len(sent) - length + 1, length)
     ]
     assert all(len(each) == 1 for each in ids)
     assert len(set.union(*ids)) == len(ids), "each sequence has another id"
     for sent in by_connection.values():
-        flags = [(each["sequence_start"], each["sequence_end"]) for each in sent[:6]]
-        assert flags[:6] == ([(True, False), (False, False), (False, True)] * 2)[: len(flags)]
+        flags = [(each["sequence_start"], each["sequence_end"]) for each in sent]
+        places = [number % length for number in range(len(sent))]
+        assert flags == [(place == 0, place == length - 1) for place in places]
 
 
 @pytest.mark.parametrize(

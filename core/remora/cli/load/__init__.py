@@ -105,7 +105,7 @@ class Results:
         service: from its sending to its answer.
         first: from its sending to its first event, for streams.
         between: between the events of a stream.
-        tokens: generated tokens, as the streams state them.
+        tokens: generated tokens, from the usage in the streams.
         failures: number of failed requests by reason. They count in no histogram.
         cpu: share of a processor that the busiest process used.
         waiting: requests that were due and not sent at the end, because all connections were busy.

@@ -83,7 +83,7 @@ def with_rows(request: InferRequest, rows: int) -> InferRequest:
     return replace(request, inputs=inputs)
 
 
-def mixed(several: Sequence[Sequence[bytes]], weights: Sequence[int]) -> list[bytes]:
+def interleave(several: Sequence[Sequence[bytes]], weights: Sequence[int]) -> list[bytes]:
     """Return the requests of several models in turn.
 
     In a round each model has as many turns as its weight, spread evenly. Its requests keep their order, and none is
@@ -95,10 +95,14 @@ def mixed(several: Sequence[Sequence[bytes]], weights: Sequence[int]) -> list[by
     return [next(endless[model]) for _ in range(rounds) for _, model in turns]
 
 
-def in_sequence(request: InferRequest) -> list[InferRequest]:
-    """Return the first, a middle and the last request of a sequence, without its id."""
+def in_sequence(request: InferRequest, length: int) -> list[InferRequest]:
+    """Return the first, a middle and the last request of a sequence, with the id that the generator replaces.
+
+    The only request of a sequence of ``length`` 1 is both the first and the last one.
+    """
     found = []
-    for start, end in ((True, False), (False, False), (False, True)):
+    only = length == 1
+    for start, end in ((True, only), (False, False), (only, True)):
         parameters = {"sequence_id": SEQUENCE_ID, "sequence_start": start, "sequence_end": end}
         found.append(replace(request, parameters={**request.parameters, **parameters}))
     return found

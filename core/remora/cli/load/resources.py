@@ -16,7 +16,7 @@ class Usage(NamedTuple):
 
     Attributes:
         cpu: share of all processors in use, 0 to 1.
-        memory_bytes: memory in use, of the container where the server states it.
+        memory_bytes: memory in use, of the container if the metrics have it.
         gpu: share of the GPUs in use, the mean of all.
         gpu_memory_bytes: memory in use on all GPUs.
         gpu_watts: power of all GPUs.

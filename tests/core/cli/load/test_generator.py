@@ -82,7 +82,7 @@ def test_windows_follow_until_stdin_ends(listener: socket.socket, child_environm
 
 @pytest.mark.parametrize("seed", [0, 1, (1 << 22) - 1, 1 << 40])
 def test_an_id_in_a_message_of_grpc_is_replaced_by_one_of_64_bits(seed: int) -> None:
-    request = in_sequence(InferRequest((Tensor("x", "INT32", np.ones(1, "i4")),)))[0]
+    request = in_sequence(InferRequest((Tensor("x", "INT32", np.ones(1, "i4")),)), 3)[0]
     settings = plan(1, protocol="grpc", messages=(grpc_message("m", "", request),) * 3, seed=seed, sequence=3)
     ids = [_sequence_id(message_of(settings, number, position)) for number in (0, 5) for position in (0, 2, 3, 5)]
     assert ids[0] == ids[1] != ids[2] == ids[3]

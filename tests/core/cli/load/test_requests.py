@@ -17,8 +17,8 @@ from remora.cli.load.requests import (
     grpc_message,
     http_message,
     in_sequence,
+    interleave,
     json_body,
-    mixed,
     server_address,
 )
 from remora.cli.output import UsageError
@@ -71,12 +71,17 @@ def test_half_precision_has_no_json() -> None:
 
 
 def test_a_sequence_has_a_first_a_middle_and_a_last_request() -> None:
-    flags = [(each.parameters["sequence_start"], each.parameters["sequence_end"]) for each in in_sequence(REQUEST)]
+    flags = [(each.parameters["sequence_start"], each.parameters["sequence_end"]) for each in in_sequence(REQUEST, 3)]
     assert flags == [(True, False), (False, False), (False, True)]
 
 
+def test_the_only_request_of_a_sequence_is_its_first_and_its_last() -> None:
+    first, _, last = (each.parameters for each in in_sequence(REQUEST, 1))
+    assert first == last == {"sequence_id": SEQUENCE_ID, "sequence_start": True, "sequence_end": True}
+
+
 def test_a_message_of_grpc_has_the_parameters_of_its_request() -> None:
-    first = ModelInferRequest.FromString(grpc_message("m", "", in_sequence(REQUEST)[0])).parameters
+    first = ModelInferRequest.FromString(grpc_message("m", "", in_sequence(REQUEST, 3)[0])).parameters
     assert first["sequence_id"].int64_param == SEQUENCE_ID
     assert (first["sequence_start"].bool_param, first["sequence_end"].bool_param) == (True, False)
     other = replace(REQUEST, parameters={"top_p": 0.5, "user": "u"})
@@ -94,7 +99,7 @@ def test_a_message_of_grpc_has_the_parameters_of_its_request() -> None:
     ],
 )
 def test_models_get_requests_by_their_weights(several: list[bytes], weights: list[int], turns: bytes) -> None:
-    found = mixed([[each[n : n + 1] for n in range(len(each))] for each in several], weights)
+    found = interleave([[each[n : n + 1] for n in range(len(each))] for each in several], weights)
     assert b"".join(found) == turns
 
 
