@@ -12,6 +12,9 @@ from remora.messages import Array
 FORMATS = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".npy": "npy", ".parquet": "parquet"}
 """File format by suffix."""
 
+CHUNK_BYTES = 64 << 20
+"""Bytes after which a chunk ends before its number of rows."""
+
 Values = Sequence[Any] | Array
 """Values of one column, one for each row."""
 
@@ -45,8 +48,10 @@ class Source(Protocol):
 
     columns: Sequence[str]
 
-    def chunks(self, first: int, wanted: Sequence[str], size: int) -> Iterator[Chunk]:
-        """Yield the rows from number ``first`` on, ``size`` at a time, with the wanted columns.
+    def chunks(self, first: int, wanted: Sequence[str], size: int, most_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
+        """Yield the rows from number ``first`` on, with the wanted columns.
+
+        A chunk has ``size`` rows, fewer if they have more than about ``most_bytes``, but at least one.
 
         Raises RemoraError for a file that cannot be read any further.
         """

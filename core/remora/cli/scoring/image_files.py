@@ -108,10 +108,13 @@ class ReadAhead:
         self._files = files
         self._pool = ThreadPoolExecutor(files.readers, thread_name_prefix="remora images")
 
-    def results(self, names: Sequence[str], read: Callable[[str], _Result]) -> Iterator[tuple[str, Future[_Result]]]:
+    def results(
+        self, names: Sequence[str], read: Callable[[str], _Result], result_bytes: Callable[[int], int] = int
+    ) -> Iterator[tuple[str, Future[_Result]]]:
         """Yield each name with the future of ``read(name)``, in order.
 
-        Files of some ten megabytes in all are read ahead.
+        Results of some ten megabytes in all are read ahead; ``result_bytes`` gives the bytes of one by those of its
+        file.
         """
         ahead: deque[tuple[str, int, Future[_Result]]] = deque()
         left, held = iter(names), 0
@@ -121,7 +124,7 @@ class ReadAhead:
                     name = next(left, None)
                     if name is None:
                         break
-                    size = self._size_of(name)
+                    size = result_bytes(self._size_of(name))
                     ahead.append((name, size, self._pool.submit(read, name)))
                     held += size
                 if not ahead:
@@ -137,7 +140,7 @@ class ReadAhead:
         try:
             return self._files.size(name)
         except OSError:
-            return 0  # reading it says why
+            return 0  # because the read raises the error
 
     def close(self) -> None:
         """Wait for the files that are being read, and end the threads."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import islice
@@ -12,15 +13,18 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from remora.calls import ModelInfo
-from remora.cli.scoring import Chunk, Refusal, Values
+from remora.cli.scoring import CHUNK_BYTES, Chunk, Refusal, Values
 from remora.cli.scoring.image_files import MOST_FILE_BYTES, ImageFiles, ReadAhead
 from remora.errors import InvalidArgumentError, UnsupportedError
 from remora.messages import Array
+from remora.system.cpus import usable_cpus
 from remora.system.install_advice import install_command
 
 PATH_COLUMN, IMAGE_COLUMN = "path", "image"
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _MOST_PIXELS = 1 << 26
+_PIXELS_PER_BYTE = 10
+"""Compression of a photo in a JPEG file."""
 
 
 class Pixels(NamedTuple):
@@ -54,6 +58,15 @@ class Pixels(NamedTuple):
         """Height and width, -1 for that of the file."""
         height, width = (size for axis, size in enumerate(self.shape) if axis != self.channel_axis)
         return height, width
+
+    def row_bytes(self, file_bytes: int) -> int:
+        """Return the bytes of an image and its file, estimated if the shape has variable sizes."""
+        if not self.shape:
+            return file_bytes
+        item = 4 if self.floats else 1
+        if -1 in self.shape:
+            return file_bytes * (1 + _PIXELS_PER_BYTE * item)
+        return file_bytes + math.prod(self.shape) * item
 
 
 def pixels_of(
@@ -109,6 +122,7 @@ class ImageSource:
         self.pixels = pixels
         self._files = files
         self._ahead = ReadAhead(self._files)
+        self._processors = threading.BoundedSemaphore(usable_cpus())
         self._row = 0
 
     @cached_property
@@ -119,12 +133,14 @@ class ImageSource:
             whole.update(f"{name}\0{self._files.version(name)}\0".encode())
         return whole.hexdigest()
 
-    def chunks(self, first: int, wanted: Sequence[str], size: int) -> Iterator[Chunk]:
+    def chunks(self, first: int, wanted: Sequence[str], size: int, most_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
         names = self._files.names
-        results = self._ahead.results(names[first:], self._read)
-        for begin in range(first, len(names), size):
-            numbers, images, kept, refused = [], [], [], []
-            for number, (name, image) in enumerate(islice(results, size), begin):
+        results = self._ahead.results(names[first:], self._read, self.pixels.row_bytes)
+        row = first
+        while row < len(names):
+            numbers, images, kept, refused, held = [], [], [], [], 0
+            for number, (name, image) in enumerate(islice(results, size), row):
+                row = number + 1
                 try:
                     images.append(image.result())
                 except (OSError, ValueError, SyntaxError, ArithmeticError, MemoryError) as error:  # all are Pillow's
@@ -132,16 +148,22 @@ class ImageSource:
                     continue
                 numbers.append(number)
                 kept.append(name)
-            self._row = min(begin + size, len(names))
+                held += images[-1].nbytes if isinstance(images[-1], np.ndarray) else len(images[-1])
+                if held >= most_bytes:
+                    break
+            self._row = row
             columns: dict[str, Values] = {PATH_COLUMN: kept, IMAGE_COLUMN: _stacked(images)}
-            yield Chunk(np.array(numbers, np.int64), {name: columns[name] for name in wanted}, refused, self._row)
+            yield Chunk(np.array(numbers, np.int64), {name: columns[name] for name in wanted}, refused, row)
 
     def _read(self, name: str) -> Any:
         """Return an image as an array, or its bytes. Raises what Pillow and the files do."""
         if self._files.size(name) > MOST_FILE_BYTES:
             raise ValueError(f"the file has more than {MOST_FILE_BYTES} bytes")
         with self._files.open(name) as file:
-            return self._decoded(file) if self.pixels.shape else file.read()
+            if not self.pixels.shape:
+                return file.read()
+            with self._processors:
+                return self._decoded(file)
 
     def _decoded(self, file: BinaryIO) -> Array:
         pillow, pixels = _import_pillow(), self.pixels

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
 
-from remora.cli.scoring import Chunk, Refusal, Source, Values
+from remora.cli.scoring import CHUNK_BYTES, Chunk, Refusal, Source, Values
 from remora.cli.scoring.columns import InputColumns, convert_chunk
 from remora.cli.scoring.journal import Journal, explain_full_disk
 from remora.cli.scoring.sinks import Sink, make_sink
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from remora.engine import Engine, InferResult
 
 SEARCH_NS = 2_000_000_000
-_CHUNK_BYTES = 16 << 20
+_USUAL_BYTES = 16 << 20
 _BATCH_BYTES = 64 << 20
 _CHUNK_ROWS = 16_384
+_MEASURED_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,21 +106,26 @@ class ScoringRun:
     # -- the batch size ----------------------------------------------------------------------------------------------
 
     def measure_row(self, sample: Source) -> None:
-        """Take the size of the first row from a second reader of the file.
+        """Take the mean size of the first rows from a second reader of the file.
 
-        It bounds the memory of the run. Raises RemoraError.
+        It sets the number of rows in a chunk. Raises RemoraError.
         """
-        chunk = next(iter(sample.chunks(0, self._work.wanted, 1)), None)
+        chunk = next(iter(sample.chunks(0, self._work.wanted, _MEASURED_ROWS)), None)
         if chunk is not None:
-            arrays, _, _ = convert_chunk(chunk, self._work.inputs)
-            self._row_bytes = max(sum(array.nbytes for array in arrays.values()), self._row_bytes)
+            arrays, good, _ = convert_chunk(chunk, self._work.inputs)
+            self._measure(arrays, len(good))
+
+    def _measure(self, arrays: Mapping[str, Array], rows: int) -> None:
+        held = sum(_bytes_of(array) for array in arrays.values())
+        self._row_bytes = max(held // max(rows, 1), self._row_bytes)
 
     def find_batch_size(self, sample: Source) -> BatchSearch:
         """Measure batch sizes on the first rows of a second reader of the file. Raises RemoraError."""
-        limit = min(self._work.most_rows, _BATCH_BYTES // self._row_bytes) if self._work.batches else 1
-        search = BatchSearch(limit, SEARCH_NS)
         chunk = next(iter(sample.chunks(0, self._work.wanted, self._chunk_rows(1))), None)
         arrays, good, _ = convert_chunk(chunk, self._work.inputs) if chunk is not None else ({}, (), [])
+        self._measure(arrays, len(good))  # again, because the first rows may be bad ones
+        limit = min(self._work.most_rows, _BATCH_BYTES // self._row_bytes) if self._work.batches else 1
+        search = BatchSearch(limit, SEARCH_NS)
         if not len(good) or not self._work.batches:
             return search
         while (size := search.next_size()) is not None:
@@ -142,7 +148,9 @@ class ScoringRun:
         first = self._journal.next_row
         end = first
         try:
-            for chunk in self._source.chunks(first, self._work.wanted, self._chunk_rows(batch)):
+            # Twice the mean size, because rows differ and a batch does not span chunks.
+            most_bytes = max(2 * batch * self._row_bytes, CHUNK_BYTES)
+            for chunk in self._source.chunks(first, self._work.wanted, self._chunk_rows(batch), most_bytes):
                 self._submit(chunk, batch)
                 end = chunk.end
                 now = self._now()
@@ -162,7 +170,7 @@ class ScoringRun:
                     self._file.close()
 
     def _chunk_rows(self, batch: int) -> int:
-        rows = max(min(_CHUNK_ROWS, _CHUNK_BYTES // self._row_bytes), batch)
+        rows = max(min(_CHUNK_ROWS, _USUAL_BYTES // self._row_bytes), batch)
         return rows - rows % batch
 
     def _submit(self, chunk: Chunk, batch: int) -> None:
@@ -241,6 +249,11 @@ class ScoringRun:
             self._sink.finish()
         self._journal.close_segment(file, end, self._written, self._refused)
         self._file, self._sink, self._refused, self._written = None, None, [], 0
+
+
+def _bytes_of(array: Array) -> int:
+    """Return the bytes of an array with the texts that it refers to."""
+    return array.nbytes + (sum(map(len, array.flat)) if array.dtype.hasobject else 0)
 
 
 def _selected(values: Values, good: Array, count: int) -> Values:

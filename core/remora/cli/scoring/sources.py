@@ -7,11 +7,11 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
-from remora.cli.scoring import Chunk, Refusal, Source, Values, format_of
+from remora.cli.scoring import CHUNK_BYTES, Chunk, Refusal, Source, Values, format_of
 from remora.errors import InvalidArgumentError, UnsupportedError
 from remora.messages import Array
 from remora.system.install_advice import install_command
@@ -19,6 +19,8 @@ from remora.system.install_advice import install_command
 ARRAY_COLUMN = "array"
 """Name of the only column of an .npy file."""
 _MOST_COLUMNS = 100_000
+_ROWS_AT_A_TIME = 16
+_Row = TypeVar("_Row")
 
 
 def open_source(file: BinaryIO, name: str, size: int) -> Source:
@@ -48,6 +50,17 @@ class _TextSource:
         self._file = file
         self._size = size
 
+    def _take(self, rows: Iterator[_Row], size: int, most_bytes: int) -> list[_Row]:
+        """Return the next ``size`` rows, fewer if they are longer than ``most_bytes``."""
+        taken: list[_Row] = []
+        end = self._file.tell() + most_bytes
+        while len(taken) < size:
+            before = len(taken)
+            taken += islice(rows, min(_ROWS_AT_A_TIME, size - before))
+            if len(taken) == before or self._file.tell() >= end:
+                break
+        return taken
+
     def fraction(self) -> float:
         return min(self._file.tell() / self._size, 1.0) if self._size else 1.0
 
@@ -76,14 +89,14 @@ class CsvSource(_TextSource):
         except csv.Error as error:
             raise InvalidArgumentError(f"'{self._name}' line {self._lines.line_num} is not CSV: {error}") from error
 
-    def chunks(self, first: int, wanted: Sequence[str], size: int) -> Iterator[Chunk]:
+    def chunks(self, first: int, wanted: Sequence[str], size: int, most_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
         places = [self.columns.index(name) for name in wanted]
         for _ in range(first):
             if self._next_row() is None:
                 return
         while True:
             try:
-                rows = list(islice(filter(None, self._lines), size))
+                rows = self._take(filter(None, self._lines), size, most_bytes)
             except csv.Error as error:
                 raise InvalidArgumentError(f"'{self._name}' line {self._lines.line_num} is not CSV: {error}") from error
             if not rows:
@@ -121,13 +134,13 @@ class JsonLinesSource(_TextSource):
         self.columns: Sequence[str] = list(document)
         file.seek(0)
 
-    def chunks(self, first: int, wanted: Sequence[str], size: int) -> Iterator[Chunk]:
+    def chunks(self, first: int, wanted: Sequence[str], size: int, most_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
         from orjson import loads
 
         lines = filter(bytes.strip, self._file)
         for _ in islice(lines, first):
             pass
-        while texts := list(islice(lines, size)):
+        while texts := self._take(lines, size, most_bytes):
             numbers, documents, refused = [], [], []
             for number, text in enumerate(texts, first):
                 try:
@@ -167,9 +180,10 @@ class NpySource:
         self._begin = file.tell()
         self._row = 0
 
-    def chunks(self, first: int, wanted: Sequence[str], size: int) -> Iterator[Chunk]:
+    def chunks(self, first: int, wanted: Sequence[str], size: int, most_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
         del wanted  # there is only one column
         row_bytes = int(np.prod(self._shape[1:])) * self._dtype.itemsize
+        size = max(min(size, most_bytes // max(row_bytes, 1)), 1)
         self._file.seek(self._begin + first * row_bytes)
         self._row = min(first, self._shape[0])
         for begin in range(first, self._shape[0], size):
@@ -205,13 +219,14 @@ class ParquetSource:
         if len(self.columns) > _MOST_COLUMNS:
             raise InvalidArgumentError(f"'{name}' has {len(self.columns)} columns, more than {_MOST_COLUMNS}")
 
-    def chunks(self, first: int, wanted: Sequence[str], size: int) -> Iterator[Chunk]:
+    def chunks(self, first: int, wanted: Sequence[str], size: int, most_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
         self._row = min(first, self._total)
         begin, groups = 0, list(range(self._file.metadata.num_row_groups))
         while groups and begin + self._file.metadata.row_group(groups[0]).num_rows <= first:
             begin += self._file.metadata.row_group(groups.pop(0)).num_rows
         if not groups:
             return
+        size = max(min(size, most_bytes // self._row_bytes(wanted)), 1)
         batches = self._file.iter_batches(batch_size=size, row_groups=groups, columns=list(wanted))
         try:
             for batch in batches:
@@ -224,6 +239,16 @@ class ParquetSource:
                 begin = end
         except (ValueError, OSError) as error:
             raise InvalidArgumentError(f"'{self._name}' cannot be read after row {self._row}: {error}") from error
+
+    def _row_bytes(self, wanted: Sequence[str]) -> int:
+        """Return the mean bytes of a row in the row group with the longest rows."""
+        metadata, most = self._file.metadata, 1
+        paths = (metadata.schema.column(place).path for place in range(metadata.num_columns))
+        places = [place for place, path in enumerate(paths) if path.partition(".")[0] in wanted]
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            held = sum(group.column(place).total_uncompressed_size for place in places)
+            most = max(most, held // max(group.num_rows, 1))
+        return most
 
     def fraction(self) -> float:
         return self._row / self._total if self._total else 1.0

@@ -135,6 +135,16 @@ def test_few_files_and_bytes_are_held_ahead(size: int, most: int) -> None:
     assert len(begun) == 30
 
 
+def test_results_that_are_larger_than_their_files_count_in_full() -> None:
+    begun: list[str] = []
+    files = Many(30)
+    ahead = ReadAhead(files)  # type: ignore[arg-type]
+    for number, (_, future) in enumerate(ahead.results(files.names, begun.append, lambda size: size + (40 << 20))):
+        future.result()
+        assert len(begun) <= number + 2
+    ahead.close()
+
+
 def test_files_that_are_not_wanted_any_more_are_not_read() -> None:
     gate, begun = threading.Event(), []
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,74 @@ def test_other_kinds_of_images_are_converted(tmp_path: Path, mode: str, channels
 def test_an_input_of_bytes_takes_the_files(tmp_path: Path) -> None:
     _save(tmp_path / "a.png")
     assert _only(tmp_path, _pixels(_info((-1, 1), "BYTES"))) == (tmp_path / "a.png").read_bytes()
+
+
+def test_a_chunk_of_large_files_ends_early(tmp_path: Path) -> None:
+    for number in range(10):
+        (tmp_path / f"{number}.jpg").write_bytes(b"x" * (1000 if number != 4 else 9000))
+    source = ImageSource(LocalImages(tmp_path), _pixels(_info((-1, 1), "BYTES")))
+    chunks = list(source.chunks(1, ["image"], 4, 2500))
+    assert [chunk.rows.tolist() for chunk in chunks] == [[1, 2, 3], [4], [5, 6, 7], [8, 9]]
+    assert [chunk.end for chunk in chunks] == [4, 5, 8, 10]
+    assert source.fraction() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("shape", "datatype", "expected"),
+    [((-1, 1), "BYTES", 100), ((-1, 3, 2, 4), "FP32", 100 + 96), ((-1, 2, 4, 3), "UINT8", 100 + 24)],
+)
+def test_the_shape_of_an_input_gives_the_memory_of_an_image(
+    shape: tuple[int, ...], datatype: str, expected: int
+) -> None:
+    assert _pixels(_info(shape, datatype)).row_bytes(100) == expected
+
+
+def test_an_image_of_any_size_takes_more_memory_than_its_file() -> None:
+    sizes = [_pixels(_info((-1, -1, -1, 3), datatype)).row_bytes(100) for datatype in ("UINT8", "FP32")]
+    assert sizes == [1100, 4100]
+
+
+class SlowFiles:
+    """Images of a store that fetches many at a time; ``all_open`` is set once all are open."""
+
+    readers = 8
+
+    def __init__(self, content: bytes) -> None:
+        self.names = [f"{number}.png" for number in range(self.readers)]
+        self.all_open = threading.Barrier(self.readers)
+        self._content = content
+
+    def version(self, name: str) -> str:
+        return name
+
+    def size(self, name: str) -> int:
+        return len(self._content)
+
+    def open(self, name: str) -> Any:
+        self.all_open.wait(60.0)
+        return io.BytesIO(self._content)
+
+
+def test_more_images_are_fetched_than_decoded_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remora.cli.scoring.images.usable_cpus", lambda: 2)
+    _save(tmp_path / "a.png")
+    source = ImageSource(SlowFiles((tmp_path / "a.png").read_bytes()), _pixels(_info((-1, 3, 2, 4))))
+    lock, decoding, peaks, decode = threading.Lock(), [0], [0], source._decoded
+
+    def counted(file: Any) -> Any:
+        with lock:
+            decoding[0] += 1
+            peaks.append(decoding[0])
+        array = decode(file)
+        with lock:
+            decoding[0] -= 1
+        return array
+
+    monkeypatch.setattr(source, "_decoded", counted)
+    (chunk,) = source.chunks(0, ["image"], 100)
+    source.close()
+    assert len(chunk.rows) == 8
+    assert max(peaks) <= 2
 
 
 def test_damaged_and_huge_images_are_bad_rows_and_the_others_go_on(

@@ -137,3 +137,22 @@ def test_json_lines_are_read_as_they_were_written(table: list[tuple[str, float, 
     rows, refused = rows_of(content, "a.jsonl", min(first, len(table)), size)
     assert rows == [(number, list(row)) for number, row in enumerate(table)][first:]
     assert not refused
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("length", [10, 40_000])
+def test_a_chunk_of_long_rows_ends_early(name: str, length: int) -> None:
+    texts = [f"{number:0{length}}" for number in range(60)]
+    content = {
+        "a.csv": ("n\n" + "".join(f"{text}\n" for text in texts)).encode(),
+        "a.jsonl": "".join(f'{{"n": "{text}"}}\n' for text in texts).encode(),
+        "a.npy": npy(np.array([list(text.encode()) for text in texts], "u1")),
+        "a.parquet": parquet(n=texts),
+    }[name]
+    source = open_source(io.BytesIO(content), name, len(content))
+    counts = [len(chunk.rows) for chunk in source.chunks(0, source.columns, 60, 100_000)]
+    assert sum(counts) == 60
+    if length > 10:
+        assert max(counts) <= 16  # lines are counted by 16
+    elif name != "a.parquet":  # whose row groups have four rows
+        assert counts == [60]
