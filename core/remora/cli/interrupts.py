@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     from remora.engine import Engine
@@ -40,12 +40,10 @@ def open_models(engine: Engine) -> Iterator[Engine]:
     try:
         run_aside(engine.start)
     except KeyboardInterrupt:
-        from remora.server.shutdown import exit_now  # imported here, because it is rare
-
         try:
             engine.stop(_GRACE_S)
         finally:
-            exit_now(INTERRUPTED)  # because the interpreter would wait for the threads that load
+            _exit_now()
     grace_s: float | None = None
     try:
         yield engine
@@ -54,3 +52,19 @@ def open_models(engine: Engine) -> Iterator[Engine]:
         raise
     finally:
         engine.stop(grace_s)
+
+
+@contextmanager
+def exit_on_interrupt() -> Iterator[None]:
+    """End the process after KeyboardInterrupt, and leave its threads."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _exit_now()
+
+
+def _exit_now() -> NoReturn:
+    """End the process, because the interpreter would wait for the threads that load or read."""
+    from remora.server.shutdown import exit_now  # imported here, because it is rare
+
+    exit_now(INTERRUPTED)

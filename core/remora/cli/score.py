@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from remora.cli.interrupts import open_models
+from remora.cli.interrupts import exit_on_interrupt, open_models
 from remora.cli.output import UsageError, columns, warnings_shown
 from remora.cli.scoring import FORMATS, Source, format_of
 from remora.cli.scoring.columns import map_columns, tensor_rows
@@ -48,7 +48,7 @@ def score(options: argparse.Namespace) -> int:
     if options.restart:
         shutil.rmtree(folder, ignore_errors=True)
     clock = SystemClock()
-    with ExitStack() as stack:
+    with exit_on_interrupt(), ExitStack() as stack:
         stack.enter_context(warnings_shown("remora score"))
         engine = stack.enter_context(open_models(_engine(options)))
         model = engine.resolve(options.model or engine.only_model() or _choose(engine))

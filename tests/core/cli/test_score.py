@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pyarrow.parquet
 import pytest
 
 import onnx_models
-from object_store import ObjectStore, store_of_environment
+from object_store import ObjectStore, Seen, store_of_environment
 from remora.cli import main
 from remora.cli.score import describe
 from remora.cli.scoring.run import Progress
@@ -339,6 +340,42 @@ def test_images_of_a_bucket_are_scored_and_a_broken_network_is_no_bad_row(
     assert [row["y"][0][0][0] for row in rows] == [int(path[2:4]) for path in paths]
     (bad,) = [json.loads(line) for line in (tmp_path / "out.bad.jsonl").read_text().splitlines()]
     assert bad["values"] == {"path": "0/99.png"}
+
+
+INTERRUPTIBLE = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
+from remora.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_an_interrupt_does_not_wait_for_downloads(
+    tmp_path: Path, bucket: ObjectStore, child_environment: dict[str, str]
+) -> None:
+    pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install '.[images]'")
+    onnx.save(onnx_models.identity("UINT8", ("n", 2, 2, 3)), tmp_path / "model.onnx")
+    for number in range(40):
+        bucket.put("bucket", f"photos/{number:02}.png", b"an image")
+    fetching, gate = threading.Event(), threading.Event()
+
+    def hold(seen: Seen) -> None:
+        if seen.key.endswith(".png"):
+            fetching.set()
+            gate.wait()
+
+    bucket.before = hold
+    words = ["score", "model.onnx", "s3://bucket/photos", "out.jsonl", "--quiet"]
+    environment = child_environment | {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    process = subprocess.Popen([sys.executable, "-c", INTERRUPTIBLE, *words], cwd=tmp_path, env=environment)
+    try:
+        assert fetching.wait(60.0)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60.0) == 130
+    finally:
+        gate.set()
+        process.kill()
+        process.wait()
 
 
 def test_a_missing_object_is_reported(

@@ -143,5 +143,5 @@ class ReadAhead:
             return 0  # because the read raises the error
 
     def close(self) -> None:
-        """Wait for the files that are being read, and end the threads."""
-        self._pool.shutdown(cancel_futures=True)
+        """End the threads after the files that they are reading, without a wait."""
+        self._pool.shutdown(wait=False, cancel_futures=True)

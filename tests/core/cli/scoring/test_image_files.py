@@ -145,6 +145,16 @@ def test_results_that_are_larger_than_their_files_count_in_full() -> None:
     ahead.close()
 
 
+def test_closing_does_not_wait_for_a_slow_file() -> None:
+    gate, files = threading.Event(), Many(1)
+    ahead = ReadAhead(files)  # type: ignore[arg-type]
+    ((_, future),) = ahead.results(files.names, lambda name: gate.wait())
+    ahead.close()
+    assert not future.done()
+    gate.set()
+    assert future.result()
+
+
 def test_files_that_are_not_wanted_any_more_are_not_read() -> None:
     gate, begun = threading.Event(), []
 
