@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from remora.cli.interrupts import exit_on_interrupt, open_models
 from remora.cli.output import UsageError, columns, warnings_shown
-from remora.cli.scoring import FORMATS, Source, format_of
+from remora.cli.scoring import Source, format_of
 from remora.cli.scoring.columns import map_columns, tensor_rows
 from remora.cli.scoring.image_files import LocalImages, StoredImages
 from remora.cli.scoring.images import IMAGE_COLUMN, ImageSource, pixels_of
@@ -39,7 +39,7 @@ def score(options: argparse.Namespace) -> int:
     """Run the command. Raises RemoraError, UsageError, OSError."""
     form, name = format_of(options.output), options.output.rpartition("/")[2]
     if not _is_folder(options.input):
-        format_of(options.input)
+        format_of(options.input, ", or a folder of images, whose URL ends in / if its name has a dot")
     if form == "parquet":
         import_parquet(options.output)  # before the work, not after it
     if options.output == options.input:
@@ -127,11 +127,12 @@ def _plan(
 
 
 def _is_folder(place: str) -> bool:
-    """Return True for a local folder, and for a URL in a bucket without the suffix of a format."""
+    """Return True for a local folder, and for a URL in a bucket that ends in / or has no suffix."""
     if not is_url(place):
         return Path(place).is_dir()
     # A web server has no listing.
-    return PurePosixPath(place).suffix.lower() not in FORMATS and parse_location(place).cloud != "http"
+    has_suffix = bool(PurePosixPath(place).suffix) and not place.endswith("/")
+    return not has_suffix and parse_location(place).cloud != "http"
 
 
 def _images(options: argparse.Namespace, model: ServedModel) -> ImageSource:

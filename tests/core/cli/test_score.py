@@ -155,6 +155,8 @@ def test_rows_that_the_model_refuses_are_bad_rows(tmp_path: Path) -> None:
         (["model.onnx", "in.csv", "out.txt"], 1, "expected a file that ends in .csv, .jsonl"),
         (["model.onnx", "absent.csv", "out.csv"], 1, "there is no file 'absent.csv'"),
         (["model.onnx", "https://h/in.txt", "out.csv"], 1, "expected a file that ends in .csv, .jsonl"),
+        (["absent.onnx", "s3://bucket/rows.tsv", "out.csv"], 1, "rows.tsv': expected a file that ends in .csv"),
+        (["absent.onnx", "photos", "out.csv"], 1, "or a folder of images, whose URL ends in /"),
         (["absent.onnx", "in.csv", "out.csv"], 1, "absent.onnx"),
         (["model.onnx", "in.csv", "out.csv", "--keep", "a"], 1, "1 values that a row has in b"),
         (["model.onnx", "in.csv", "out.csv", "--column", "z=a"], 1, "has no input 'z'"),
@@ -340,6 +342,19 @@ def test_images_of_a_bucket_are_scored_and_a_broken_network_is_no_bad_row(
     assert [row["y"][0][0][0] for row in rows] == [int(path[2:4]) for path in paths]
     (bad,) = [json.loads(line) for line in (tmp_path / "out.bad.jsonl").read_text().splitlines()]
     assert bad["values"] == {"path": "0/99.png"}
+
+
+def test_a_folder_with_a_suffix_in_a_bucket_ends_in_a_slash(
+    tmp_path: Path, bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install '.[images]'")
+    monkeypatch.chdir(tmp_path)
+    onnx.save(onnx_models.identity("UINT8", ("n", 2, 2, 3)), tmp_path / "model.onnx")
+    image.new("RGB", (2, 2)).save(tmp_path / "a.png")
+    bucket.put("bucket", "photos.v2/a.png", (tmp_path / "a.png").read_bytes())
+    assert main(["score", "model.onnx", "s3://bucket/photos.v2", "out.jsonl", "--quiet"]) == 1
+    assert main(["score", "model.onnx", "s3://bucket/photos.v2/", "out.jsonl", "--quiet"]) == 0
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 1
 
 
 INTERRUPTIBLE = """

@@ -63,9 +63,12 @@ class Source(Protocol):
         """Close the file."""
 
 
-def format_of(name: str) -> str:
-    """Return the format of a file or URL by its suffix. Raises InvalidArgumentError."""
+def format_of(name: str, others: str = "") -> str:
+    """Return the format of a file or URL by its suffix.
+
+    Raises InvalidArgumentError, whose message ends with ``others``.
+    """
     suffix = PurePosixPath(name).suffix.lower()
     if suffix not in FORMATS:
-        raise InvalidArgumentError(f"'{name}': expected a file that ends in {', '.join(FORMATS)}")
+        raise InvalidArgumentError(f"'{name}': expected a file that ends in {', '.join(FORMATS)}{others}")
     return FORMATS[suffix]
