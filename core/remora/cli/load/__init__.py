@@ -16,7 +16,7 @@ class Answer(NamedTuple):
     """Answer to a request.
 
     ``failure`` is empty for a good one; ``events_ns`` are the times of streamed events, ``tokens`` the number of
-    generated tokens that the stream states, 0 without one.
+    generated tokens from the usage in the stream, 0 without one.
     """
 
     failure: str
@@ -41,7 +41,7 @@ class Codec(Protocol):
         """
 
     def outgoing(self) -> bytes:
-        """Return what the protocol has to send after `feed`."""
+        """Return the bytes to send after `feed`, such as acknowledgements."""
 
     def end(self) -> Answer | None:
         """Return the answer that the end of the connection completes."""
