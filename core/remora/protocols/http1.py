@@ -69,6 +69,7 @@ class Head:
         "notes",
         "path",
         "query",
+        "root",
         "scheme",
         "unread",
     )
@@ -95,6 +96,8 @@ class Head:
         """Contents of `HeadNote`."""
         self.scheme = "http"
         """Scheme of the URL by which the client reaches this server."""
+        self.root = ""
+        """Path of the URL below which this server's paths begin, if it is part of another application."""
         self.caller: Caller | None = None
         """Holder of the request's API key; None without one."""
         self.unread = False
@@ -115,7 +118,7 @@ class Head:
         kept = self.headers if headers is None else headers
         other = Head(method or self.method, "", kept, self.keep_alive, http10=self.http10)
         other.path, other.query, other.caller, other.scheme = path, self.query, self.caller, self.scheme
-        other.unread = self.unread
+        other.root, other.unread = self.root, self.unread
         return other
 
     def without_body(self) -> Head:

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from remora._version import __version__
@@ -24,9 +24,8 @@ from remora.protocols.http1 import Head, too_large
 from remora.protocols.rest.answer import INTERNAL, Headers, HttpAnswer, failure, refusal_of
 from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.request import RequestLimits
-from remora.protocols.rest.routes import PAGES
 from remora.protocols.restriction import Restrictions
-from remora.server.http.exchange import STREAM_BACKLOG, Cancellable, Exchange, Service, body_reader_of
+from remora.server.http.exchange import STREAM_BACKLOG, Exchange, Service, body_reader_of
 from remora.server.http.rest import Later, RestService
 from remora.server.loop import LoopMailbox
 from remora.server.option_checks import open_key_check
@@ -119,7 +118,7 @@ class V2App:
             raise ValueError(f"http_header_forward_pattern={pattern!r} is not a regular expression: {error}") from error
         self._restrictions = Restrictions(options.http_restricted_api, "--http-restricted-api")
         self._allowed_hosts = host_names(options.allowed_host)
-        self._open: tuple[asyncio.AbstractEventLoop, RestService] | None = None
+        self._open: _Opened | None = None
         self._keys = open_key_check(options, time.monotonic)
         self._refresh_at = 0.0
         if self._keys is not None:
@@ -147,17 +146,18 @@ class V2App:
         if not length.isdigit() or len(length) > 19:
             return failure(400, _NO_LENGTH, plain=True, headers=_CLOSE)
         head = Head(scope["method"], _target(scope), tuple(scope["headers"]))
+        head.scheme, head.root = scope.get("scheme", "http"), scope.get("root_path", "").rstrip("/")
         if int(length) > limit:
             return refusal_of(too_large(int(length), limit, head), headers=_CLOSE)
         loop = asyncio.get_running_loop()
         exchange = _FutureExchange(loop, (scope.get("client") or ("",))[0])
         try:
-            service = self._service(loop, scope)
-            head.unread = not body_reader_of(service)(head)
+            opened = self._opened(loop)
+            head.unread = opened.reads_body is not None and not opened.reads_body(head)
             body = b"" if head.unread else await _receive_body(receive, limit, head)
             if body is None or isinstance(body, HttpAnswer):
                 return body
-            ticket = service.handle(head, body, exchange)
+            ticket = opened.service.handle(head, body, exchange)
         except Exception:
             _log.exception("%s %s", head.method, head.path)
             return failure(500, INTERNAL, plain=True, headers=_CLOSE)
@@ -171,55 +171,45 @@ class V2App:
             if ticket is not None and not exchange.ended:
                 ticket.cancel()
 
-    def _service(self, loop: asyncio.AbstractEventLoop, scope: Scope) -> Service:
-        """Return the service for one request."""
-        service, keys = _ScopedService(self._rest(loop), scope), self._keys
-        if keys is None:
-            return service
-        now = time.monotonic()
-        if now >= self._refresh_at:  # without a timer, because the loop may run for single requests only
-            self._refresh_at = now + _REFRESH_S
-            keys.refresh()
-        return keys.over(service)
+    def _opened(self, loop: asyncio.AbstractEventLoop) -> _Opened:
+        """Return the service for the requests of a loop."""
+        opened, keys = self._open, self._keys
+        if opened is None or opened.loop is not loop:
+            rest = self._rest(loop)
+            service = rest if keys is None else keys.over(rest)
+            opened = self._open = _Opened(loop, service, None if keys is None else body_reader_of(service))
+        if keys is not None:
+            now = time.monotonic()
+            if now >= self._refresh_at:  # without a timer, because the loop may run for single requests only
+                self._refresh_at = now + _REFRESH_S
+                keys.refresh()
+        return opened
 
     def _rest(self, loop: asyncio.AbstractEventLoop) -> RestService:
-        known = self._open
-        if known is None or known[0] is not loop:
-            options = self._options
-            limit = options.http_max_input_size
-            service = RestService(
-                self._engine,
-                InferCodec(RequestLimits(limit, options.http_max_json_depth), forward_pattern=self._forward),
-                LoopMailbox(loop),
-                answer_in_thread(loop),
-                max_input_bytes=limit,
-                serves_metrics=options.allow_metrics,
-                malformed=int(options.client_errors),
-                restrictions=self._restrictions,
-                allowed_hosts=self._allowed_hosts,
-                openai=options.openai,
-                ignore_unknown=options.openai_unknown == "ignore",
-                deny=None if self._keys is None else self._keys.deny_action,
-            )
-            known = self._open = (loop, service)
-        return known[1]
+        options = self._options
+        limit = options.http_max_input_size
+        return RestService(
+            self._engine,
+            InferCodec(RequestLimits(limit, options.http_max_json_depth), forward_pattern=self._forward),
+            LoopMailbox(loop),
+            answer_in_thread(loop),
+            max_input_bytes=limit,
+            serves_metrics=options.allow_metrics,
+            malformed=int(options.client_errors),
+            restrictions=self._restrictions,
+            allowed_hosts=self._allowed_hosts,
+            openai=options.openai,
+            ignore_unknown=options.openai_unknown == "ignore",
+            deny=None if self._keys is None else self._keys.deny_action,
+        )
 
 
-class _ScopedService:
-    """V2 service for one request, whose scope has the URL that pages show."""
+class _Opened(NamedTuple):
+    """Service of a loop; ``reads_body`` is that of a service behind the check of keys."""
 
-    open_paths = RestService.open_paths
-    """See `remora.server.key_check.OpenService`."""
-
-    def __init__(self, rest: RestService, scope: Scope) -> None:
-        self._rest = rest
-        self._scope = scope
-
-    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        if head.path in PAGES:
-            self._rest.page(head, exchange, self._scope["scheme"], self._scope.get("root_path", "").rstrip("/"))
-            return None
-        return self._rest.handle(head, body, exchange)
+    loop: asyncio.AbstractEventLoop
+    service: Service
+    reads_body: Callable[[Head], bool] | None
 
 
 class _FutureExchange:

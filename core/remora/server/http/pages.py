@@ -60,11 +60,11 @@ _JSON_KIND = {
 }
 
 
-def render(engine: Engine, head: Head, scheme: str = "", root_path: str = "", *, metrics: bool = True) -> HttpAnswer:
+def render(engine: Engine, head: Head, *, metrics: bool = True) -> HttpAnswer:
     """Return the page at ``head.path``, one of `PAGES`.
 
-    It is rendered from the engine's current state. Rendering is slow for repositories with many models. ``root_path``
-    is the mount path of an ASGI app; ``metrics`` is True if `METRICS_PATH` is served.
+    It is rendered from the engine's current state. Rendering is slow for repositories with many models. ``metrics`` is
+    True if `METRICS_PATH` is served.
     """
     if head.path == HOME:
         accepts = prefers_html((head.get(b"accept") or b"").decode("latin-1"))
@@ -74,9 +74,9 @@ def render(engine: Engine, head: Head, scheme: str = "", root_path: str = "", *,
     if head.method not in ("GET", "HEAD"):
         return failure(405, "Method Not Allowed", plain=True, headers=((b"Allow", b"GET, HEAD"),))
     if head.path == "/v2/docs":
-        return _page_answer(docs_page(engine, _origin(head, scheme or head.scheme) + root_path), _HTML)
+        return _page_answer(docs_page(engine, _origin(head) + head.root), _HTML)
     if head.path == "/v2/openapi.json":
-        return _page_answer(json.dumps(openapi(engine, root_path, metrics=metrics)), _JSON)
+        return _page_answer(json.dumps(openapi(engine, head.root, metrics=metrics)), _JSON)
     found = status(engine)
     if prefers_html((head.get(b"accept") or b"").decode("latin-1")):
         return _page_answer(status_page(found), _HTML, _VARY)
@@ -105,10 +105,10 @@ def _page_answer(text: str, *headers: tuple[bytes, bytes]) -> HttpAnswer:
     return HttpAnswer(200, (*headers, *_HEADERS), [text.encode("utf-8", "replace")])
 
 
-def _origin(head: Head, scheme: str) -> str:
+def _origin(head: Head) -> str:
     """Return the URL of this server from the Host header, if that is valid in a URL."""
     host = (head.get(b"host") or b"").decode("latin-1")
-    return f"{scheme}://{host if _HOST.fullmatch(host) else 'localhost:8000'}"
+    return f"{head.scheme}://{host if _HOST.fullmatch(host) else 'localhost:8000'}"
 
 
 def prefers_html(accept: str) -> bool:

@@ -369,8 +369,8 @@ class RestService:
         else:
             exchange.respond(refusal)
 
-    def page(self, head: Head, exchange: Exchange, scheme: str = "", root_path: str = "") -> None:
-        """Answer a request for one of `PAGES`; ``root_path`` is the mount path of an ASGI app."""
+    def page(self, head: Head, exchange: Exchange) -> None:
+        """Answer a request for one of `PAGES`."""
         refused = self.locked(action_of_page(head.path), head)
         if refused is not None:
             exchange.respond(refused)
@@ -379,7 +379,7 @@ class RestService:
         def render() -> HttpAnswer:
             from remora.server.http.pages import render  # imported here, because startup does not need it
 
-            return render(self._engine, head, scheme, root_path, metrics=self._serves_metrics)
+            return render(self._engine, head, metrics=self._serves_metrics)
 
         self._later(render, exchange)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import hashlib
 import json
 import threading
 from collections.abc import Iterator
@@ -145,6 +146,26 @@ def test_a_body_that_does_not_say_its_length_is_refused_where_it_becomes_too_lon
 @pytest.mark.parametrize("length", [b"-1", b"ten", b"", b"9" * 5000])
 def test_a_content_length_that_is_not_a_number_is_refused(engine: Engine, length: bytes) -> None:
     assert infer(V2App(engine, ServerOptions()), (b"content-length", length)).status == 400
+
+
+def test_a_key_is_decided_once_for_the_requests_of_a_loop(engine: Engine) -> None:
+    words = (f"ann:infer=sha256:{hashlib.sha256(b'ann').hexdigest()}",)
+    app, decided = V2App(engine, ServerOptions(api_key=words)), []
+    assert app._keys is not None
+    plain = app._keys.caller
+    app._keys.caller = lambda headers: decided.append(1) or plain(headers)  # type: ignore[method-assign,func-returns-value]
+
+    async def ask() -> list[int]:
+        keys = [b"ann", b"ann", b"eve", b"ann"]
+        return [
+            (await speak(app, scope_of("POST", INFER, (b"x-api-key", key)), messages_of(BODY))).status for key in keys
+        ]
+
+    assert run(ask()) == [200, 200, 401, 200]
+    opened = app._open
+    assert opened is not None
+    assert opened.service._permitted  # type: ignore[attr-defined]
+    assert len(decided) == 6, "once for each body, then once for ann and once for eve"
 
 
 def test_forwarded_headers_become_parameters(engine: Engine, backend: FakeBackend) -> None:
