@@ -402,14 +402,19 @@ class Engine:
             streams.append(stream.follow(ticket))
             return ticket
 
-        self._check_start()
+        self._check_start(model, version)
         self.submit_to(FrontEnd(submit, _no_arrival), model, version, wait_s=None)
         return streams[0]
 
-    def _check_start(self) -> None:
-        """Raise UnavailableError if nothing loads the models."""
-        if not self._has_begun:
-            raise UnavailableError("the engine has no models yet: use 'with Engine(...) as engine:', or call start()")
+    def _check_start(self, model: str, version: int) -> None:
+        """Raise UnavailableError if a model is not loaded and nothing loads it."""
+        if self._has_begun:
+            return
+        try:
+            self._table.look_up(model, version)
+        except RemoraError as error:
+            text = f"model '{model}' is not loaded, because the engine was not started: "
+            raise UnavailableError(f"{text}use 'with Engine(...) as engine:', or call start()") from error
 
     def _start(
         self,
@@ -436,7 +441,7 @@ class Engine:
             return served.submit(form, data, reply)
 
         refusal = f"model '{model}' is decoupled: it may give any number of responses to a request; call infer_stream"
-        self._check_start()
+        self._check_start(model, version)
         ticket = self.submit_to(FrontEnd(submit, _no_arrival, refusal), model, version, wait_s=None)
         assert ticket is not None
         return ticket, future

@@ -115,6 +115,20 @@ def test_an_engine_that_was_not_started_says_how(tmp_path: Path) -> None:
         Engine(tmp_path).infer("m", {"x": [1]})
 
 
+def test_a_model_that_was_loaded_serves_without_a_start(tmp_path: Path, backend: FakeBackend) -> None:
+    write_model(tmp_path, "own")
+    engine = Engine(tmp_path, model_control_mode="explicit")
+    engine.load("own")
+    try:
+        assert engine.infer("own", {"IN": [[4]]})["OUT"].tolist() == [[8]]
+        with engine.infer_stream("own", {"IN": [[4]]}) as answers:
+            assert [answer["OUT"].tolist() for answer in answers] == [[[8]]]
+        with pytest.raises(UnavailableError, match=r"model 'other' is not loaded, .*call start\(\)"):
+            engine.infer("other", {"IN": [[4]]})
+    finally:
+        engine.stop()
+
+
 def test_version_id_and_outputs_are_the_requested_ones(engine: Engine) -> None:
     assert engine.infer("m", {"IN": [[1]]}, version=1, outputs=["OUT"]).model_version == 1
     with pytest.raises(InvalidArgumentError, match="unexpected inference output 'NOPE' for model 'm'"):
