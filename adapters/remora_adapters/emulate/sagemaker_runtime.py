@@ -18,7 +18,7 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
@@ -185,10 +185,9 @@ class _Requests(BaseHTTPRequestHandler):
 
     def _invoke_streaming(self, body: bytes) -> None:
         headers = self._forwarded_headers(Accept=self.headers[f"{_X}Accept"])
-        connection = http.client.HTTPConnection(*self.endpoint.address, timeout=ANSWER_S)
-        try:
-            connection.request("POST", "/invocations", body, headers)
-            response = connection.getresponse()
+        with self._response("/invocations", body, headers) as response:
+            if response is None:
+                return
             if not 200 <= response.status < 300:
                 self._model_error(HttpReply(response.status, {}, response.read()))
                 return
@@ -202,10 +201,28 @@ class _Requests(BaseHTTPRequestHandler):
                 self.wfile.write(b"%x\r\n%b\r\n" % (len(message), message))
                 self.wfile.flush()
             self.wfile.write(b"0\r\n\r\n")
-        except OSError as error:
-            self._model_error(HttpReply(0, {}, b"", trouble=str(error)))
-        finally:
-            connection.close()
+
+    @contextmanager
+    def _response(
+        self, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> Iterator[http.client.HTTPResponse | None]:
+        """Yield the container's response, whose body is not read.
+
+        Without a response, answer the client and yield None. An error within the context ends the client's connection.
+        """
+        connection = http.client.HTTPConnection(*self.endpoint.address, timeout=ANSWER_S)
+        with closing(connection):
+            try:
+                connection.request("POST", path, body, headers)
+                response = connection.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                self._model_error(HttpReply(0, {}, b"", trouble=str(error) or type(error).__name__))
+                yield None
+                return
+            try:
+                yield response
+            except (OSError, http.client.HTTPException):
+                self.close_connection = True  # ends a response that has begun
 
     def _chat(self, path: str, body: bytes) -> None:
         """Pass a chat on to the container, and its answer back as it comes.
@@ -216,10 +233,9 @@ class _Requests(BaseHTTPRequestHandler):
             self._fail(403, "AccessDeniedException", "the request has no bearer token")
             return
         headers = {name: self.headers[name] for name in ("Content-Type", "Accept") if self.headers[name] is not None}
-        connection = http.client.HTTPConnection(*self.endpoint.address, timeout=ANSWER_S)
-        try:
-            connection.request("POST", path, body, headers)
-            response = connection.getresponse()
+        with self._response(path, body, headers) as response:
+            if response is None:
+                return
             self.send_response(response.status)
             self.send_header("Content-Type", response.getheader("Content-Type", ""))
             self.send_header("Transfer-Encoding", "chunked")
@@ -228,10 +244,6 @@ class _Requests(BaseHTTPRequestHandler):
                 self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
                 self.wfile.flush()
             self.wfile.write(b"0\r\n\r\n")
-        except (OSError, http.client.HTTPException):
-            self.close_connection = True  # ends a response that has begun
-        finally:
-            connection.close()
 
     def _invoke_later(self, body: bytes) -> None:
         source = self.headers[f"{_X}InputLocation"]

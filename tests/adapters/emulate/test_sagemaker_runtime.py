@@ -252,6 +252,22 @@ def test_a_container_that_never_has_room_is_given_up(tmp_path: Path) -> None:
     assert Stubborn.asked == ["/models/other"]
 
 
+@pytest.mark.parametrize("operation", ["invocations", "invocations-response-stream", "openai/v1/chat/completions"])
+def test_a_container_that_refuses_connections_is_a_model_error(tmp_path: Path, operation: str) -> None:
+    with socket.socket() as bound:  # and does not listen
+        bound.bind(("127.0.0.1", 0))
+        address = Address("127.0.0.1", bound.getsockname()[1])
+        with runtime_api(Endpoint(address, tmp_path)) as api:
+            client = http.client.HTTPConnection("127.0.0.1", int(api.server_address[1]), timeout=60)
+            with contextlib.closing(client):
+                client.request("POST", f"/endpoints/e/{operation}", b"{}", {"Authorization": "Bearer t"})
+                answer = client.getresponse()
+                found = json.loads(answer.read())
+    assert (answer.status, answer.headers["x-amzn-ErrorType"]) == (424, "ModelError")
+    assert found["OriginalStatusCode"] == 0
+    assert "refused" in found["OriginalMessage"]
+
+
 def test_the_versions_of_the_real_client_are_in_the_output(record_property: Callable[[str, object], None]) -> None:
     record_property("boto3", boto3.__version__)
     assert boto3.__version__ >= "1.40"
