@@ -55,6 +55,8 @@ _METHODS = {
     "/swagger.json": _READS,
     "/metrics": _READS,
 }
+_ACTIONS = {"/swagger.json": "pages", "/metrics": "metrics"}
+_DOCUMENTS = tuple(HostRoute(method, path, action) for path, action in _ACTIONS.items() for method in ("GET", "HEAD"))
 _NO_ORIGINS, _UNNAMED = Origins(""), Named()
 
 
@@ -99,7 +101,7 @@ class ScoringService:
         self._inside = inside
         self._settings = settings
         methods = ("POST",) if settings.script is None else _METHODS["/score"]
-        self.routes = tuple(HostRoute(method, "/score", "infer") for method in methods)
+        self.routes = (*_DOCUMENTS, *(HostRoute(method, "/score", "infer") for method in methods))
         """See `remora.server.host.RoutedService`."""
         self._when_loaded = inside.rest.when_loaded
         self._v2 = inside.rest.handle
@@ -149,9 +151,9 @@ class ScoringService:
         elif head.path == "/":
             labelled.respond(self._health())
         elif head.path == "/swagger.json":
-            labelled.respond(self._inside.rest.locked("pages", head) or _http(self._swagger(head.query)))
+            labelled.respond(self._inside.rest.locked(_ACTIONS[head.path], head) or _http(self._swagger(head.query)))
         elif head.path == "/metrics":
-            labelled.respond(self._inside.rest.locked("metrics", head) or self._inside.rest.metrics())
+            labelled.respond(self._inside.rest.locked(_ACTIONS[head.path], head) or self._inside.rest.metrics())
         elif self._settings.script is not None:
             locked = self._inside.rest.locked("infer", head)
             if locked is None:

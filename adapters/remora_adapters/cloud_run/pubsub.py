@@ -21,13 +21,14 @@ import orjson
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer, failure
-from remora.server.host import ServerContext
+from remora.server.host import HostRoute, RouteTable, ServerContext
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange, Service
 
 PREFIX = "/pubsub"
 """Path prefix of push endpoints; the rest is the path of a V2 inference."""
 _TOPIC = re.compile(r"projects/[a-z0-9.:-]+/topics/[A-Za-z][\w.~+%-]{2,254}")
-_INFER = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?/infer")
+_ROUTES = tuple(HostRoute("POST", f"{PREFIX}/v2/models/{model}/infer", "infer") for model in ("*", "*/versions/*"))
+_TABLE = RouteTable(_ROUTES)
 _TOKEN_URL = "http://metadata.google.internal/computeMetadata/v1/instance/service-accounts/default/token"
 _PASSING = (429, 502, 503, 504)
 _TIMEOUT_S = 10.0
@@ -118,6 +119,9 @@ class PushService:
         publish: publishes a message; may block; raises OSError or ValueError.
     """
 
+    routes = _ROUTES
+    """See `remora.server.host.RoutedService`."""
+
     def __init__(self, inside: ServerContext, behind: Service, publish: Callable[[Mapping[str, Any]], None]) -> None:
         self._inside, self._behind, self._publish = inside, behind, publish
 
@@ -126,7 +130,7 @@ class PushService:
         if not head.path.startswith(f"{PREFIX}/"):
             return self._behind.handle(head, body, exchange)
         path = head.path.removeprefix(PREFIX)
-        if head.method != "POST" or not _INFER.fullmatch(path):
+        if _TABLE.find(head.method, head.path) is None:
             exchange.respond(failure(404, f"{head.path}: expected POST {PREFIX}/v2/models/NAME/infer", plain=False))
             return None
         try:

@@ -19,7 +19,7 @@ from remora.errors import NotFoundError, RemoraError
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import JSON, HttpAnswer, encode_json_error, failure
-from remora.server.host import ServerContext
+from remora.server.host import HostRoute, ServerContext
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
 from remora.server.http.hosted_generation import HostedGeneration
 from remora.server.http.predict import Predictor
@@ -45,6 +45,8 @@ class KServeService:
 
     open_paths = frozenset(("/",))
     """See `remora.server.key_check.OpenService`."""
+    routes = (HostRoute("POST", f"{_V1}/*", "infer"),)
+    """See `remora.server.host.RoutedService`."""
 
     def __init__(
         self,
@@ -68,8 +70,7 @@ class KServeService:
             head = head.to(unquote(head.path))  # KServe decodes paths, and Triton does not
         path = head.path
         if path in (_V1, _V2):  # V1's list of models, which KServe, unlike Triton, also has in V2
-            locked = self._inside.rest.locked("model_metadata", head)
-            exchange.respond(locked or self._get(head, self._models))
+            exchange.respond(self._get(head, "model_metadata", self._models))
             return None
         if path.startswith("/v2"):
             return self._v2(head, body, exchange)
@@ -81,10 +82,9 @@ class KServeService:
         if path in PROBES:
             return self._inside.rest.handle(head, body, exchange)
         if path == "/":
-            exchange.respond(self._get(head, lambda: _json({"status": "alive"})))
+            exchange.respond(self._get(head, "", lambda: _json({"status": "alive"})))
         elif path == "/metrics":
-            locked = self._inside.rest.locked("metrics", head)
-            exchange.respond(locked or self._get(head, self._inside.rest.metrics))
+            exchange.respond(self._get(head, "metrics", self._inside.rest.metrics))
         elif path.startswith(f"{_V1}/"):
             return self._v1(head, path.removeprefix(f"{_V1}/"), body, exchange)
         else:
@@ -127,7 +127,7 @@ class KServeService:
         return _json({"models": sorted({model.name for model in self._engine.models()})})
 
     def _model_ready(self, head: Head, name: str) -> HttpAnswer:
-        return self._inside.rest.locked("model_ready", head) or self._get(head, lambda: self._ready(name))
+        return self._get(head, "model_ready", lambda: self._ready(name))
 
     def _ready(self, name: str) -> HttpAnswer:
         try:
@@ -139,8 +139,11 @@ class KServeService:
             pass  # a known model that is not serving
         return failure(503, f"Model with name {name} is not ready.", plain=False)
 
-    def _get(self, head: Head, answer: Callable[[], HttpAnswer]) -> HttpAnswer:
-        return answer() if head.method in ("GET", "HEAD") else HttpAnswer(405, (JSON,), [_NOT_ALLOWED])
+    def _get(self, head: Head, action: str, answer: Callable[[], HttpAnswer]) -> HttpAnswer:
+        """Return the answer to a request for ``action``, "" without a permission, or why it is refused."""
+        if head.method not in ("GET", "HEAD"):
+            return HttpAnswer(405, (JSON,), [_NOT_ALLOWED])
+        return self._inside.rest.locked(action, head) or answer()
 
     # -- V2 ---------------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from remora.models.table import LoadingError
 from remora.protocols.http1 import Head, HeadNote
 from remora.protocols.rest.answer import JSON, PLAIN, Headers, HttpAnswer, Refusal, encode_error, failure
 from remora.protocols.rest.infer import json_length
-from remora.server.host import HostRoute, ServerContext
+from remora.server.host import ServerContext
 from remora.server.http.exchange import Cancellable, Exchange
 from remora.server.http.hosted_generation import HostedGeneration
 from remora.server.http.rest import RestService
@@ -31,6 +31,7 @@ from remora_adapters.sagemaker import routes, sessions
 from remora_adapters.sagemaker.bodies import is_translated
 from remora_adapters.sagemaker.exchanges import AfterWork, FanIn, HeaderExchange, ScriptBack
 from remora_adapters.sagemaker.hosted import Hosted, HostedModels
+from remora_adapters.sagemaker.routes import HOST_ROUTES, OPEN_PATHS
 from remora_adapters.sagemaker.scripted import script_request
 from remora_adapters.sagemaker.settings import Rules
 
@@ -101,18 +102,9 @@ class SageMakerService:
         script: True if the single model is an ``inference.py``.
     """
 
-    open_paths = frozenset(("/ping", "/execution-parameters"))
+    open_paths = OPEN_PATHS
     """See `remora.server.key_check.OpenService`."""
-    routes = (
-        HostRoute("POST", "/invocations", "infer"),
-        HostRoute("POST", "/models/*/invoke", "infer"),
-        HostRoute("GET", "/models", "index"),
-        HostRoute("GET", "/models/*", "index"),
-        HostRoute("POST", "/models", "load"),
-        HostRoute("POST", "/models/*", "load"),
-        HostRoute("DELETE", "/models", "unload"),
-        HostRoute("DELETE", "/models/*", "unload"),
-    )
+    routes = HOST_ROUTES
     """See `remora.server.host.RoutedService`."""
 
     def __init__(self, inside: ServerContext, rules: Rules, hosted: HostedModels, *, script: bool = False) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import PLAIN, Headers, HttpAnswer, Refusal, failure
+from remora.server.host import HostRoute, RouteTable
 
 BINARY = b"application/vnd.sagemaker-triton.binary+json;json-header-size="
 """Content type of a V2 body with raw tensors, followed by the JSON length in decimal digits."""
@@ -37,35 +38,44 @@ class Route(NamedTuple):
     model: str = ""
 
 
+_OPEN = {("GET", "/ping"): Route("ping"), ("GET", "/execution-parameters"): Route("execution-parameters")}
+OPEN_PATHS = frozenset(path for _, path in _OPEN)
+"""Paths that need no permission."""
+_ACTIONS = {
+    HostRoute("POST", "/invocations", "infer"): "invoke",
+    HostRoute("POST", "/models/*/invoke", "infer"): "invoke-model",
+    HostRoute("GET", "/models", "index"): "list",
+    HostRoute("GET", "/models/", "index"): "list",
+    HostRoute("GET", "/models/*", "index"): "get",
+    HostRoute("POST", "/models", "load"): "load",
+    HostRoute("POST", "/models/", "load"): "load",
+    HostRoute("POST", "/models/*", "load"): "load",
+    HostRoute("DELETE", "/models", "unload"): "unload",  # without a model: Triton answers 404
+    HostRoute("DELETE", "/models/", "unload"): "unload",
+    HostRoute("DELETE", "/models/*", "unload"): "unload",
+}
+"""Routes that need a permission, and their actions here."""
+HOST_ROUTES = tuple(_ACTIONS)
+_TABLE = RouteTable(HOST_ROUTES)
+_OF_ONE_METHOD = ("/ping", "/invocations")
+
+
 def route(method: str, path: str) -> Route:
     """Return the route of a request.
 
     Raises Refusal (405), or NotAskedError for an unknown route.
     """
-    match path.split("/")[1:]:
-        case ["ping"]:
-            return _only("GET", method, Route("ping"))
-        case ["invocations"]:
-            return _only("POST", method, Route("invoke"))
-        case ["execution-parameters"] if method == "GET":
-            return Route("execution-parameters")
-        case ["models"] | ["models", ""] if method in ("GET", "POST"):
-            return Route("list" if method == "GET" else "load")
-        case ["models"] | ["models", ""] if method == "DELETE":
-            return Route("unload")  # without a model: Triton answers 404
-        case ["models", name] if name and method == "POST":
-            return Route("load")  # the body names the model
-        case ["models", name] if name and method in ("GET", "DELETE"):
-            return Route("get" if method == "GET" else "unload", name)
-        case ["models", name, "invoke"] if name and method == "POST":
-            return Route("invoke-model", name)
-    raise NotAskedError
-
-
-def _only(right: str, method: str, found: Route) -> Route:
-    if method != right:
-        raise Refusal(405, "Method Not Allowed")
-    return found
+    row = _TABLE.find(method, path)
+    if row is None:
+        if (method, path) in _OPEN:
+            return _OPEN[method, path]
+        if path in _OF_ONE_METHOD:
+            raise Refusal(405, "Method Not Allowed")
+        raise NotAskedError
+    action = _ACTIONS[row]
+    if "*" not in row.path or action == "load":  # the body of a load names the model
+        return Route(action)
+    return Route(action, path.split("/")[2])
 
 
 class NotAskedError(Exception):

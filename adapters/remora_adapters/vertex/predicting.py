@@ -19,7 +19,7 @@ from remora.messages import Buffer
 from remora.protocols.http1 import Head, HeadNote
 from remora.protocols.json.reader import LONG_BYTES, loads, release
 from remora.protocols.rest.answer import Headers, HttpAnswer, Refusal, encode_json_error, failure
-from remora.protocols.rest.routes import HOME, route
+from remora.protocols.rest.routes import HOME, method_of, route
 from remora.server.host import HostRoute, ServerContext
 from remora.server.http.exchange import Cancellable, Exchange
 from remora.server.http.hosted_generation import HostedGeneration
@@ -82,7 +82,7 @@ class VertexService:
         return self._handle_read_only(head, body, exchange)
 
     def _post(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        plan = self._plans.get(head) or self._plans.put(head, _Plan(head))
+        plan = self._plans.get(head) or self._plans.put(head, _Plan(head, self.routes[0].target_of(head) or ""))
         if plan.refusal is not None:
             exchange.respond(plan.refusal)
             return None
@@ -135,14 +135,9 @@ class VertexService:
         if plan.target == "/metrics":
             exchange.respond(self._rest.locked("metrics", plan.head) or self._rest.metrics())
             return None
-        method, infers = "POST", False
-        try:
-            infers = route(method, plan.target).action == "infer"
-        except Refusal as refusal:
-            if refusal.status == 405:  # because predict is always POST and read-only routes are GET
-                method = "GET"
+        method = method_of(plan.target)  # because predict is always POST and read-only routes are GET
         v2 = plan.to(plan.target, method)
-        if infers:
+        if plan.infers:
             return self._infer(plan, v2, body, exchange)
         return self._handle_read_only(v2, body if method == "POST" else b"", exchange)
 
@@ -164,21 +159,22 @@ class VertexService:
 class _Plan:
     """Parsed head of a predict request, cached with the head.
 
-    ``target`` is the path in the redirect header, or "". ``size`` is the JSON length in Vertex's binary content type as
-    text and ``json_length`` as a number; None and 0 for another content type.
+    ``target`` is the path in the redirect header, or "", and ``infers`` is True if it is that of an inference.
+    ``size`` is the JSON length in Vertex's binary content type as text and ``json_length`` as a number; None and 0 for
+    another content type.
     """
 
-    __slots__ = ("_v2", "head", "json_length", "may_have_instances", "refusal", "size", "target")
+    __slots__ = ("_v2", "head", "infers", "json_length", "may_have_instances", "refusal", "size", "target")
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: Head, target: str) -> None:
         self.head = head
         self._v2: Head | None = None
         kind = head.get(b"content-type") or b""
         self.size = kind.removeprefix(BINARY) if kind.startswith(BINARY) else None
         self.json_length = int(self.size) if self.size and _SIZE.fullmatch(self.size) else 0
         self.may_have_instances = self.size is None and head.get(_LENGTH) is None
-        target = head.get(REDIRECT)
-        self.target = "" if target is None else f"/{target.decode('latin-1').lstrip('/')}".partition("?")[0]
+        self.target = target
+        self.infers = bool(target) and _infers(target)
         self.refusal: HttpAnswer | None = None
         if head.method != "POST":
             self.refusal = failure(405, "Method Not Allowed", plain=False)
@@ -193,6 +189,13 @@ class _Plan:
             length_header = () if self.size is None else ((_LENGTH, self.size),)
             self._v2 = self.head.to(path, method=method, headers=(*kept, *length_header))
         return self._v2
+
+
+def _infers(path: str) -> bool:
+    try:
+        return route("POST", path).action == "infer"
+    except Refusal:
+        return False
 
 
 def _bad_size(size: bytes) -> HttpAnswer:

@@ -7,7 +7,7 @@ that they name, and starts nothing: `remora.cli` applies the command-line flags 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +18,7 @@ from remora.options import EngineOptions, ServerOptions
 if TYPE_CHECKING:  # a host is created before the server's modules are imported
     from remora.engine import Engine
     from remora.messages import Mailbox
+    from remora.protocols.http1 import Head
     from remora.server.access_log import AccessLog
     from remora.server.http.exchange import Service
     from remora.server.http.held_bytes import HeldBytes
@@ -61,8 +62,8 @@ class ServerContext(NamedTuple):
 class HostRoute(NamedTuple):
     """Route of a platform that needs the permission of an action of V2, such as "infer".
 
-    A part ``*`` of the path stands for any name. ``redirect`` is the header, if any, in which a client names the path
-    of V2 that it means instead.
+    A part ``*`` of the path stands for any name that is not empty. ``redirect`` is the header, if any, in which a
+    client names the path of V2 that it means instead.
     """
 
     method: str
@@ -70,11 +71,38 @@ class HostRoute(NamedTuple):
     action: str
     redirect: str = ""
 
-    def matches(self, method: str, path: str) -> bool:
-        """Return True if this is the route of a request."""
-        parts, names = self.path.split("/"), path.split("/")
-        same = len(parts) == len(names) and all(part in ("*", name) for part, name in zip(parts, names, strict=True))
-        return same and method == self.method
+    def target_of(self, head: Head) -> str | None:
+        """Return the path of V2 that the redirect header of a request names, None without it."""
+        target = head.get(self.redirect.encode()) if self.redirect else None
+        return None if target is None else f"/{target.decode('latin-1').lstrip('/')}".partition("?")[0]
+
+
+class RouteTable:
+    """Routes of a platform by method and path."""
+
+    __slots__ = ("_exact", "_patterns")
+
+    def __init__(self, routes: Iterable[HostRoute] = ()) -> None:
+        self._exact: dict[tuple[str, str], HostRoute] = {}
+        self._patterns: dict[str, list[tuple[list[str], HostRoute]]] = {}
+        for row in routes:
+            if "*" in row.path:
+                self._patterns.setdefault(row.method, []).append((row.path.split("/"), row))
+            else:
+                self._exact[row.method, row.path] = row
+
+    def find(self, method: str, path: str) -> HostRoute | None:
+        """Return the route of a request, None if the platform has none."""
+        found = self._exact.get((method, path))
+        if found is not None or method not in self._patterns:
+            return found
+        names = path.split("/")
+        for parts, row in self._patterns[method]:
+            if len(parts) == len(names) and all(
+                part == name or (part == "*" and name) for part, name in zip(parts, names, strict=True)
+            ):
+                return row
+        return None
 
 
 @runtime_checkable

@@ -37,9 +37,9 @@ from remora.protocols.http2.frames import Fields
 from remora.protocols.http2.stream import Opener, Receiver, Stream
 from remora.protocols.rates import PeerBudget, TokenBucket
 from remora.protocols.rest.answer import Headers, HttpAnswer, Refusal, failure
-from remora.protocols.rest.routes import OPENAI_PATHS, TYPED_PATHS, route
+from remora.protocols.rest.routes import OPENAI_PATHS, TYPED_PATHS, method_of, route
 from remora.protocols.tokens import IssuerError, TokenError, is_token
-from remora.server.host import HostRoute, routes_of
+from remora.server.host import HostRoute, RouteTable, routes_of
 from remora.server.http.exchange import Answerer, Cancellable, Exchange, ForwardingExchange, Service, binder_of
 from remora.server.http.head_plan import action_of_page
 from remora.server.http.http2 import OpenRequest
@@ -59,8 +59,6 @@ _FAILURES_A_SECOND, _FAILURES_AT_ONCE = 1 / 6, 10.0
 _LOG_S = 60.0
 _OPENAI_PREFIXES = ("/v1/", "/openai/v1/")
 """Paths below which refusals may need OpenAI's form."""
-_V1_MODELS = "/v1/models/"
-"""Path below which all posts of KServe V1 are inferences."""
 _V2_PROBES = ("/v2/health/live", "/v2/health/ready")
 
 UNAUTHENTICATED, PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAVAILABLE = 16, 7, 8, 14
@@ -71,6 +69,7 @@ _UNKNOWN = "the API key is not valid on this server"
 _MOST_USAGES = 4096
 _MOST_DECIDED, _MOST_DECIDED_BYTES = 4096, 4096
 """Remembered decisions of a kind, so that a head never seen costs no more than a lookup, and the most bytes of one."""
+_NO_ROUTES = RouteTable()
 _UNKNOWN_REQUEST: tuple[None, None] = (None, None)
 
 
@@ -166,20 +165,19 @@ _PERMITTED_NOW = Denial(UNAVAILABLE, "the API keys of this server have changed j
 """Refusal of a request that is permitted, but whose body was not read because it was not permitted then."""
 
 
-def permission_of_head(head: Head, routes: Sequence[HostRoute] = ()) -> str:
+def permission_of_head(head: Head, row: HostRoute | None) -> str:
     """Return the permission that a request needs by its head.
 
-    It is known for the platform's ``routes`` and for paths of V2, OpenAI and KServe V1. `OPEN` stands for other paths,
+    It is known for the route of the platform, ``row``, and for paths of V2 and OpenAI. `OPEN` stands for other paths,
     about which the service of the host decides.
     """
-    method, path = head.method, head.path
-    for row in routes:
-        if row.matches(method, path):
-            target = head.get(row.redirect.encode()) if row.redirect else None
-            if target is None:
-                return permission_of_action(row.action, method)
-            return _permission_of_redirect("/" + target.decode("latin-1").lstrip("/").partition("?")[0])
-    if path.startswith("/v2/"):
+    target = None if row is None else row.target_of(head)
+    if row is not None and target is None:
+        return permission_of_action(row.action, head.method)
+    if target == "/metrics":
+        return permission_of_action("metrics", "GET")
+    method, path = (head.method, head.path) if target is None else (method_of(target), target)
+    if path.startswith("/v2/") or path == "/v2":
         return _permission_of_v2(method, path)
     if path.startswith(TYPED_PATHS):
         return INFER
@@ -188,9 +186,7 @@ def permission_of_head(head: Head, routes: Sequence[HostRoute] = ()) -> str:
     from remora.protocols.openai.routes import find_route  # imported here, because few requests need it
 
     where = find_route(path)
-    if where is not None and where.method == "POST":
-        return permission_of_action(where.v2_action, "POST")
-    return INFER if path.startswith(_V1_MODELS) else OPEN
+    return OPEN if where is None else permission_of_action(where.v2_action, method)
 
 
 def _permission_of_v2(method: str, path: str) -> str:
@@ -199,16 +195,6 @@ def _permission_of_v2(method: str, path: str) -> str:
     except Refusal as refusal:
         action = refusal.action or action_of_page(path)
     return permission_of_action(action, method) if action else OPEN
-
-
-def _permission_of_redirect(path: str) -> str:
-    """Return the permission for a path that a redirected POST means, by whichever method it has."""
-    if path == "/metrics":
-        return permission_of_action("metrics", "GET")
-    try:
-        return permission_of_action(route("POST", path).action, "POST")
-    except Refusal:
-        return _permission_of_v2("GET", path)
 
 
 def denial_of(caller: Caller | None, permission: str) -> Denial | None:
@@ -362,13 +348,15 @@ class KeyCheck:
                 return found
         return self.keys.find(credential)
 
-    def reads_body(self, head: Head, routes: Sequence[HostRoute] = ()) -> bool:
+    def reads_body(self, head: Head, routes: RouteTable = _NO_ROUTES) -> bool:
         """Return False for a probe, and for a request that its key does not permit.
 
         ``routes`` are those of the port's platform.
         """
         caller = self.caller(head.headers)
-        return caller is not None and denial_of(caller, permission_of_head(head, routes)) is None
+        if caller is None:
+            return False
+        return denial_of(caller, permission_of_head(head, routes.find(head.method, head.path))) is None
 
     def name_of(self, headers: Headers) -> str:
         """Return the name of the valid key among the headers, "" without one."""
@@ -487,7 +475,7 @@ class _Guarded:
         self._bind = binder_of(service)
         self._keys = keys
         self._open: Container[str] = service.open_paths if isinstance(service, OpenService) else ()
-        self._routes = routes_of(service)
+        self._routes = RouteTable(routes_of(service))
         self._epoch = keys.epoch
         self._permitted: dict[tuple[str, str, bytes | None], tuple[Caller, Usage | None]] = {}
 
@@ -514,13 +502,14 @@ class _Guarded:
             if caller is None and not self._is_open(head):
                 return partial(self._refuse, head)
             if caller is not None:
-                denial = denial_of(caller, permission_of_head(head, self._routes))
+                row = self._routes.find(head.method, head.path)
+                denial = denial_of(caller, permission_of_head(head, row))
                 if denial is None and head.unread:
                     denial = _PERMITTED_NOW
                 if denial is not None:
                     return partial(respond, _rendered(denial, head.path))
                 usage = keys.usage_of(caller)
-                if not self._routes:  # a route of a platform may depend on other headers, too
+                if row is None or not row.redirect:  # which another header decides
                     _remember(self._permitted, request, (caller, usage))
         if head.notes is not None or caller is None:  # notes may hold what was decided about another key
             head = head.to(head.path)

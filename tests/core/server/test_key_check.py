@@ -22,6 +22,7 @@ from remora.protocols.http2.stream import Stream
 from remora.protocols.rest.answer import HttpAnswer
 from remora.protocols.tokens import TokenError
 from remora.server import key_check
+from remora.server.host import HostRoute
 from remora.server.http.exchange import Exchange, bind
 from remora.server.http.http2_requests import Requests
 from remora.server.key_check import KeyCheck, Usage
@@ -105,6 +106,24 @@ def test_each_new_head_is_decided_by_its_own_path_and_key(path: Path) -> None:
     check.look()
     got = {(key, path): send(bind(service, head_of(key, path)))[0] for key, path in wanted}
     assert got == {(key, path): 200 if key == "ann" else 401 for key, path in wanted}
+
+
+class Routed(Echo):
+    """Service of a platform with a route, and one whose redirect decides."""
+
+    routes = (HostRoute("POST", "/score", "infer"), HostRoute("POST", "/predict", "infer", "x-redirect"))
+
+
+def test_a_decision_on_a_platforms_route_is_remembered_unless_a_redirect_decides(path: Path) -> None:
+    service = access_of(path).over(Routed())
+
+    def status(path: str, *more: tuple[bytes, bytes]) -> int:
+        return send(bind(service, Head("POST", path, ((b"x-api-key", b"ann"), *more))))[0]
+
+    assert (status("/score"), status("/predict")) == (200, 200)
+    assert [request[1] for request in service._permitted] == ["/score"]  # type: ignore[attr-defined]
+    assert status("/predict", (b"X-Redirect", b"v2/models/m/config")) == 403
+    assert status("/predict") == 200
 
 
 def fields_of(rpc: str, *more: tuple[bytes, bytes]) -> Fields:

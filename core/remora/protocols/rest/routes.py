@@ -97,6 +97,15 @@ def _route(method: bytes | str, path: str) -> Route:
     return where._replace(version=_version(version, where.plain_errors)) if version else where
 
 
+def method_of(path: str) -> str:
+    """Return the method that a redirect to a path means: POST, or GET if the path's route does not have it."""
+    try:
+        route("POST", path)
+    except Refusal as refusal:
+        return "GET" if refusal.status == 405 else "POST"
+    return "POST"
+
+
 def typed_route(path: str) -> Route | None:
     """Return the route of plain JSON, ``/models/M`` or ``/models/M/versions/V``, or None for other paths.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,12 +26,12 @@ from remora.server.fronts.client import EngineClient, RelayedCall, RelayedReques
 from remora.server.fronts.codec import GRPC, Stage, TooLargeError
 from remora.server.grpc.call import GrpcCall, T, UnaryCall, status_of_failure
 from remora.server.grpc.rpcs import INFER, STREAM, status_of_error
+from remora.server.host import HostRoute, RouteTable
 from remora.server.http import deadlines
 from remora.server.http.exchange import Answerer, Cancellable, Exchange
 from remora.server.http.head_plan import BodyPlan
 
 if TYPE_CHECKING:
-    from remora.server.host import HostRoute
     from remora.server.key_check import KeyCheck
 
 _TRACE_HEADERS = (b"traceparent", b"tracestate", b"x-amzn-trace-id")
@@ -47,12 +47,12 @@ class RelayService:
     """
 
     def __init__(
-        self, client: EngineClient, port: int, keys: KeyCheck | None = None, routes: Sequence[HostRoute] = ()
+        self, client: EngineClient, port: int, keys: KeyCheck | None = None, routes: Iterable[HostRoute] = ()
     ) -> None:
         self._client = client
         self._port = port
         self._keys = keys
-        self._routes = routes
+        self._routes = RouteTable(routes)
 
     def reads_body(self, head: Head) -> bool:
         """See `HeadReadingService`."""
