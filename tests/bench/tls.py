@@ -25,7 +25,7 @@ from remora.messages import Buffer
 from remora.options import ServerOptions
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer
-from remora.server.connections import Connections
+from remora.server.connections import Connections, PortSpec
 from remora.server.http.exchange import Exchange
 
 SIZES = {1 << 10: 1500, 64 << 10: 400, 1 << 20: 60}
@@ -74,7 +74,7 @@ async def serve(pipe: Pipe, files: Files | None, *, raw: bool) -> None:
     else:
         more = {"http_server_cert": files.cert, "http_server_key": files.key} if files else {}
         connections = Connections(ServerOptions(**more))  # type: ignore[arg-type]
-        port = await connections.listen(Echo(), "127.0.0.1", 0, "HTTP")
+        port = await connections.listen(Echo(), PortSpec("HTTP", "127.0.0.1", 0))
     pipe.send(port)
     await asyncio.Event().wait()
 

@@ -8,7 +8,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from remora.options import ServerOptions
 from remora.server.early_port import EarlyPort
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from remora.server.http.http2 import Http2Connection, Http2Listener
     from remora.server.tls import PortTls
 
-    Accept = Callable[[list[socket.socket], Listener | Http2Listener, PortTls | None], Port]
+    Accept = Callable[[list[socket.socket], Listener | Http2Listener, "PortSpec", PortTls | None], Port]
     """Returns a port on listening sockets that serves their connections by the listener; see `Connections.accept`."""
 
 _log = logging.getLogger("remora.http")
@@ -39,6 +39,22 @@ _STALL_LIMIT_S = 120.0
 """How long a request may take to arrive; also the timeout for the first request of a connection."""
 _CLOSED_AT_ONCE = 8
 """Idle connections to close at a time when file descriptors run out."""
+
+
+class PortSpec(NamedTuple):
+    """A port to open.
+
+    Attributes:
+        what: name in messages.
+        address: address to listen on.
+        port: number, 0 for any free one.
+        routes: routes of the port's platform, which front processes need because they do not run its service.
+    """
+
+    what: str
+    address: str
+    port: int
+    routes: Sequence[HostRoute] = ()
 
 
 class Connections:
@@ -78,21 +94,12 @@ class Connections:
                 alone = listener
         return alone is not None and alone.is_alone()
 
-    async def listen(
-        self,
-        service: Service,
-        address: str,
-        port: int,
-        what: str,
-        http2: Handover | None = None,
-        routes: Sequence[HostRoute] = (),
-    ) -> int:
-        """Open a port, serve HTTP/1.1 on it and return its number; ``what`` is its name in messages.
+    async def listen(self, service: Service, spec: PortSpec, http2: Handover | None = None) -> int:
+        """Open a port, serve HTTP/1.1 on it and return its number.
 
-        ``http2`` takes over HTTP/2 connections. ``routes`` are those of the port's platform, for processes that do not
-        have its service. Raises StartError if the address cannot be bound.
+        ``http2`` takes over HTTP/2 connections. Raises StartError if the address cannot be bound.
         """
-        options = self._options
+        options, what = self._options, spec.what
         listener = Listener(
             service,
             max_body_bytes=options.http_max_input_size,
@@ -107,11 +114,12 @@ class Connections:
                 sockets = [listening]
             else:
                 # A metrics port is not shared, because each scrape would reach a random process and its counts only.
-                sockets = await bind(address, port, reuse_port=options.reuse_http_port and what != "metrics")
+                reuse = options.reuse_http_port and what != "metrics"
+                sockets = await bind(spec.address, spec.port, reuse_port=reuse)
         except OSError as error:
             reason = f"{error.strerror or error}{self._remedy(what)}"
-            raise StartError(f"cannot listen for {what} on {address}:{port}: {reason}") from error
-        accepting = self.accept(sockets, listener, self._tls(http2) if what == "HTTP" else None)
+            raise StartError(f"cannot listen for {what} on {spec.address}:{spec.port}: {reason}") from error
+        accepting = self.accept(sockets, listener, spec, self._tls(http2) if what == "HTTP" else None)
         self.add([listener], [accepting], infers=what != "metrics")
         for each in waiting:
             accepting.adopt(each)
@@ -130,9 +138,13 @@ class Connections:
         self,
         sockets: list[socket.socket],
         listener: Listener | Http2Listener,
+        spec: PortSpec,
         tls: PortTls | None = None,
     ) -> Port:
-        """Return a port on listening sockets that serves their connections by ``listener``."""
+        """Return a port on listening sockets that serves their connections by ``listener``.
+
+        ``spec`` is for subclasses whose ports other processes serve.
+        """
         return Port(sockets, listener.connection, self.make_room, tls)
 
     def add(self, listeners: Sequence[Listener | Http2Listener], ports: Sequence[Port], *, infers: bool = True) -> None:

@@ -20,7 +20,7 @@ from remora.protocols.cross_site import host_names
 from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.request import RequestLimits
 from remora.protocols.restriction import Restrictions
-from remora.server.connections import Connections
+from remora.server.connections import Connections, PortSpec
 from remora.server.early_port import EarlyPort
 from remora.server.grpc.opening import GrpcTransport, open_grpc
 from remora.server.host import ExtraPort, Host, ServerContext, ServiceFactory, all_on_one_port, routes_of, v2_alone
@@ -196,23 +196,22 @@ class Server:
                 front = SchemeService(front, "https" if options.http_server_cert else "http", proxies)
             front = self._logged(front)
             http2 = grpc.beside(front) if options.grpc_on_http_port else None
-            http_port = await connections.listen(
-                front, options.http_address, options.http_port, "HTTP", http2, routes_of(platform)
-            )
-        doors = []
-        for door in self.doors:
-            platform = door.front(inside)
-            service = self._logged(at(door.address, platform, hosts, inside.keys, origins))
-            opened = connections.listen(service, door.address, door.port, door.what, routes=routes_of(platform))
-            doors.append(await opened)
+            spec = PortSpec("HTTP", options.http_address, options.http_port, routes_of(platform))
+            http_port = await connections.listen(front, spec, http2)
+        extra_ports = []
+        for extra in self.doors:
+            platform = extra.front(inside)
+            service = self._logged(at(extra.address, platform, hosts, inside.keys, origins))
+            spec = PortSpec(extra.what, extra.address, extra.port, routes_of(platform))
+            extra_ports.append(await connections.listen(service, spec))
         grpc_port = await grpc.listen()
         connections.add(grpc.listeners, grpc.ports)
         mailbox.alone = connections.is_alone
         if options.allow_metrics:
             address = options.metrics_address or options.http_address
             service = self._logged(at(address, MetricsService(inside.rest), hosts, inside.keys))
-            metrics_port = await connections.listen(service, address, options.metrics_port, "metrics")
-        self.ports = Ports(http_port, grpc_port, metrics_port, tuple(doors), grpc.on_http_port)
+            metrics_port = await connections.listen(service, PortSpec("metrics", address, options.metrics_port))
+        self.ports = Ports(http_port, grpc_port, metrics_port, tuple(extra_ports), grpc.on_http_port)
 
     def _logged(self, service: Service) -> Service:
         return service if self._access is None else self._access.over(service)

@@ -12,7 +12,7 @@ from remora.messages import Buffer, Ticket
 from remora.options import ServerOptions
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer
-from remora.server.connections import Connections
+from remora.server.connections import Connections, PortSpec
 from remora.server.http.exchange import Exchange
 from remora.server.option_checks import StartError
 
@@ -46,7 +46,7 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_connections_of_all_ports_are_counted_and_idle_ones_close_for_room() -> None:
     async def work() -> None:
         connections, service = Connections(ServerOptions()), Hello()
-        ports = [await connections.listen(service, "127.0.0.1", 0, what) for what in ("HTTP", "metrics")]
+        ports = [await connections.listen(service, PortSpec(what, "127.0.0.1", 0)) for what in ("HTTP", "metrics")]
         assert not connections.is_alone()
         assert not connections.make_room()
         clients = [await asyncio.open_connection("127.0.0.1", port) for port in ports]
@@ -67,7 +67,9 @@ def test_connections_of_all_ports_are_counted_and_idle_ones_close_for_room() -> 
 def test_a_request_is_alone_while_no_other_connection_that_infers_is_open() -> None:
     async def work() -> None:
         connections, service = Connections(ServerOptions()), Hello()
-        ports = [await connections.listen(service, "127.0.0.1", 0, what) for what in ("HTTP", "second", "metrics")]
+        ports = [
+            await connections.listen(service, PortSpec(what, "127.0.0.1", 0)) for what in ("HTTP", "second", "metrics")
+        ]
         alone, writers = [connections.is_alone()], []
         for count, port in enumerate((ports[2], ports[1], ports[0]), 1):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -86,7 +88,7 @@ def test_a_request_is_alone_while_no_other_connection_that_infers_is_open() -> N
 def test_draining_waits_for_the_answer_in_flight_and_refuses_new_connections() -> None:
     async def work() -> None:
         connections, service = Connections(ServerOptions()), Hello()
-        port = await connections.listen(service, "127.0.0.1", 0, "HTTP")
+        port = await connections.listen(service, PortSpec("HTTP", "127.0.0.1", 0))
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(GET % b"later")
         await until(lambda: bool(service.kept))
@@ -108,7 +110,7 @@ def test_draining_waits_for_the_answer_in_flight_and_refuses_new_connections() -
 def test_an_announced_end_tells_clients_to_close() -> None:
     async def work() -> None:
         connections = Connections(ServerOptions())
-        port = await connections.listen(Hello(), "127.0.0.1", 0, "HTTP")
+        port = await connections.listen(Hello(), PortSpec("HTTP", "127.0.0.1", 0))
         connections.announce()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(GET % b"now")
@@ -126,7 +128,7 @@ def test_an_address_in_use_is_named_with_its_flag() -> None:
             port = taken.getsockname()[1]
             for what, remedy in (("HTTP", "Choose another --http-port$"), ("second", "in use$")):
                 with pytest.raises(StartError, match=rf"^cannot listen for {what} on 127.0.0.1:{port}: .*{remedy}"):
-                    await Connections(ServerOptions()).listen(Hello(), "127.0.0.1", port, what)
+                    await Connections(ServerOptions()).listen(Hello(), PortSpec(what, "127.0.0.1", port))
 
     run(work)
 
@@ -140,7 +142,7 @@ def test_an_exchange_knows_the_address_of_its_client() -> None:
 
     async def work() -> None:
         connections = Connections(ServerOptions())
-        port = await connections.listen(Peers(), "127.0.0.1", 0, "HTTP")
+        port = await connections.listen(Peers(), PortSpec("HTTP", "127.0.0.1", 0))
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(GET % b"")
         assert (await reader.readuntil(b"127.0.0.1")).startswith(b"HTTP/1.1 200")
@@ -155,7 +157,7 @@ def test_an_exchange_knows_the_address_of_its_client() -> None:
 def test_answers_are_counted_by_status_without_those_of_the_port_of_metrics() -> None:
     async def work() -> None:
         connections = Connections(ServerOptions())
-        ports = [await connections.listen(Hello(), "127.0.0.1", 0, what) for what in ("HTTP", "metrics")]
+        ports = [await connections.listen(Hello(), PortSpec(what, "127.0.0.1", 0)) for what in ("HTTP", "metrics")]
         for port in ports:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(GET % b"" * 2 + b"nonsense\r\n\r\n")

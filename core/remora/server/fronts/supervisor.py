@@ -29,7 +29,7 @@ from remora.options import ServerOptions
 from remora.protocols.grpc.infer import MAX_MESSAGE_BYTES
 from remora.protocols.http2.frames import Fields
 from remora.protocols.http2.stream import Opener
-from remora.server.connections import Connections
+from remora.server.connections import Connections, PortSpec
 from remora.server.early_port import EarlyPort
 from remora.server.fronts import codec
 from remora.server.fronts.channel import ARENA_BYTES, LoopChannel, create
@@ -37,7 +37,7 @@ from remora.server.fronts.codec import Kind, Message
 from remora.server.fronts.link import FrontLink
 from remora.server.fronts.process import CONTROL_BYTES, READY
 from remora.server.http.exchange import Service
-from remora.server.http.http1_listener import Handover, Listener
+from remora.server.http.http1_listener import Listener
 from remora.server.http.http2 import Http2Listener
 from remora.server.listening import Port
 from remora.server.loop import LoopMailbox
@@ -274,8 +274,6 @@ class Fronts(Connections):
         self._pauses = dict.fromkeys(range(count), _FIRST_PAUSE_S)
         self._opened: list[_HandOffPort] = []
         self._log = logs.OURS.change({})
-        self._opening = ""  # name of the port that is being opened
-        self._routes: Sequence[HostRoute] = ()  # of that port
 
     # -- start ------------------------------------------------------------------------------------------------------
 
@@ -321,26 +319,11 @@ class Fronts(Connections):
 
     # -- ports ------------------------------------------------------------------------------------------------------
 
-    async def listen(
-        self,
-        service: Service,
-        address: str,
-        port: int,
-        what: str,
-        http2: Handover | None = None,
-        routes: Sequence[HostRoute] = (),
-    ) -> int:
-        """See `Connections.listen`."""
-        self._opening, self._routes = what, routes
-        try:
-            return await super().listen(service, address, port, what, http2, routes)
-        finally:
-            self._opening, self._routes = "", ()
-
     def accept(
         self,
         sockets: list[socket.socket],
         listener: Listener | Http2Listener,
+        spec: PortSpec,
         tls: PortTls | None = None,
     ) -> Port:
         """Return a port on listening sockets whose connections the fronts serve."""
@@ -348,12 +331,12 @@ class Fronts(Connections):
         order = PortOrder(
             address=str(sockets[0].getsockname()[0]),
             grpc=not over_http,
-            infers=over_http and self._infers_on_http and self._opening == "HTTP",
+            infers=over_http and self._infers_on_http and spec.what == "HTTP",
             http2=isinstance(listener, Listener) and listener.http2 is not None,
             tls=tls is not None,
-            shares=self._opening != "metrics",
+            shares=spec.what != "metrics",
             most_bytes=self._options.http_max_input_size if self._options.grpc_on_http_port else MAX_MESSAGE_BYTES,
-            routes=self._routes,
+            routes=spec.routes,
         )
         number = len(self.served)
         self.served.append(_ServedPort(order, listener))

@@ -16,6 +16,7 @@ from remora.options import ServerOptions
 from remora.protocols.grpc.infer import MAX_MESSAGE_BYTES, SERVICE
 from remora.protocols.http2.keepalive import KeepalivePolicy
 from remora.protocols.restriction import Restrictions
+from remora.server.connections import PortSpec
 from remora.server.grpc.front import GrpcFront
 from remora.server.grpc.rpcs import HEALTH_SERVICE, MAX_STREAMS, Rpcs
 from remora.server.host import ServerContext
@@ -82,7 +83,7 @@ class OwnGrpc:
                 f"gRPC cannot listen on {target}: {error.strerror or error}; is another server there? "
                 "Choose another --grpc-port"
             ) from error
-        self.ports.append(self._accept(sockets, listener, tls))
+        self.ports.append(self._accept(sockets, listener, PortSpec("gRPC", address, port), tls))
         return self.ports[0].number
 
     async def start(self) -> int:

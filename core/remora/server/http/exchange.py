@@ -154,9 +154,9 @@ class VersionExchange(ForwardingExchange):
 
 
 def name_version(model: Versioned, head: Head, exchange: Exchange, *rest: object) -> tuple[object, ...]:
-    """Return the arguments for a request whose answer names the version.
+    """Return the arguments for a request whose answer names the version, if another version might have answered.
 
-    Answers to requests that are only copied to a shadow do not. See ``FrontEnd.routed``.
+    A model whose release only copies requests to a shadow has one version that answers. See ``FrontEnd.routed``.
     """
     if not model.is_divided:
         return (head, exchange, *rest)
