@@ -140,7 +140,10 @@ class KServeService:
         return failure(503, f"Model with name {name} is not ready.", plain=False)
 
     def _get(self, head: Head, action: str, answer: Callable[[], HttpAnswer]) -> HttpAnswer:
-        """Return the answer to a request for ``action``, "" without a permission, or why it is refused."""
+        """Return the answer to a request that reads, or its refusal.
+
+        ``action`` is that of V2 whose permission the request needs, "" for none.
+        """
         if head.method not in ("GET", "HEAD"):
             return HttpAnswer(405, (JSON,), [_NOT_ALLOWED])
         return self._inside.rest.locked(action, head) or answer()

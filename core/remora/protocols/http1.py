@@ -97,7 +97,7 @@ class Head:
         self.scheme = "http"
         """Scheme of the URL by which the client reaches this server."""
         self.root = ""
-        """Path of the URL below which this server's paths begin, if it is part of another application."""
+        """Path below which another application mounts this server, "" for none."""
         self.caller: Caller | None = None
         """Holder of the request's API key; None without one."""
         self.unread = False

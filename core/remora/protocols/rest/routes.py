@@ -98,7 +98,10 @@ def _route(method: bytes | str, path: str) -> Route:
 
 
 def method_of(path: str) -> str:
-    """Return the method that a redirect to a path means: POST, or GET if the path's route does not have it."""
+    """Return the method of a redirect to a path.
+
+    It is POST, or GET if the path's route does not have POST.
+    """
     try:
         route("POST", path)
     except Refusal as refusal:

@@ -154,9 +154,10 @@ class VersionExchange(ForwardingExchange):
 
 
 def name_version(model: Versioned, head: Head, exchange: Exchange, *rest: object) -> tuple[object, ...]:
-    """Return the arguments for a request whose answer names the version, if another version might have answered.
+    """Return the arguments for a request whose answer may name the version.
 
-    A model whose release only copies requests to a shadow has one version that answers. See ``FrontEnd.routed``.
+    It does if another version might have answered. A model whose release only copies requests to a shadow has one
+    version that answers. See ``FrontEnd.routed``.
     """
     if not model.is_divided:
         return (head, exchange, *rest)
