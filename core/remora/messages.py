@@ -168,6 +168,11 @@ Response or error.
 """
 
 
+def split_outcome(outcome: Outcome) -> tuple[bool, Response | RemoraError | None]:
+    """Return whether an outcome is the last one of its request, and its content."""
+    return (outcome.final, outcome.outcome) if isinstance(outcome, Streamed) else (True, outcome)
+
+
 _NO_INSTANCES: frozenset[object] = frozenset()
 
 
@@ -329,3 +334,7 @@ class Ticket:
         A request that has not run is answered with CancelledError [D13].
         """
         self.request.cancel()
+
+
+Reply = Callable[[Ticket, Outcome], None]
+"""Destination of the outcomes of one request; see `Ticket`."""

@@ -13,9 +13,9 @@ from itertools import count
 from typing import Any
 
 from remora.errors import RemoraError, RetiredError
-from remora.messages import Data, InferForm, Outcome, Streamed, Ticket
+from remora.messages import Data, InferForm, Outcome, Reply, Streamed, Ticket
 from remora.models.recordings import Step
-from remora.models.served_model import Reply, ServedModel
+from remora.models.served_model import ServedModel
 from remora.models.shadowing import Shadowing
 from remora.traffic.judgement import CALIBRATION, Observed, Rate, latency_limit_ns
 from remora.traffic.releases import (

@@ -11,7 +11,7 @@ from remora.backends import BackendModel, Instance, capabilities_of
 from remora.calls import ModelInfo, ModelStats, SequenceReport
 from remora.config import ANY_KIND, Placement
 from remora.errors import InternalError, InvalidArgumentError, RemoraError, RetiredError, UnavailableError
-from remora.messages import Data, InferForm, Mailbox, Outcome, RequestTrace, Ticket
+from remora.messages import Data, InferForm, Mailbox, Reply, RequestTrace, Ticket
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.scheduling.assembly import CacheUse, SchedulingOptions, Steps, add_cache, make_scheduler
 from remora.scheduling.scheduler import RequestScheduler, Scheduler
@@ -24,8 +24,6 @@ from remora.tensors.device import DeviceId
 if TYPE_CHECKING:
     from remora.cache import ResponseCache
     from remora.generation import Generation
-
-Reply = Callable[[Ticket, Outcome], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from typing import Generic, Protocol, TypeVar
 
 from remora.engine import Engine
 from remora.errors import RemoraError
-from remora.messages import InferForm, Mailbox, Watcher
-from remora.models.served_model import Reply, ServedModel
+from remora.messages import InferForm, Mailbox, Reply, Watcher
+from remora.models.served_model import ServedModel
 from remora.server.http.exchange import Cancellable
 
 SMALL_BYTES = 16_384

@@ -7,13 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from remora.errors import InvalidArgumentError, RemoraError
-from remora.messages import Array, Outcome, OutputSpec, Response, Streamed, Tensor, Ticket
+from remora.messages import Array, Outcome, OutputSpec, Reply, Response, Streamed, Tensor, Ticket
 
 _CLASS_LIMIT = 1_000_000
 _UNSUPPORTED = frozenset({"BYTES", "BOOL", "FP16", "BF16"})
-
-
-Reply = Callable[[Ticket, Outcome], None]
 
 
 def classify_replies(reply: Reply, labels_of: Callable[[str], Sequence[str]], *, batches: bool) -> Reply:

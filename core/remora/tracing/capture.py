@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from remora.errors import ConfigError, RemoraError, UnsupportedError
-from remora.messages import Data, InferForm, Outcome, Response, Streamed, Ticket
+from remora.messages import Data, InferForm, Outcome, Reply, Response, Ticket, split_outcome
 from remora.system.clock import Clock
 from remora.system.install_advice import install_command
 from remora.tracing.line_file import (
@@ -42,7 +42,6 @@ PART_BYTES = 16 << 20
 """Size of a part in an object store or in a folder of Parquet files."""
 PART_NS = 60_000_000_000
 """Age beyond which a part is written with the next request."""
-Reply = Callable[[Ticket, Outcome], None]
 Upload = Callable[[str, Path], None]
 """Writes a local file to an object store or a folder under a name."""
 
@@ -320,7 +319,7 @@ class _Kept:
         """Return ``reply`` with a copy of each answer kept."""
 
         def kept(ticket: Ticket, outcome: Outcome) -> None:
-            content = outcome.outcome if isinstance(outcome, Streamed) else outcome
+            final, content = split_outcome(outcome)
             if isinstance(content, Response):
                 self.answers.append(
                     [
@@ -328,7 +327,7 @@ class _Kept:
                         for name, datatype, data in content.outputs
                     ]
                 )
-            if not isinstance(outcome, Streamed) or outcome.final:
+            if final:
                 self._capture.put(self, content.message if isinstance(content, RemoraError) else "")
             reply(ticket, outcome)
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from remora.errors import RemoraError
-from remora.messages import NO_TIME, Data, InferForm, Outcome, Request, Response, Streamed, Ticket, datatype_of
+from remora.messages import NO_TIME, Data, InferForm, Outcome, Reply, Request, Response, Streamed, Ticket, datatype_of
 from remora.tracing.context import SpanContext, carried, context_of
 from remora.tracing.records import BACKEND_OUTPUT, QUEUE_INPUT, Part, SeenTensor, Trace, legible
 from remora.tracing.sampling import Sampling
 
 if TYPE_CHECKING:
-    from remora.tracing.tracer import Arrival, Reply, Traces
+    from remora.tracing.tracer import Arrival, Traces
 
 _log = logging.getLogger("remora.traces")
 

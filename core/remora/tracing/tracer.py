@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remora.errors import UnsupportedError
-from remora.messages import Outcome, Ticket
 from remora.system.clock import Clock
 from remora.system.install_advice import install_command
 from remora.tracing.sampling import Sampling
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from remora.tracing.traced import TracedRequest, TracedTask
     from remora.tracing.writer import Finished, TraceWriter
 
-Reply = Callable[[Ticket, Outcome], None]
 
 _FILE_ROOM = 64 << 20
 """Maximum estimated bytes of traces that wait for the file."""

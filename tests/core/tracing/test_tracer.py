@@ -18,11 +18,11 @@ from fakes import DOUBLER, FakeBackend, FakeClock, write_model
 from remora.calls import RecentTraces
 from remora.engine import Engine
 from remora.errors import InternalError, InvalidArgumentError
-from remora.messages import InferForm, InputSpec, Outcome, Request, Response, Tensor, Ticket
+from remora.messages import InferForm, InputSpec, Outcome, Reply, Request, Response, Tensor, Ticket
 from remora.models import loader as loading
 from remora.tracing import tracer
 from remora.tracing.settings import TraceSetting, TraceSettings
-from remora.tracing.tracer import Arrival, Reply, Traces
+from remora.tracing.tracer import Arrival, Traces
 from trace_receiver import attributes, collector
 
 ENSEMBLE = """
