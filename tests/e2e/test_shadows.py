@@ -53,8 +53,8 @@ class TritonPythonModel:
             number = request.correlation_id()
             start = request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
             array = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-            self.sums[number] = array + (0 if start else self.sums[number])
-            found = self.sums[number] + number
+            self.sums[number] = array + (0 if start else self.sums.get(number, 0))
+            found = self.sums[number]
             answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", {found})]))
         return answers
 """
@@ -72,8 +72,8 @@ def _shadow(port: int, wanted: Callable[[dict[str, Any]], Any]) -> dict[str, Any
     return eventually(lambda: row if wanted(row := release(port)["shadow"]) else None)
 
 
-def _infer(port: int, value: int = 1, **parameters: Any) -> int:
-    return infer(port, value=value, parameters=parameters)[0]
+def _infer(port: int, value: int = 1, name: str = "m", **parameters: Any) -> int:
+    return infer(port, name, value, parameters=parameters)[0]
 
 
 def _streamed(port: int) -> list[int]:
@@ -157,11 +157,14 @@ def test_streams_are_not_copied_to_another_server(tmp_path: Path, child_environm
 # -- sequences --------------------------------------------------------------------------------------------------------
 
 
-def _ask_sequence(port: int, number: int, *values: int, start: bool = True, end: bool = True) -> list[int]:
+def _ask_sequence(
+    port: int, number: int, *values: int, start: bool = True, end: bool = True, name: str = "m"
+) -> list[int]:
     return [
         _infer(
             port,
             value,
+            name,
             sequence_id=number,
             sequence_start=start and at == 0,
             sequence_end=end and at == len(values) - 1,
@@ -171,29 +174,32 @@ def _ask_sequence(port: int, number: int, *values: int, start: bool = True, end:
 
 
 @pytest.mark.parametrize("where", ["version", "model", "server"])
-def test_sequences_are_copied_whole_with_their_id(
+def test_sequences_are_copied_whole_beside_those_of_clients(
     where: str, tmp_path: Path, child_environment: dict[str, str]
 ) -> None:
     models, theirs = tmp_path / "models", tmp_path / "theirs"
-    odd = SUMMING.format(found="found + (found == 79)")  # differs in the third request of sequence 70
+    odd = SUMMING.format(found="found + (found == 9)")  # differs in the third request of sequence 70
     _write(models, 2, SEQUENCES, SUMMING.format(found="found"))
     _write(theirs if where == "server" else models, 1, SEQUENCES, odd, "other" if where == "model" else "m")
     if where == "version":
         (models / "m" / "release.yaml").write_text("stable: 2\n")
     with ExitStack() as stack:
-        flags = [AT_ANY_TIME]
+        flags, other = [AT_ANY_TIME], 0
         if where == "server":
             other = stack.enter_context(release_server(theirs, child_environment))
             flags.append(f"--shadow-url=there=http://127.0.0.1:{other}")
         port = stack.enter_context(release_server(models, child_environment, *flags))
         shadow: dict[str, Any] = {"version": {"version": 1}, "model": {"model": "other"}, "server": {"url": "there"}}
+        at_shadow, name = {"version": (port, "m/versions/1"), "model": (port, "other")}.get(where, (other, "m"))
         _ask_sequence(port, 7, 5, end=False)
         release(port, "shadow", **shadow[where])
-        assert _ask_sequence(port, 7, 1, 1, start=False) == [13, 14]  # it began before the shadow
-        assert _ask_sequence(port, 9, 1, 2, 3) == [10, 12, 15]
+        assert _ask_sequence(port, 7, 1, 1, start=False) == [6, 7]  # it began before the shadow
+        assert _ask_sequence(at_shadow, 9, 100, end=False, name=name) == [100]  # the same id as the next
+        assert _ask_sequence(port, 9, 1, 2, 3) == [1, 3, 6]
         found = _shadow(port, lambda row: row["compared"] == 1)
         assert (found["differing"], found["failed"], found["dropped"]) == (0, 0, 0)
-        assert _ask_sequence(port, 70, 2, 3, 4) == [72, 75, 79]
+        assert _ask_sequence(at_shadow, 9, 1, start=False, name=name) == [101]
+        assert _ask_sequence(port, 70, 2, 3, 4) == [2, 5, 9]
         found = _shadow(port, lambda row: row["compared"] == 2)
         assert found["samples"] == ["request 3 of the sequence: OUT: 1 of 1 elements differ, by at most 1"]
 
@@ -203,10 +209,10 @@ def test_a_shadow_that_is_the_canary_gets_no_sequences(tmp_path: Path, child_env
         _write(tmp_path / "models", number, SEQUENCES, SUMMING.format(found="found"))
     (tmp_path / "models" / "m" / "release.yaml").write_text("stable: 2\ncanary: 1\nweight: 0\nshadow: {version: 1}\n")
     with release_server(tmp_path / "models", child_environment, AT_ANY_TIME) as port:
-        assert _ask_sequence(port, 9, 1, 2, 3) == [10, 12, 15]
+        assert _ask_sequence(port, 9, 1, 2, 3) == [1, 3, 6]
         found = release(port)["shadow"]
         assert (found["compared"], found["dropped"]) == (0, 0)
-        assert found["warning"] == "it gets no sequences, because clients begin sequences at the same version"
+        assert found["warning"] == "the shadow gets no sequences, because clients begin sequences at the same version"
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
@@ -296,4 +302,4 @@ def test_answers_of_language_models_count_for_their_version(
         arms = eventually(lambda: rows if _answers(rows := release(port, name="tiny")["arms"]) >= len(served) else None)
         assert all(arm["answers"] > 0 and arm["errors"] == 0 for arm in arms), arms
         release(port, "shadow", "tiny", version=1)
-        assert release(port, name="tiny")["shadow"]["warning"] == "it gets no requests of OpenAI's routes"
+        assert release(port, name="tiny")["shadow"]["warning"] == "the shadow gets no requests of OpenAI's routes"

@@ -355,11 +355,11 @@ class Lifecycle:
             self._on_demand.stop(error)
         end_ns = self._clock.monotonic_ns() + int(timeout_s * 1e9)
         done = True
+        if self._releases is not None:
+            self._releases.close()  # before the models, because copies would wait for them and fail
         for model in self.table.clear():
             remaining_s = max((end_ns - self._clock.monotonic_ns()) / 1e9, 0.0)
             done = model.close(remaining_s) and done
-        if self._releases is not None:
-            self._releases.close()
         if self._shadows is not None and self._shadows.log is not None:
             self._shadows.log.close()
         return self.wait_until_closed(max((end_ns - self._clock.monotonic_ns()) / 1e9, 0.0)) and done

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from remora.messages import Data, InferForm, Outcome, OutputSpec, Response, Streamed, Tensor, Ticket
+from remora.messages import Data, InferForm, Outcome, OutputSpec, Reply, Response, Tensor, Ticket, split_outcome
 
 MAX_WAITING = 64
 MAX_BYTES = 64 << 20
@@ -24,8 +25,11 @@ MAX_ANSWERS = 256
 MAX_STEPS = 256
 """Requests of one sequence; a longer one is not copied."""
 MAX_SEQUENCES = 16
-"""Sequences that are recorded at a time; the oldest makes room for the next."""
-Reply = Callable[[Ticket, Outcome], None]
+"""Sequences that are recorded at a time."""
+EVICT_NS = 1_000_000_000
+"""Time without a request after which a sequence makes room for another request."""
+EXPIRE_NS = 60_000_000_000
+"""Time without a request after which a sequence is not recorded any more."""
 
 
 class Step:
@@ -50,16 +54,22 @@ class Step:
         self.expected: list[list[Tensor]] = []
 
     def __call__(self, ticket: Ticket, outcome: Outcome) -> None:
-        """Record an answer and send it."""
-        final, found = (outcome.final, outcome.outcome) if isinstance(outcome, Streamed) else (True, outcome)
-        if isinstance(found, Response):
-            if self._recorder.takes(self._recording, self, found):
-                self.expected.append(copied_outputs(found))  # before the reply, because it may free the memory
-        elif found is not None:  # failures are not compared
-            self.abandon()
+        """Record an answer and send it, also if it cannot be recorded."""
+        final, content = split_outcome(outcome)
+        try:
+            if ticket.request.cancelled:  # because a cancelled stream ends early without an error
+                self.abandon()
+            elif isinstance(content, Response):
+                if self._recorder.reserve_answer(self._recording, self, content):
+                    self.expected.append(copied_outputs(content))  # before the reply, because it may free the memory
+            elif content is not None:  # failures are not compared
+                self.abandon()
+        except Exception:  # such as no memory for the copy
+            with suppress(Exception):
+                self._recorder.discard(self._recording, dropped=True)
         self._reply(ticket, outcome)
         if final:
-            self._recorder.answered(self._recording)
+            self._recorder.end_request(self._recording)
 
     def abandon(self) -> None:
         """Do not copy the request, or its whole sequence."""
@@ -76,7 +86,8 @@ class Recording:
     """
 
     __slots__ = (
-        "complete", "discarded", "model", "offered_ns", "sequence_id", "size", "steps", "unanswered", "version",
+        "complete", "count", "discarded", "model", "offered_ns", "sequence_id", "size", "steps", "unanswered",
+        "used_ns", "version",
     )  # fmt: skip
 
     def __init__(self, model: str, version: str, sequence_id: int | str = 0) -> None:
@@ -84,101 +95,183 @@ class Recording:
         self.version = version
         self.sequence_id = sequence_id
         self.steps: list[Step] = []
-        self.offered_ns = 0
-        self.size = self.unanswered = 0
+        self.offered_ns = self.used_ns = 0
+        self.size = self.count = self.unanswered = 0
         self.complete = self.discarded = False
 
 
-class Recorder:
-    """Recordings for one shadow. Thread-safe.
+class Room:
+    """Number and bytes of recordings that are not run yet, and of those without room.
+
+    Not thread-safe. Between half of a limit and the limit it stays open or closed, so that it does not change for each
+    request.
 
     Args:
-        offer: gets each finished recording; `free` follows.
-        seen: returns how many requests the primary has answered.
-        share: of the requests, from 0 to 1.
+        share: of the requests that is recorded, from 0 to 1.
     """
 
-    def __init__(self, offer: Callable[[Recording], None], seen: Callable[[], int], share: float) -> None:
-        self._offer = offer
-        self._seen = seen
+    def __init__(self, share: float) -> None:
         self._share = share
-        self._lock = threading.Lock()
-        self._sequences: dict[int | str, Recording] = {}
         self._count = self._bytes = 0
         self._dropped = self._refused = self._closed_at = 0
         self.is_open = True
+
+    @property
+    def has_place(self) -> bool:
+        """True if one more recording may begin."""
+        return self._count < MAX_WAITING
+
+    def fits(self, size: int) -> bool:
+        """Return True if there is room for more bytes."""
+        return self._bytes + size <= MAX_BYTES
+
+    def add(self, count: int, size: int) -> None:
+        """Take room, or give it back with negative numbers."""
+        self._count += count
+        self._bytes += size
+
+    def refuse(self) -> None:
+        """Count a request that found no room."""
+        if self.is_open:
+            self._dropped += 1
+        else:
+            self._refused += 1
+
+    def drop(self) -> None:
+        """Count a recording that was given up for want of room."""
+        self._dropped += 1
+
+    def should_open(self) -> bool:
+        """Return True if there is enough room to be open."""
+        limit = 1.0 if self.is_open else 0.5
+        return self._count < limit * MAX_WAITING and self._bytes < limit * MAX_BYTES
+
+    def switch(self, answered_count: int) -> None:
+        """Open or close when the primary has answered so many requests."""
+        if self.is_open:
+            self._closed_at, self._refused = answered_count + 1, 0  # the request that closes it is not answered yet
+        else:
+            self._dropped = self.dropped(answered_count)
+        self.is_open = not self.is_open
+
+    def dropped(self, answered_count: int) -> int:
+        """Return the recordings without room.
+
+        While it is closed they are estimated as the share of the requests.
+        """
+        if self.is_open:
+            return self._dropped
+        return self._dropped + max(round((answered_count - self._closed_at) * self._share), self._refused)
+
+
+def _nothing() -> None:
+    """Do nothing when a recorder opens or closes."""
+
+
+class Recorder:
+    """Table of the sequences that are recorded for one shadow. Thread-safe.
+
+    Args:
+        offer: gets each finished recording; `free` follows.
+        answered_count: returns how many requests the primary has answered.
+        share: of the requests, from 0 to 1.
+        on_open_changed: called after ``is_open`` has changed, without a lock.
+    """
+
+    def __init__(
+        self,
+        offer: Callable[[Recording], None],
+        answered_count: Callable[[], int],
+        share: float,
+        on_open_changed: Callable[[], None] = _nothing,
+    ) -> None:
+        self._offer = offer
+        self._answered_count = answered_count
+        self._on_open_changed = on_open_changed
+        self._lock = threading.Lock()
+        self._sequences: dict[int | str, Recording] = {}
+        self._room = Room(share)
+        self._closed = False
+
+    @property
+    def is_open(self) -> bool:
         """False while requests need not come here, because none would be recorded."""
-        self.moved: Callable[[], None] = _nothing
-        """Called after ``is_open`` has changed, without a lock."""
+        return self._room.is_open
+
+    @property
+    def has_sequences(self) -> bool:
+        """True while a sequence is recorded, of which no request may be missed."""
+        return bool(self._sequences)
 
     @property
     def dropped(self) -> int:
-        """Recordings that had no room, about as many as the share of the requests while none had."""
+        """Recordings that had no room, estimated while no request comes here."""
         with self._lock:
-            return self._dropped + (0 if self.is_open else self._missed())
+            return self._room.dropped(0 if self._room.is_open else self._answered_count())
 
-    def begin(self, form: InferForm, data: Sequence[Data], reply: Reply, model: str, version: str) -> Reply:
+    def begin(
+        self, form: InferForm, data: Sequence[Data], reply: Reply, model: str, version: str, now_ns: int = 0
+    ) -> Reply:
         """Return the reply that records a request or the start of a sequence.
 
-        It is ``reply`` if there is no room.
+        It is ``reply`` if there is no room. Never raises.
         """
         recording = Recording(model, version, form.sequence_id if not form.sequence_end else 0)
-        size = _size(data)
         with self._lock:
-            older = self._sequences.get(form.sequence_id) if form.sequence_id else None
-            if older is not None:
-                self._end(older)  # its id begins anew
-            if recording.sequence_id and len(self._sequences) >= MAX_SEQUENCES:
-                self._end(next(iter(self._sequences.values())), dropped=True)
-            admitted = self._count < MAX_WAITING and (self._bytes + size <= MAX_BYTES or not self._count)
-            if admitted:
-                self._count += 1
-                self._add(recording, form, size)
+            if older := self._sequences.get(form.sequence_id):
+                self._discard(older)  # its id begins anew
+            self._expire(now_ns)
+            if admitted := self._has_place(recording, now_ns):
+                self._room.add(1, 0)
+                self._add(recording, form, now_ns)
                 if recording.sequence_id:
                     self._sequences[recording.sequence_id] = recording
-            elif self.is_open:
-                self._dropped += 1
             else:
-                self._refused += 1
-            moved = self._move()
-        if moved:
-            self.moved()
-        return self._step(recording, form, data, reply) if admitted else reply
+                self._room.refuse()
+            changed = self._update_open()
+        if changed:
+            self._on_open_changed()
+        return self._record(recording, form, data, reply, now_ns) if admitted else reply
 
-    def go_on(self, form: InferForm, data: Sequence[Data], reply: Reply, version: str) -> Reply:
+    def continue_sequence(
+        self, form: InferForm, data: Sequence[Data], reply: Reply, version: str, now_ns: int = 0
+    ) -> Reply:
         """Return the reply that records the next request of a sequence.
 
-        It is ``reply`` if the sequence is not recorded.
+        It is ``reply`` if the sequence is not recorded. Never raises.
         """
-        size = _size(data)
         with self._lock:
             recording = self._sequences.get(form.sequence_id)
             if recording is None:
                 return reply
-            fits = len(recording.steps) < MAX_STEPS and self._bytes + size <= MAX_BYTES
-            if fits and recording.version == version:
-                self._add(recording, form, size)
+            if admitted := recording.count < MAX_STEPS and recording.version == version:
+                self._add(recording, form, now_ns)
             else:
-                self._end(recording, dropped=True)
-            moved = self._move()
-        if moved:
-            self.moved()
-        return self._step(recording, form, data, reply) if not recording.discarded else reply
+                self._discard(recording, dropped=True)
+            changed = self._update_open()
+        if changed:
+            self._on_open_changed()
+        return self._record(recording, form, data, reply, now_ns) if admitted else reply
 
-    def takes(self, recording: Recording, step: Step, answer: Response) -> bool:
+    def forget(self, sequence_id: int | str) -> None:
+        """Do not copy the sequence of this id, because a request of it is not recorded."""
+        recording = self._sequences.get(sequence_id)
+        if recording is not None:
+            self.discard(recording)
+
+    def reserve_answer(self, recording: Recording, step: Step, answer: Response) -> bool:
         """Take room for an answer, or give the recording up and return False."""
-        size = sum(_bytes_of(each.data) for each in answer.outputs)
+        size = sum(bytes_of(each.data) for each in answer.outputs)
         with self._lock:
             if recording.discarded:
                 return False
-            if len(step.expected) < MAX_ANSWERS and (self._bytes + size <= MAX_BYTES or self._count == 1):
-                recording.size += size
-                self._bytes += size
+            if len(step.expected) < MAX_ANSWERS and self._room.fits(size):
+                self._take(recording, size)
                 return True
         self.discard(recording, dropped=True)
         return False
 
-    def answered(self, recording: Recording) -> None:
+    def end_request(self, recording: Recording) -> None:
         """Offer a recording after its last answer."""
         with self._lock:
             recording.unanswered -= 1
@@ -187,65 +280,119 @@ class Recorder:
         self._offer(recording)
 
     def discard(self, recording: Recording, *, dropped: bool = False) -> None:
-        """Forget a recording that is not offered yet."""
+        """Forget a recording that does not run."""
         with self._lock:
-            self._end(recording, dropped=dropped)
-            moved = self._move()
-        if moved:
-            self.moved()
+            self._discard(recording, dropped=dropped)
+            changed = self._update_open()
+        if changed:
+            self._on_open_changed()
 
     def free(self, recording: Recording) -> None:
         """Give back the room of a recording that runs now."""
-        self.discard(recording)
+        with self._lock:
+            self._give_back(recording)
+            changed = self._update_open()
+        if changed:
+            self._on_open_changed()
+
+    def close(self) -> None:
+        """Record nothing from now on."""
+        with self._lock:
+            self._closed = True
+            for recording in [*self._sequences.values()]:
+                self._discard(recording)
+            changed = self._update_open()
+        if changed:
+            self._on_open_changed()
 
     # -- with the lock ------------------------------------------------------------------------------------------------
 
-    def _add(self, recording: Recording, form: InferForm, size: int) -> None:
-        recording.size += size
+    def _has_place(self, recording: Recording, now_ns: int) -> bool:
+        """Return True if a recording may begin. Sequences that were idle for long enough make room."""
+        if self._closed or not self._room.is_open:
+            return False
+        if recording.sequence_id and len(self._sequences) >= MAX_SEQUENCES and not self._evict(now_ns):
+            return False
+        return self._room.has_place or self._evict(now_ns)
+
+    def _reserve(self, recording: Recording, size: int, now_ns: int) -> bool:
+        """Take room for the inputs of a request. Sequences that were idle for long enough make room."""
+        while not recording.discarded:
+            if self._room.fits(size):
+                self._take(recording, size)
+                return True
+            if size > MAX_BYTES or not self._evict(now_ns):
+                break
+        return False
+
+    def _evict(self, now_ns: int) -> bool:
+        """Give up the sequence that has been idle for longest.
+
+        Return False if none was idle for long enough.
+        """
+        idle = [each for each in self._sequences.values() if not each.unanswered and now_ns - each.used_ns >= EVICT_NS]
+        if idle:
+            self._discard(min(idle, key=lambda each: each.used_ns), dropped=True)
+        return bool(idle)
+
+    def _expire(self, now_ns: int) -> None:
+        for each in [*self._sequences.values()]:
+            if not each.unanswered and now_ns - each.used_ns >= EXPIRE_NS:
+                self._discard(each, dropped=True)
+
+    def _add(self, recording: Recording, form: InferForm, now_ns: int) -> None:
+        recording.count += 1
         recording.unanswered += 1
+        recording.used_ns = now_ns
         recording.complete = not form.sequence_id or form.sequence_end
-        self._bytes += size
         if recording.complete and recording.sequence_id:
             self._sequences.pop(recording.sequence_id, None)
 
-    def _end(self, recording: Recording, *, dropped: bool = False) -> None:
-        if recording.discarded:
+    def _take(self, recording: Recording, size: int) -> None:
+        recording.size += size
+        self._room.add(0, size)
+
+    def _discard(self, recording: Recording, *, dropped: bool = False) -> None:
+        if not self._give_back(recording):
             return
+        if dropped:
+            self._room.drop()
+        for step in recording.steps:  # because a request in flight keeps its step
+            step.data, step.expected = [], []
+        recording.steps = []
+
+    def _give_back(self, recording: Recording) -> bool:
+        """Give back the room of a recording, once."""
+        if recording.discarded:
+            return False
         recording.discarded = True
-        self._count -= 1
-        self._bytes -= recording.size
-        self._dropped += dropped
+        self._room.add(-1, -recording.size)
         if self._sequences.get(recording.sequence_id) is recording:
             del self._sequences[recording.sequence_id]
-
-    def _move(self) -> bool:
-        """Open or close the recorder, and return True if that changes something."""
-        # Between the limits it stays as it is, so that it does not change for each request.
-        limit = 1.0 if self.is_open else 0.5
-        is_open = bool(self._sequences) or (self._count < limit * MAX_WAITING and self._bytes < limit * MAX_BYTES)
-        if is_open == self.is_open:
-            return False
-        if is_open:
-            self._dropped += self._missed()
-        else:
-            self._closed_at, self._refused = self._seen() + 1, 0  # the request that closes it is not answered yet
-        self.is_open = is_open
         return True
 
-    def _missed(self) -> int:
-        """Return how many requests would have been recorded since the recorder closed."""
-        return max(round((self._seen() - self._closed_at) * self._share), self._refused)
+    def _update_open(self) -> bool:
+        """Open or close the recorder, and return True if that changes something."""
+        is_open = not self._closed and (bool(self._sequences) or self._room.should_open())
+        if is_open == self._room.is_open:
+            return False
+        self._room.switch(self._answered_count())
+        return True
 
     # -- without it ---------------------------------------------------------------------------------------------------
 
-    def _step(self, recording: Recording, form: InferForm, data: Sequence[Data], reply: Reply) -> Step:
-        step = Step(self, recording, _plain(form), _copied_inputs(data), reply)
-        recording.steps.append(step)
-        return step
-
-
-def _nothing() -> None:
-    """Do nothing when a recorder opens or closes."""
+    def _record(self, recording: Recording, form: InferForm, data: Sequence[Data], reply: Reply, now_ns: int) -> Reply:
+        """Copy the inputs of a request. Returns ``reply`` if there is no room for them."""
+        with suppress(Exception):  # such as no memory for the copy
+            size = sum(map(bytes_of, data))
+            with self._lock:
+                reserved = self._reserve(recording, size, now_ns)
+            if reserved:
+                step = Step(self, recording, _plain(form), [_copied(each) for each in data], reply)
+                recording.steps.append(step)
+                return step
+        self.discard(recording, dropped=True)
+        return reply
 
 
 @lru_cache(maxsize=64)
@@ -254,11 +401,8 @@ def _plain(form: InferForm) -> InferForm:
     return replace(form, timeout_us=0, outputs=tuple(OutputSpec(each.name) for each in form.outputs))
 
 
-def _size(data: Sequence[Data]) -> int:
-    return sum(_bytes_of(each) for each in data)
-
-
-def _bytes_of(data: Any) -> int:
+def bytes_of(data: Any) -> int:
+    """Return the size of a tensor's values."""
     if data is None:
         return 0
     if isinstance(data, np.ndarray) and data.dtype == object:
@@ -269,12 +413,8 @@ def _bytes_of(data: Any) -> int:
     return size
 
 
-def _copied_inputs(data: Sequence[Data]) -> list[Data]:
-    """Return a copy of a request's inputs, whose buffers may be reused after its answer."""
-    return [_copied(each) for each in data]
-
-
 def _copied(data: Data) -> Data:
+    """Return a copy of an input, whose buffer may be reused after the answer."""
     if data is None or isinstance(data, bytes):
         return data
     if isinstance(data, list):

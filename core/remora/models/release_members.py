@@ -1,14 +1,18 @@
-"""Members of release commands and of ``release.yaml``, checked and converted. Pure."""
+"""Members of release commands, of ``release.yaml`` and of the status. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remora.errors import InvalidArgumentError, NotFoundError, RemoraError
 from remora.traffic import releases
 from remora.traffic.judgement import Rules
 from remora.traffic.releases import Release, Shadow
+
+if TYPE_CHECKING:
+    from remora.models.served_model import ServedModel
+    from remora.models.shadowing import Shadowing
 
 _DECLARED = frozenset(
     ("stable", "canary", "weight", "aliases", "steps", "sticky", "automatic", "rules", "log", "shadow")
@@ -146,3 +150,34 @@ def missing_version(what: str, version: int, available: list[int]) -> str:
     """Return the error text for a version that the repository does not have."""
     there = ", ".join(map(str, available)) or "none"
     return f"{what} names version {version}, which the model's repository does not have: it has {there}"
+
+
+def shadow_document(
+    release: Release, shadowing: Shadowing | None, primary: ServedModel | None
+) -> dict[str, Any] | None:
+    """Return the shadow of a release as JSON values, None without one.
+
+    Without ``shadowing`` the server's options do not define its name.
+    """
+    if release.shadow is None:
+        return None
+    shadow = release.shadow
+    shown = shadow._asdict() | {"weight": shadow.weight / 100, "title": shadow.title}
+    if shadowing is None:
+        return shown | {"warning": "the shadow gets no copies: the server's options do not define its name"}
+    warning = _warning(release, shadowing, primary)
+    return shown | shadowing.document() | ({"warning": warning} if warning else {})
+
+
+def _warning(release: Release, shadowing: Shadowing, primary: ServedModel | None) -> str:
+    """Return which requests of a model the shadow does not get, "" if it gets all kinds."""
+    if primary is None or release.shadow is None:
+        return ""
+    if refusal := shadowing.refusal(primary):
+        return refusal
+    arms = {arm.version for arm in release.arms}
+    if primary.config.HasField("sequence_batching") and release.shadow.is_version and release.shadow.version in arms:
+        return "the shadow gets no sequences, because clients begin sequences at the same version"
+    if primary.generation is not None:
+        return "the shadow gets no requests of OpenAI's routes"
+    return ""

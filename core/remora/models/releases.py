@@ -25,13 +25,14 @@ from remora.models.release_members import (
     declared_release,
     missing_version,
     plan_of,
+    shadow_document,
     shadow_of,
     text_of,
     version_of,
 )
 from remora.models.routing import Router, Tally
-from remora.models.shadow_targets import ShadowSettings, make_shadowing
-from remora.models.shadowing import Shadowing, shadow_document
+from remora.models.shadow_targets import ShadowSettings, make_shadowing, target_of
+from remora.models.shadowing import Shadowing
 from remora.models.table import ModelTable
 from remora.repository.catalog import name_of
 from remora.system.clock import Clock
@@ -318,7 +319,7 @@ class Releases:
                 raise ValueError(f"model '{shadow.model}' is the model itself: name another version of it")
             self._table.resolve(shadow.model, shadow.version or -1)
         primary = self._table.newest(key)
-        refusal = make_shadowing(shadow, key, self._table, self._shadows, self._clock).refusal(primary)
+        refusal = target_of(shadow, key, self._table, self._shadows, self._clock).refusal(primary)
         if refusal:
             raise ValueError(refusal)
 

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from remora.errors import RemoraError, RetiredError
-from remora.messages import Data, InferForm, Outcome, Reply, Streamed, Ticket
+from remora.messages import Data, InferForm, Outcome, Reply, Ticket, split_outcome
 from remora.models.recordings import Step
 from remora.models.served_model import ServedModel
 from remora.models.shadowing import Shadowing
@@ -153,15 +153,15 @@ class Router:
     def splits(self, ready: Mapping[int, ServedModel]) -> bool:
         """Return True if requests may go to several versions, or be copied."""
         shadow, shadowing = self.release.shadow, self.shadowing
-        if shadow is not None and shadowing is not None and shadowing.recorder.is_open:
-            return not shadow.is_version or shadow.version in ready or self.divides(ready)
-        return self.divides(ready)
+        if shadow is None or shadowing is None or not shadowing.recorder.is_open or self.divides(ready):
+            return self.divides(ready)
+        return not shadow.is_version or shadow.version in ready or shadowing.recorder.has_sequences
 
     def divides(self, ready: Mapping[int, ServedModel]) -> bool:
         """Return True if requests may go to several versions."""
         return any(arm.version in ready for arm in self.release.arms)
 
-    def recorded(
+    def reply_recording(
         self,
         form: InferForm,
         data: Sequence[Data],
@@ -172,27 +172,43 @@ class Router:
     ) -> Reply:
         """Return the reply to a request to ``model``, which may record a copy for the shadow.
 
+        A sequence of which a request is not recorded is not copied.
+        """
+        shadowing = self.shadowing
+        if shadowing is None or not shadowing.recorder.is_open:
+            return reply
+        recorder = shadowing.recorder
+        if not self._is_copied(form, model, ready, carrier):
+            if form.sequence_id:
+                recorder.forget(form.sequence_id)
+            return reply
+        if form.sequence_id and not form.sequence_start:
+            return recorder.continue_sequence(form, data, reply, model.version_text, self.now())
+        return recorder.begin(form, data, reply, model.name, model.version_text, self.now())
+
+    def _is_copied(
+        self, form: InferForm, model: ServedModel, ready: Mapping[int, ServedModel], carrier: Carrier | None
+    ) -> bool:
+        """Return True if a request is one of those that the shadow gets.
+
         Copies are not copied, and neither are requests whose outputs are classes.
         """
         shadow, shadowing = self.release.shadow, self.shadowing
         if shadow is None or shadowing is None or form.raw or any(each.classes for each in form.outputs):
-            return reply
+            return False
         if shadow.is_version and (shadow.version == model.version or shadow.version not in ready):
-            return reply
+            return False
         if carrier is not None and carrier(COPY_HEADER):
-            return reply
+            return False
         if form.sequence_id:
             if shadow.is_version and any(arm.version == shadow.version for arm in self.release.arms):
-                return reply  # a client may begin a sequence with the same id there
+                return False  # copies would take the slots of clients' sequences there
             if not form.sequence_start:
-                return shadowing.recorder.go_on(form, data, reply, model.version_text)
-        if shadow.weight < HUNDRED and (
-            bucket_of(self.release.salt, f"\0shadow {next(self._unnamed)}") >= shadow.weight
-        ):
-            return reply
-        if shadowing.refusal(model):
-            return reply
-        return shadowing.recorder.begin(form, data, reply, model.name, model.version_text)
+                return True
+        sampled = shadow.weight >= HUNDRED or (
+            bucket_of(self.release.salt, f"\0shadow {next(self._unnamed)}") < shadow.weight
+        )
+        return sampled and not shadowing.refusal(model)
 
     def route(self, ready: Mapping[int, ServedModel]) -> RoutedModel:
         """Return the model for one request."""
@@ -312,7 +328,7 @@ class RoutedModel:
     def submit(self, form: InferForm, data: Sequence[Data], reply: Reply, **how: Any) -> Ticket:
         """Submit to the chosen version as `ServedModel.submit` does, and count the answer."""
         router, model = self._router, self.bind(form)
-        recorded = router.recorded(form, data, reply, model, self._ready, self._carrier)
+        recorded = router.reply_recording(form, data, reply, model, self._ready, self._carrier)
         if not self.is_divided:
             try:
                 return model.submit(form, data, recorded, **how)
@@ -322,10 +338,9 @@ class RoutedModel:
         begin_ns = router.now()
 
         def counted(ticket: Ticket, outcome: Outcome) -> None:
-            if not isinstance(outcome, Streamed):
-                router.record(model.version, outcome, begin_ns)
-            elif outcome.final:
-                router.record(model.version, outcome.outcome, begin_ns)
+            final, content = split_outcome(outcome)
+            if final:
+                router.record(model.version, content, begin_ns)
             recorded(ticket, outcome)
 
         try:

@@ -8,18 +8,17 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
 from remora.errors import ConfigError, InternalError, NotFoundError, RemoraError, UnavailableError
-from remora.messages import Data, InferForm, Outcome, Parameter, Response, Streamed, Tensor, Ticket
-from remora.models.recordings import MAX_ANSWERS, copied_outputs
+from remora.messages import Data, InferForm, Outcome, Parameter, Response, Tensor, Ticket, split_outcome
+from remora.models.recordings import MAX_ANSWERS, MAX_BYTES, bytes_of, copied_outputs
 from remora.models.routing import COPY_HEADER, RoutedModel
 from remora.models.served_model import ServedModel
-from remora.models.shadowing import Primary, Shadowing
+from remora.models.shadowing import Answered, Compare, Primary, Shadowing, Target
 from remora.models.table import ModelTable
 from remora.options import EngineOptions
 from remora.options.observation import SHADOW_PROCESSORS
@@ -38,29 +37,6 @@ _REFUSALS = frozenset((400, 415, 422, 500, 501))
 """Statuses of servers that do not understand binary tensors."""
 _THREADS = 4
 """Threads of another server, each with a connection."""
-Compare = Callable[[Outputs, Outputs], str]
-
-
-class Answered(NamedTuple):
-    """Outputs of each answer to a copy, and the model's processor time on this server."""
-
-    answers: Sequence[Sequence[Tensor]]
-    cost_ns: int = 0
-
-
-class Target(Protocol):
-    """Destination of copies, called by up to ``threads`` threads at a time."""
-
-    threads: int
-
-    def refusal(self, primary: ServedModel | None) -> str:
-        """Return why requests to a model cannot be copied here, "" if they can."""
-
-    def answer(self, form: InferForm, data: list[Data]) -> Answered:
-        """Send a copy and wait for its answers. Raises whatever the destination does."""
-
-    def end_thread(self) -> None:
-        """Close what the calling thread uses, because it ends."""
 
 
 class ShadowSettings(NamedTuple):
@@ -126,20 +102,22 @@ def compare_of(shadow: Shadow, settings: ShadowSettings) -> Compare:
 def make_shadowing(shadow: Shadow, key: str, table: ModelTable, settings: ShadowSettings, clock: Clock) -> Shadowing:
     """Return the runner of copies to a model's shadow. Raises ValueError for an unknown name."""
     primary = Primary(
-        partial(_is_busy, table, key), partial(_seen, table, key), shadow.weight / HUNDRED, settings.processors
+        partial(_is_busy, table, key),
+        partial(_answered_count, table, key),
+        shadow.weight / HUNDRED,
+        settings.processors,
+        partial(table.reroute, key),
     )
     log = None if settings.log is None else settings.log.put
     target = target_of(shadow, key, table, settings, clock)
-    shadowing = Shadowing(target, compare_of(shadow, settings), primary, clock, log, shadow.title)
-    shadowing.recorder.moved = partial(table.reroute, key)
-    return shadowing
+    return Shadowing(target, compare_of(shadow, settings), primary, clock, log, shadow.title)
 
 
 def _is_busy(table: ModelTable, key: str) -> bool:
     return any(model.scheduler.pending or model.scheduler.running for model in table.serving(key).values())
 
 
-def _seen(table: ModelTable, key: str) -> int:
+def _answered_count(table: ModelTable, key: str) -> int:
     """Return how many requests the version that stands for a model has answered."""
     primary = table.newest(key)
     if primary is None:
@@ -154,7 +132,7 @@ class OtherModel:
     Args:
         find: returns the model, or raises RemoraError.
         clock: the engine's.
-        timeout_s: time after which an answer is given up.
+        timeout_s: time without an answer after which a copy is cancelled.
     """
 
     threads = 1
@@ -163,6 +141,8 @@ class OtherModel:
         self._find = find
         self._clock = clock
         self._timeout_s = timeout_s
+        self._collected: _Collected | None = None
+        self._closed = False
 
     def refusal(self, primary: ServedModel | None) -> str:
         return ""
@@ -171,19 +151,26 @@ class OtherModel:
         model = self._find()
         if model.is_routed:  # its own release neither counts nor copies a copy
             model = cast("RoutedModel", model).bind(form)
-        if form.sequence_start and model.keeps(replace(form, sequence_start=False)):
-            raise UnavailableError("a sequence of another client has the same id there")
-        collected = _Collected(self._clock)
+        collected = self._collected = _Collected(self._clock)
+        if self._closed:
+            collected.fail(_shadow_ended())
         ticket = model.submit(form, data, collected)
-        if not collected.ended.wait(self._timeout_s):
+        if not collected.wait(self._timeout_s):
             ticket.cancel()
-            raise UnavailableError(f"no answer within {self._timeout_s:g} s")
-        if collected.error is not None:
-            raise collected.error
-        return Answered(collected.answers, collected.cost_ns)
+        answers = collected.answers if collected.error is None else ()
+        return Answered(answers, collected.cost_ns(ticket), collected.error)
 
     def end_thread(self) -> None:
         """Close nothing."""
+
+    def close(self) -> None:
+        self._closed = True
+        if self._collected is not None:
+            self._collected.fail(_shadow_ended())
+
+
+def _shadow_ended() -> RemoraError:
+    return UnavailableError("the shadow has ended")
 
 
 class _Collected:
@@ -194,22 +181,54 @@ class _Collected:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._size = 0
+        self._progress = threading.Event()
+        self._is_ended = False
+        self._ended_ns = 0
         self.answers: list[Sequence[Tensor]] = []
-        self.error: RemoraError | None = None
-        self.cost_ns = 0
-        self.ended = threading.Event()
+        self.error: Exception | None = None
 
     def __call__(self, ticket: Ticket, outcome: Outcome) -> None:
-        final, found = (outcome.final, outcome.outcome) if isinstance(outcome, Streamed) else (True, outcome)
-        if isinstance(found, Response):
-            if len(self.answers) <= MAX_ANSWERS:
-                self.answers.append(copied_outputs(found))  # because the memory may be freed after the reply
-        elif found is not None:
-            self.error = found
+        final, content = split_outcome(outcome)
+        if isinstance(content, Response):
+            try:
+                self._keep(content)
+            except Exception as error:  # such as no memory for the copy
+                self.fail(error)
+        elif content is not None:
+            self.fail(content)
         if final:
-            streamed_ns = self._clock.monotonic_ns() - ticket.start_ns if ticket.start_ns else 0
-            self.cost_ns = sum(ticket.spent_ns) or streamed_ns
-            self.ended.set()
+            self._ended_ns = self._clock.monotonic_ns()
+            self._is_ended = True
+        self._progress.set()
+
+    def _keep(self, answer: Response) -> None:
+        if self.error is not None or len(self.answers) > MAX_ANSWERS:
+            return
+        self._size += sum(bytes_of(each.data) for each in answer.outputs)
+        if self._size > MAX_BYTES:
+            raise UnavailableError(f"the answers have more than {MAX_BYTES} bytes")
+        self.answers.append(copied_outputs(answer))  # because the memory may be freed after the reply
+
+    def fail(self, error: Exception) -> None:
+        """Give the copy up, unless it has failed before."""
+        self.error = self.error or error
+        self._progress.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the last answer, and return False if the copy must be cancelled."""
+        while not self._is_ended:
+            if self.error is not None or len(self.answers) > MAX_ANSWERS:
+                return False
+            if not self._progress.wait(timeout_s):
+                self.fail(UnavailableError(f"no answer within {timeout_s:g} s"))
+            self._progress.clear()
+        return True
+
+    def cost_ns(self, ticket: Ticket) -> int:
+        """Return the time of the execution so far, as one processor."""
+        ended_ns = self._ended_ns if self._is_ended else self._clock.monotonic_ns()
+        return sum(ticket.spent_ns) or (ended_ns - ticket.start_ns if ticket.start_ns else 0)
 
 
 class OtherServer:
@@ -247,6 +266,9 @@ class OtherServer:
         connection = getattr(self._own, "connection", None)
         if connection is not None:
             connection.close()
+
+    def close(self) -> None:
+        """Leave copies in flight, which end with their timeouts and use no processor here."""
 
     def answer(self, form: InferForm, data: list[Data]) -> Answered:
         tensors = [

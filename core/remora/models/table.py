@@ -387,7 +387,7 @@ class ModelTable:
                 self._put({**self._states, key: ModelState.of(state.versions, routing)})
 
     def reroute(self, key: str) -> None:
-        """Ask a model's routing again whether it divides the requests."""
+        """Recompute the route of a model, because its routing has changed."""
         with self._lock:
             state = self._states.get(key)
             if state is not None and not self._closed:

@@ -7,13 +7,14 @@ requests then meets a copy, so that the copies do not move the high percentiles 
 
 from __future__ import annotations
 
-LULL_NS = 1_000_000
+SETTLE_NS = 1_000_000
 """Time between an answer and the copy of its request, so that the answer is sent first."""
-LOOK_NS = 5_000_000
-"""Time between two looks at a model that is busy."""
-PATIENCE_NS = 1_000_000_000
+POLL_NS = 5_000_000
+"""Time between two checks of a model that is busy."""
+MAX_BUSY_WAIT_NS = 1_000_000_000
 """Time after which a copy runs beside requests, because a model that is always busy would not be compared otherwise."""
-MOST_REST_NS = 10_000_000_000
+MAX_STEP_WAIT_NS = 100_000_000
+"""The same between two requests of a sequence, which the shadow ends if it is idle for too long."""
 
 
 def wait_ns(now_ns: int, *, offered_ns: int, ran_ns: int, rested_ns: int, busy: bool) -> int:
@@ -26,10 +27,20 @@ def wait_ns(now_ns: int, *, offered_ns: int, ran_ns: int, rested_ns: int, busy: 
         rested_ns: end of the rest that followed it.
         busy: True if requests of the model wait or run.
     """
-    begin_ns = max(offered_ns + LULL_NS, rested_ns)
+    begin_ns = max(offered_ns + SETTLE_NS, rested_ns)
     if now_ns < begin_ns:
         return begin_ns - now_ns
-    return LOOK_NS if busy and now_ns < max(offered_ns, ran_ns) + PATIENCE_NS else 0
+    return POLL_NS if busy and now_ns < max(offered_ns, ran_ns) + MAX_BUSY_WAIT_NS else 0
+
+
+def step_wait_ns(now_ns: int, *, ran_ns: int, busy: bool) -> int:
+    """Return how long the next copy of a sequence must wait, 0 if it may run now.
+
+    Args:
+        now_ns, busy: as for `wait_ns`.
+        ran_ns: when the copy before it ended.
+    """
+    return POLL_NS if busy and now_ns < ran_ns + MAX_STEP_WAIT_NS else 0
 
 
 def rest_ns(cost_ns: int, processors: float) -> int:
@@ -37,4 +48,4 @@ def rest_ns(cost_ns: int, processors: float) -> int:
 
     They then use ``processors`` on average, such as 0.02.
     """
-    return min(int(cost_ns * max(1 / processors - 1, 0)), MOST_REST_NS)
+    return int(cost_ns * max(1 / processors - 1, 0))

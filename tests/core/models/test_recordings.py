@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from remora.errors import CancelledError, InternalError
-from remora.messages import InferForm, Outcome, OutputSpec, Response, Streamed, Tensor
+from remora.messages import InferForm, Outcome, OutputSpec, Request, Response, Streamed, Tensor, Ticket
 from remora.models.recordings import (
+    EVICT_NS,
+    EXPIRE_NS,
     MAX_ANSWERS,
     MAX_BYTES,
     MAX_SEQUENCES,
@@ -21,6 +23,13 @@ from remora.models.recordings import (
 )
 
 
+def _ticket() -> Ticket:
+    return Ticket(Request(InferForm(()), {}, (), 1, None), lambda *_: None)
+
+
+TICKET = _ticket()
+
+
 class _Bench:
     """Recorder with what it offered, and requests whose answers are the test's."""
 
@@ -29,14 +38,17 @@ class _Bench:
         self.sent: list[Outcome] = []
         self.seen = 0
         self.moves: list[bool] = []
-        self.recorder = Recorder(self.offered.append, lambda: self.seen, share)
-        self.recorder.moved = lambda: self.moves.append(self.recorder.is_open)
+        self.now_ns = 0
+        self.recorder = Recorder(self.offered.append, lambda: self.seen, share, self._note_move)
+
+    def _note_move(self) -> None:
+        self.moves.append(self.recorder.is_open)
 
     def begin(self, form: InferForm = InferForm(()), data: Any = ()) -> Any:  # noqa: B008
-        return self.recorder.begin(form, data, self._reply, "m", "2")
+        return self.recorder.begin(form, data, self._reply, "m", "2", self.now_ns)
 
     def go_on(self, form: InferForm, data: Any = (), version: str = "2") -> Any:
-        return self.recorder.go_on(form, data, self._reply, version)
+        return self.recorder.continue_sequence(form, data, self._reply, version, self.now_ns)
 
     def _reply(self, _: Any, outcome: Outcome) -> None:
         self.sent.append(outcome)
@@ -66,7 +78,7 @@ def test_a_request_is_offered_after_its_answer_is_sent() -> None:
     array[:] = 9
     assert bench.offered == []
     answer = _answer()
-    reply(None, answer)
+    reply(TICKET, answer)
     answer.outputs[0].data[:] = 7  # the memory is used again
     (recording,) = bench.offered
     assert bench.sent == [answer]
@@ -86,7 +98,7 @@ def test_tensors_of_a_device_are_copied_to_the_host() -> None:
             return np.array([7], np.float32)
 
     bench = _Bench()
-    bench.begin(data=[OnDevice()])(None, Response([Tensor("y", "FP32", OnDevice())]))  # type: ignore[arg-type]
+    bench.begin(data=[OnDevice()])(TICKET, Response([Tensor("y", "FP32", OnDevice())]))  # type: ignore[arg-type]
     (recording,) = bench.offered
     assert _values(recording) == [[7.0]]
     assert np.array_equal(recording.steps[0].data[0], [7])  # type: ignore[arg-type]
@@ -95,7 +107,7 @@ def test_tensors_of_a_device_are_copied_to_the_host() -> None:
 @pytest.mark.parametrize("error", [InternalError("broken"), CancelledError("gone")])
 def test_a_request_that_fails_is_not_copied(error: Any) -> None:
     bench = _Bench()
-    bench.begin()(None, error)
+    bench.begin()(TICKET, error)
     assert (bench.offered, bench.sent, bench.recorder.dropped) == ([], [error], 0)
 
 
@@ -113,21 +125,55 @@ def test_a_stream_is_offered_with_all_of_its_answers() -> None:
     reply = bench.begin()
     for outcome in (Streamed(_answer(1), False), Streamed(_answer(2), False), Streamed(None, True)):
         assert bench.offered == []
-        reply(None, outcome)
+        reply(TICKET, outcome)
     assert _values(bench.offered[0]) == [[1.0, 2.0]]
     assert len(bench.sent) == 3
+
+
+def test_a_stream_that_is_cancelled_is_not_copied() -> None:
+    bench, ticket = _Bench(), _ticket()
+    reply = bench.begin()
+    reply(ticket, Streamed(_answer(), False))
+    ticket.cancel()
+    reply(ticket, Streamed(None, True))
+    assert (bench.offered, bench.recorder.dropped, len(bench.sent)) == ([], 0, 2)
+
+
+class _Unreadable:
+    nbytes = 4
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def host(self) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [MemoryError(), InternalError("the device is lost")])
+def test_a_copy_that_fails_costs_no_answer_and_no_room(error: Exception) -> None:
+    bench, damaged = _Bench(), _Unreadable(error)
+    answer = Response([Tensor("y", "FP32", damaged)])  # type: ignore[arg-type]
+    for number in range(1, MAX_WAITING + 2):
+        bench.begin()(TICKET, answer)
+        assert len(bench.sent) == number
+    bench.begin(_of(7, start=True))(TICKET, _answer())
+    for reply in (bench.begin(data=[damaged]), bench.go_on(_of(7), data=[damaged])):
+        assert not isinstance(reply, Step)
+    assert bench.offered == []
+    assert bench.recorder.dropped == MAX_WAITING + 3
+    assert not bench.recorder.has_sequences
 
 
 def test_a_stream_that_fails_or_is_too_long_is_not_copied() -> None:
     bench = _Bench()
     reply = bench.begin()
-    reply(None, Streamed(_answer(), False))
-    reply(None, Streamed(InternalError("broken"), True))
+    reply(TICKET, Streamed(_answer(), False))
+    reply(TICKET, Streamed(InternalError("broken"), True))
     assert bench.recorder.dropped == 0
     reply = bench.begin()
     for _ in range(MAX_ANSWERS + 5):
-        reply(None, Streamed(_answer(), False))
-    reply(None, Streamed(None, True))
+        reply(TICKET, Streamed(_answer(), False))
+    reply(TICKET, Streamed(None, True))
     assert bench.recorder.dropped == 1
     assert bench.offered == []
     assert len(bench.sent) == 2 + MAX_ANSWERS + 6  # each is sent
@@ -140,7 +186,7 @@ def test_a_full_recorder_closes_and_opens_again_at_half() -> None:
     bench = _Bench(share=0.5)
     bench.seen = 100
     for _ in range(MAX_WAITING):
-        bench.begin()(None, _answer())
+        bench.begin()(TICKET, _answer())
     assert bench.moves == [False]
     assert not isinstance(bench.begin(), Step)
     bench.seen = 301  # the request that closed it, and others that are not even looked at
@@ -166,15 +212,30 @@ def test_the_bytes_of_waiting_recordings_are_limited() -> None:
     assert isinstance(bench.begin(data=[large]), Step)
     assert not isinstance(bench.begin(data=[large]), Step)
     assert not isinstance(bench.begin(data=[[b"x" * (MAX_BYTES // 2)]]), Step)
-    bench.begin()(None, Response([Tensor("y", "UINT8", large)]))  # its answer has no room
+    bench.begin()(TICKET, Response([Tensor("y", "UINT8", large)]))  # its answer has no room
     assert bench.recorder.dropped == 3
     assert bench.offered == []
 
 
-def test_a_recording_that_is_alone_may_be_of_any_size() -> None:
+def test_a_recording_that_is_alone_is_limited_too() -> None:
     bench = _Bench()
-    bench.begin(data=[np.zeros(MAX_BYTES + 1, np.uint8)])(None, _answer())
-    assert len(bench.offered) == 1
+    assert not isinstance(bench.begin(data=[np.zeros(MAX_BYTES + 1, np.uint8)]), Step)
+    reply = bench.begin()
+    half = Response([Tensor("y", "UINT8", np.zeros(MAX_BYTES // 2, np.uint8))])
+    for _ in range(3):
+        reply(TICKET, Streamed(half, False))
+    reply(TICKET, Streamed(None, True))
+    assert (bench.offered, bench.recorder.dropped, len(bench.sent)) == ([], 2, 4)
+    assert (reply.data, reply.expected) == ([], [])  # although the request is in flight
+
+
+def test_a_closed_recorder_records_nothing() -> None:
+    bench = _Bench()
+    bench.begin(_of(7, start=True))(TICKET, _answer())
+    bench.recorder.close()
+    assert bench.moves == [False]
+    assert not isinstance(bench.begin(), Step)
+    assert not isinstance(bench.go_on(_of(7, end=True)), Step)
     assert bench.moves == [False]
 
 
@@ -186,7 +247,7 @@ def test_a_sequence_is_offered_whole_with_its_id() -> None:
     replies = [bench.begin(_of(7, start=True)), bench.go_on(_of(7)), bench.go_on(_of(7, end=True))]
     for value, reply in reversed([*enumerate(replies)]):
         assert bench.offered == []
-        reply(None, _answer(value))
+        reply(TICKET, _answer(value))
     (recording,) = bench.offered
     assert _values(recording) == [[0.0], [1.0], [2.0]]
     assert [(step.form.sequence_id, step.form.sequence_start, step.form.sequence_end) for step in recording.steps] == [
@@ -207,7 +268,7 @@ def test_a_sequence_with_a_failure_is_not_copied(failing: int) -> None:
     bench = _Bench()
     replies = [bench.begin(_of(7, start=True))]
     for number in range(3):
-        replies[-1](None, InternalError("broken") if number == failing else _answer())
+        replies[-1](TICKET, InternalError("broken") if number == failing else _answer())
         if number < 2:
             replies.append(bench.go_on(_of(7, end=number == 1)))
     assert bench.offered == []
@@ -216,16 +277,16 @@ def test_a_sequence_with_a_failure_is_not_copied(failing: int) -> None:
 
 def test_a_sequence_whose_id_begins_anew_is_recorded_anew() -> None:
     bench = _Bench()
-    bench.begin(_of(7, start=True))(None, _answer(1))
-    bench.begin(_of(7, start=True))(None, _answer(2))
-    bench.go_on(_of(7, end=True))(None, _answer(3))
+    bench.begin(_of(7, start=True))(TICKET, _answer(1))
+    bench.begin(_of(7, start=True))(TICKET, _answer(2))
+    bench.go_on(_of(7, end=True))(TICKET, _answer(3))
     (recording,) = bench.offered
     assert _values(recording) == [[2.0], [3.0]]
 
 
 def test_a_sequence_that_another_version_continues_is_dropped() -> None:
     bench = _Bench()
-    bench.begin(_of(7, start=True))(None, _answer())
+    bench.begin(_of(7, start=True))(TICKET, _answer())
     assert not isinstance(bench.go_on(_of(7), version="3"), Step)
     assert not isinstance(bench.go_on(_of(7, end=True)), Step)
     assert bench.recorder.dropped == 1
@@ -234,21 +295,64 @@ def test_a_sequence_that_another_version_continues_is_dropped() -> None:
 def test_long_and_open_sequences_are_limited() -> None:
     bench = _Bench()
     for number in range(1, MAX_SEQUENCES + 3):
-        bench.begin(_of(number, start=True))(None, _answer())
+        assert isinstance(bench.begin(_of(number, start=True)), Step) == (number <= MAX_SEQUENCES)
     assert bench.recorder.dropped == 2
-    assert not isinstance(bench.go_on(_of(2)), Step)
     for _ in range(MAX_STEPS - 1):
-        bench.go_on(_of(3))(None, _answer())
+        bench.go_on(_of(3))(TICKET, _answer())
     assert not isinstance(bench.go_on(_of(3)), Step)
     assert bench.recorder.dropped == 3
 
 
+@pytest.mark.parametrize("lack", ["sequences", "bytes", "count"])
+def test_a_sequence_that_is_idle_makes_room_for_another_request(lack: str) -> None:
+    bench, done = _Bench(), Response([])
+    data = [np.zeros(MAX_BYTES // 4, np.uint8)] if lack == "bytes" else []
+    for number in range(1, {"sequences": MAX_SEQUENCES, "bytes": 4, "count": 2}[lack] + 1):
+        bench.begin(_of(number, start=True), data)(TICKET, done)
+    while lack == "count" and isinstance(bench.begin(), Step):
+        pass
+    dropped = bench.recorder.dropped
+    assert not isinstance(bench.begin(_of(99, start=True), data), Step)
+    bench.now_ns = EVICT_NS // 2
+    bench.go_on(_of(1))(TICKET, done)
+    bench.now_ns = EVICT_NS
+    assert isinstance(bench.begin(_of(99, start=True), data), Step)
+    assert bench.recorder.dropped == dropped + 2
+    assert not isinstance(bench.go_on(_of(2, end=True)), Step)
+    assert isinstance(bench.go_on(_of(1, end=True)), Step)  # it was not idle
+
+
+def test_a_sequence_without_an_end_expires() -> None:
+    bench = _Bench()
+    bench.begin(_of(7, start=True))(TICKET, _answer())
+    unanswered = bench.begin(_of(8, start=True))
+    bench.now_ns = EXPIRE_NS - 1
+    bench.begin()
+    assert bench.recorder.dropped == 0
+    bench.now_ns = EXPIRE_NS
+    bench.begin()
+    assert bench.recorder.dropped == 1
+    unanswered(TICKET, _answer())
+    assert isinstance(bench.go_on(_of(8, end=True)), Step)
+    assert not isinstance(bench.go_on(_of(7, end=True)), Step)
+
+
+def test_a_sequence_with_a_request_that_is_not_recorded_is_forgotten() -> None:
+    bench = _Bench()
+    bench.begin(_of(7, start=True))(TICKET, _answer())
+    bench.recorder.forget(8)
+    assert bench.recorder.has_sequences
+    bench.recorder.forget(7)
+    assert not isinstance(bench.go_on(_of(7, end=True)), Step)
+    assert (bench.offered, bench.recorder.dropped) == ([], 0)
+
+
 def test_a_full_recorder_stays_open_for_the_rest_of_a_sequence() -> None:
     bench = _Bench()
-    bench.begin(_of(7, start=True))(None, _answer())
+    bench.begin(_of(7, start=True))(TICKET, _answer())
     for _ in range(MAX_WAITING):
         bench.begin()
     assert bench.recorder.is_open
-    bench.go_on(_of(7, end=True))(None, _answer())
+    bench.go_on(_of(7, end=True))(TICKET, _answer())
     assert len(bench.offered) == 1
     assert bench.moves == [False]

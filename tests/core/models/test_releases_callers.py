@@ -167,3 +167,23 @@ def test_a_stream_ends_with_the_version_that_began_it_and_counts_once(repository
         assert [each.model_version for each in later] == [2]
         assert found == [1, 1, 2]
         eventually(lambda: _answers(engine) == {1: 0, 2: 1})
+
+
+def test_a_stream_that_its_client_cancels_is_not_compared(repository: Path, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    (repository / "m" / "config.pbtxt").write_text(STREAM)
+    primary, shadow = (STREAMING.format(number=2, gate=each) for each in (str(gate), os.devnull))
+    (repository / "m" / "2" / "model.py").write_text(primary)
+    (repository / "m" / "1" / "model.py").write_text(shadow)
+    with released_engine(repository) as engine:
+        _release(engine, "shadow", version=1)
+        for cancelled in (True, False):
+            stream = iter(engine.infer_stream("m", ONE))
+            next(stream)
+            if cancelled:
+                stream.close()
+            gate.write_text("")
+            assert len([*stream]) == (0 if cancelled else 1)
+        found = eventually(lambda: row if (row := _release(engine)["shadow"])["compared"] else None)
+        assert (found["compared"], found["differing"], found["dropped"]) == (1, 0, 0)

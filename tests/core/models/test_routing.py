@@ -9,13 +9,14 @@ import pytest
 
 from fakes import FakeClock
 from remora.errors import CancelledError, InternalError, RetiredError, UnavailableError
-from remora.messages import InferForm, Response, Streamed
+from remora.messages import InferForm, OutputSpec, Request, Response, Streamed, Ticket
 from remora.models.recordings import MAX_WAITING, Recorder, Recording
-from remora.models.routing import JUDGE_EVERY_NS, Router, Tally
+from remora.models.routing import COPY_HEADER, JUDGE_EVERY_NS, Router, Tally
 from remora.traffic.judgement import CALIBRATION, Rate
 from remora.traffic.releases import HUNDRED, Arm, Release, Shadow
 
 MS = 1_000_000
+TICKET = Ticket(Request(InferForm(()), {}, (), 1, None), lambda *_: None)
 
 
 class _Version:
@@ -52,6 +53,7 @@ def _ready(*versions: _Version) -> Any:
 
 HALF = Arm("canary", 3, 5000)
 ALL = Arm("canary", 3, 10_000)
+OTHER = Shadow(0, HUNDRED, model="other")
 
 
 def test_the_stable_version_stands_for_the_model_and_others_replace_it() -> None:
@@ -167,8 +169,8 @@ def test_a_refused_request_counts_as_failed_and_a_retired_version_does_not() -> 
         assert router.tally.observed(3).canary_errors == Rate(errors, errors)
 
 
-def _shadowed(*arms: Arm, recorder: Any) -> Router:
-    release = Release(2, arms, salt="s", shadow=Shadow(0, HUNDRED, model="other"))
+def _shadowed(*arms: Arm, recorder: Any, shadow: Shadow = OTHER) -> Router:
+    release = Release(2, arms, salt="s", shadow=shadow)
     shadowing: Any = SimpleNamespace(recorder=recorder, refusal=lambda model: "")
     return Router(release, Tally(2), FakeClock().monotonic_ns, shadowing=shadowing)
 
@@ -179,7 +181,7 @@ def test_requests_are_routed_for_a_shadow_only_while_it_records() -> None:
     router = _shadowed(recorder=recorder)
     assert router.splits(ready)
     assert not router.route(ready).is_divided
-    recorder.is_open = False
+    recorder.close()
     assert not router.splits(ready)
     assert _shadowed(ALL, recorder=recorder).splits(_ready(_Version(2), _Version(3)))
 
@@ -194,9 +196,55 @@ def test_a_request_that_is_copied_and_refused_leaves_no_recording() -> None:
             router.route(_ready(two)).submit(InferForm(()), [], lambda *_: None)
     two.refusal = None
     router.route(_ready(two)).submit(InferForm(()), [], lambda *_: None)
-    two.replies[-1](None, Response([]))
+    two.replies[-1](TICKET, Response([]))
     assert len(offered) == 1
     assert router.tally.rows() == {}  # no release runs
+
+
+def _step(router: Router, ready: Any, headers: Any = None, **members: Any) -> None:
+    """Send a request of sequence 7 to version 2 and answer it."""
+    routed = router.route(ready)
+    routed.identify((headers or {}).get)
+    routed.submit(InferForm((), sequence_id=7, **members), [], lambda *_: None)
+    ready[2].replies[-1](TICKET, Response([]))
+
+
+@pytest.mark.parametrize(
+    ("shadow", "arms", "headers", "members", "copied"),
+    [
+        (OTHER, (), {}, {}, 1),
+        (OTHER._replace(weight=0), (), {}, {}, 1),  # requests after the start are not sampled
+        (OTHER._replace(weight=0), (), {}, {"sequence_start": True}, 0),
+        (OTHER, (), {}, {"raw": True}, 0),
+        (OTHER, (), {}, {"outputs": (OutputSpec("y", 3),)}, 0),
+        (OTHER, (), {COPY_HEADER: b"1"}, {}, 0),
+        (Shadow(4, HUNDRED), (), {}, {}, 0),  # the version is not ready
+        (Shadow(2, HUNDRED), (), {}, {}, 0),  # the version answers the request itself
+        (Shadow(3, HUNDRED), (Arm("canary", 3, 0),), {}, {}, 0),  # clients begin sequences there
+    ],
+)
+def test_a_sequence_of_which_a_request_is_skipped_is_not_copied(
+    shadow: Shadow, arms: tuple[Arm, ...], headers: Any, members: Any, copied: int
+) -> None:
+    offered: list[Recording] = []
+    recorder = Recorder(offered.append, lambda: 0, 1.0)
+    ready = _ready(_Version(2), _Version(3))
+    _step(_shadowed(recorder=recorder), ready, sequence_start=True)
+    _step(_shadowed(*arms, recorder=recorder, shadow=shadow), ready, headers, **members)
+    _step(_shadowed(recorder=recorder), ready, sequence_end=True)
+    assert [len(recording.steps) for recording in offered] == [3] * copied
+
+
+def test_requests_are_routed_while_a_sequence_is_recorded_although_the_shadow_is_not_ready() -> None:
+    recorder = Recorder(lambda recording: None, lambda: 0, 1.0)
+    router = _shadowed(recorder=recorder, shadow=Shadow(3, HUNDRED))
+    ready = _ready(_Version(2), _Version(3))
+    alone = {2: ready[2]}
+    assert not router.splits(alone)
+    _step(router, ready, sequence_start=True)
+    assert router.splits(alone)
+    _step(router, alone)
+    assert not router.splits(alone)
 
 
 def test_the_judgement_is_looked_at_after_an_answer_but_not_too_often() -> None:

@@ -16,13 +16,14 @@ import pytest
 
 from eventually import eventually
 from fakes import FakeClock
-from live_server import free_port, process, until, write_version
+from live_server import CONFIG, free_port, process, until, write_version
 from released_engine import released_engine
 from remora.calls import ModelRelease
 from remora.engine import Engine
 from remora.errors import ConfigError, RemoraError
-from remora.messages import InferForm, InputSpec, Tensor
-from remora.models.shadow_targets import OtherServer, load_function, shadow_settings
+from remora.messages import InferForm, InputSpec, Outcome, Reply, Request, Response, Streamed, Tensor, Ticket
+from remora.models.recordings import MAX_ANSWERS, MAX_BYTES
+from remora.models.shadow_targets import OtherModel, OtherServer, load_function, shadow_settings
 from remora.options import EngineOptions
 
 FORM = InferForm((InputSpec("IN", "INT32", (1, 1)),), id="r")
@@ -125,6 +126,89 @@ def test_a_file_declares_a_shadow(repository: Path) -> None:
     with released_engine(repository) as engine:
         found = _shadow(engine)
         assert (found["model"], found["weight"], found["tolerance"]) == ("other", 50.0, 9.0)
+
+
+class _Scripted:
+    """Model that answers a request at once with what the test wants."""
+
+    is_routed = False
+
+    def __init__(self, *outcomes: Outcome) -> None:
+        self.outcomes = outcomes
+        self.tickets: list[Ticket] = []
+
+    def submit(self, form: InferForm, data: object, reply: Reply) -> Ticket:
+        ticket = Ticket(Request(form, {}, (), 1, None), reply)
+        self.tickets.append(ticket)
+        for outcome in self.outcomes:
+            reply(ticket, outcome)
+        return ticket
+
+
+def _output(size: int) -> Response:
+    return Response([Tensor("y", "UINT8", np.zeros(size, np.uint8))])
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "failure"),
+    [
+        ((), "no answer within 0.01 s"),
+        ((Streamed(_output(1), False),), "no answer within 0.01 s"),
+        ((Streamed(_output(MAX_BYTES), False), Streamed(_output(1), False)), f"more than {MAX_BYTES} bytes"),
+        ((Streamed(_output(1), False),) * (2 * MAX_ANSWERS), ""),
+    ],
+)
+def test_a_copy_that_does_not_end_is_cancelled(outcomes: tuple[Outcome, ...], failure: str) -> None:
+    model: Any = _Scripted(*outcomes)
+    answered = OtherModel(lambda: model, FakeClock(), 0.01).answer(FORM, DATA)
+    assert model.tickets[0].request.cancelled
+    assert failure in str(answered.failure or "")
+    assert len(answered.answers) == (0 if failure else MAX_ANSWERS + 1)
+
+
+def test_a_copy_that_ends_is_not_cancelled() -> None:
+    model: Any = _Scripted(Streamed(_output(1), False), Streamed(None, True))
+    answered = OtherModel(lambda: model, FakeClock(), 0.0).answer(FORM, DATA)
+    assert (len(answered.answers), answered.failure, model.tickets[0].request.cancelled) == (1, None, False)
+
+
+def test_a_shadow_that_has_ended_cancels_its_copies() -> None:
+    model: Any = _Scripted()
+    target = OtherModel(lambda: model, FakeClock())
+    thread = threading.Thread(target=target.answer, args=(FORM, DATA))
+    thread.start()
+    eventually(lambda: model.tickets)
+    target.close()
+    thread.join()
+    assert model.tickets[0].request.cancelled
+    assert "has ended" in str(target.answer(FORM, DATA).failure)
+
+
+ENDLESS = """
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            open({begun!r}, "w").close()
+            while not request.is_cancelled():
+                time.sleep(0.01)
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def test_a_stop_of_the_server_waits_for_no_copy_and_counts_none(repository: Path, tmp_path: Path) -> None:
+    begun, rows = tmp_path / "begun", tmp_path / "differences.jsonl"
+    (repository / "other" / "config.pbtxt").write_text(CONFIG + "model_transaction_policy { decoupled: true }\n")
+    (repository / "other" / "3" / "model.py").write_text(ENDLESS.format(begun=str(begun)))
+    with released_engine(repository, shadow_differences=str(rows)) as engine:
+        _shadow(engine, model="other")
+        assert _infer(engine, 3) == [10] * 3
+        eventually(begun.exists)
+        assert engine.stop(3600)
+    assert rows.read_text() == ""
 
 
 # -- functions --------------------------------------------------------------------------------------------------------

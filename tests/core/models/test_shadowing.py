@@ -9,19 +9,20 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 
 from eventually import eventually
 from fakes import FakeClock
 from remora.errors import InternalError
-from remora.messages import Data, InferForm, Response, Streamed, Tensor
+from remora.messages import Data, InferForm, Request, Response, Streamed, Tensor, Ticket
 from remora.models.recordings import MAX_WAITING, Step
-from remora.models.shadow_targets import Answered
-from remora.models.shadowing import Primary, Shadowing
+from remora.models.shadowing import Answered, Primary, Shadowing
 from remora.system.clock import Clock, SystemClock
 from remora.tracing.differences import Difference
 from remora.traffic.comparing import Comparison, difference
-from remora.traffic.pacing import LULL_NS
+from remora.traffic.pacing import SETTLE_NS
 
+TICKET = Ticket(Request(InferForm(()), {}, (), 1, None), lambda *_: None)
 EXACT = partial(difference, how=Comparison())
 
 
@@ -36,6 +37,7 @@ class _Target:
         self.goes_on = threading.Event()
         self.goes_on.set()
         self.cost_ns = 0
+        self.closes = 0
 
     def refusal(self, primary: Any) -> str:
         return ""
@@ -46,10 +48,15 @@ class _Target:
         found = self.answers.pop(0) if self.answers else 1
         if isinstance(found, Exception):
             raise found
+        if isinstance(found, Answered):
+            return found
         return Answered([_outputs(value) for value in (found if isinstance(found, list) else [found])], self.cost_ns)
 
     def end_thread(self) -> None:
         pass
+
+    def close(self) -> None:
+        self.closes += 1
 
 
 def _outputs(value: float) -> list[Tensor]:
@@ -79,9 +86,9 @@ def _request(shadowing: Shadowing, id: str = "", *values: float) -> bool:
     """Let the primary answer a request, and return True if it was recorded."""
     reply = shadowing.recorder.begin(InferForm((), id=id), [], lambda *_: None, "m", "2")
     for value in values[:-1]:
-        reply(None, Streamed(Response(_outputs(value)), False))  # type: ignore[arg-type]
+        reply(TICKET, Streamed(Response(_outputs(value)), False))
     last = Response(_outputs(values[-1] if values else 1))
-    reply(None, Streamed(last, True) if len(values) > 1 else last)  # type: ignore[arg-type]
+    reply(TICKET, Streamed(last, True) if len(values) > 1 else last)
     return isinstance(reply, Step)
 
 
@@ -125,30 +132,95 @@ def _sequence(shadowing: Shadowing, length: int) -> None:
         form = InferForm((), sequence_id=7, sequence_start=not number, sequence_end=number == length - 1)
         recorder = shadowing.recorder
         reply = (
-            recorder.go_on(form, [], lambda *_: None, "2")
+            recorder.continue_sequence(form, [], lambda *_: None, "2")
             if number
             else recorder.begin(form, [], lambda *_: None, "m", "2")
         )
-        reply(None, Response(_outputs(number)))  # type: ignore[arg-type]
+        reply(TICKET, Response(_outputs(number)))
 
 
-def test_a_sequence_runs_in_order_and_is_compared_once() -> None:
+def test_a_sequence_runs_in_order_with_an_id_of_the_copy_and_is_compared_once() -> None:
     target = _Target()
-    target.answers = [0, 5, 6, 0, 1, 2, 0, InternalError("broken")]
+    target.answers = [0, 5, 6, 0, 1, 2]
     with _shadowing(target) as shadowing:
         _sequence(shadowing, 3)
         _sequence(shadowing, 3)
         eventually(lambda: shadowing.compared == 2)
         assert [*shadowing.samples] == ["request 2 of the sequence: y: 1 of 1 elements differ, by at most 4"]
-        assert [(form.sequence_id, form.sequence_start, form.sequence_end) for form in target.asked[:3]] == [
-            (7, True, False),
-            (7, False, False),
-            (7, False, True),
-        ]
+        first, second = target.asked[:3], target.asked[3:]
+        for forms in (first, second):
+            assert len({form.sequence_id for form in forms}) == 1
+            assert [(form.sequence_start, form.sequence_end) for form in forms] == [
+                (True, False),
+                (False, False),
+                (False, True),
+            ]
+        ids = [first[0].sequence_id, second[0].sequence_id]
+        assert ids[0] != ids[1]
+        assert all(1 << 62 <= id < 1 << 63 for id in ids)  # type: ignore[operator]
+
+
+def test_a_sequence_with_a_text_as_id_gets_another_text() -> None:
+    target = _Target()
+    with _shadowing(target) as shadowing:
+        form = InferForm((), sequence_id="a", sequence_start=True, sequence_end=True)
+        reply = shadowing.recorder.begin(form, [], lambda *_: None, "m", "2")
+        reply(TICKET, Response(_outputs(1)))
+        eventually(lambda: shadowing.compared == 1)
+    (sent,) = target.asked
+    assert isinstance(sent.sequence_id, str)
+    assert len(sent.sequence_id) > 30
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+@pytest.mark.parametrize("failure", [InternalError("broken"), Answered((), 0, InternalError("broken"))])
+def test_a_sequence_that_fails_at_the_shadow_ends_there(failing: int, failure: Any) -> None:
+    target = _Target()
+    target.answers = [*range(failing), failure]
+    with _shadowing(target) as shadowing:
+        _sequence(shadowing, 4)
+        eventually(lambda: shadowing.compared == 1)
+        assert [*shadowing.samples] == [f"request {failing + 1} of the sequence: the shadow failed: broken"]
+    assert [form.sequence_end for form in target.asked] == [False] * (failing + 1) + [True]
+
+
+def test_a_sequence_whose_comparison_fails_is_sent_to_its_end() -> None:
+    def fail(*_: Any) -> str:
+        raise ValueError("of the function")
+
+    target = _Target()
+    with _shadowing(target, fail) as shadowing:
         _sequence(shadowing, 3)
-        eventually(lambda: shadowing.compared == 3)
-        assert shadowing.samples[-1] == "request 2 of the sequence: the shadow failed: broken"
-        assert len(target.asked) == 8  # the rest of a sequence that failed is not sent
+        eventually(lambda: shadowing.compared == 1)
+        assert (shadowing.failed, shadowing.differing) == (1, 1)
+    assert [form.sequence_end for form in target.asked] == [False, False, True]
+
+
+def test_a_sequence_ends_at_the_shadow_when_its_shadow_ends() -> None:
+    target = _Target()
+    target.goes_on.clear()
+    with _shadowing(target) as shadowing:
+        _sequence(shadowing, 5)
+        eventually(lambda: target.asked)
+        shadowing.close()
+        target.goes_on.set()
+        eventually(lambda: shadowing._threads == 0)
+    assert [form.sequence_end for form in target.asked] == [False, True]
+    assert (shadowing.compared, target.closes > 0) == (0, True)
+
+
+def test_requests_of_a_sequence_ask_whether_the_primary_is_busy() -> None:
+    target = _Target()
+    checks: list[int] = []
+
+    def is_busy() -> bool:
+        checks.append(len(target.asked))
+        return False
+
+    with _shadowing(target, is_busy=is_busy) as shadowing:
+        _sequence(shadowing, 3)
+        eventually(lambda: shadowing.compared == 1)
+    assert {1, 2} <= {*checks}
 
 
 def test_a_shadow_that_hangs_gets_one_copy_and_further_requests_are_not_copied() -> None:
@@ -200,12 +272,12 @@ def test_copies_rest_in_proportion_to_their_cost() -> None:
     target.cost_ns = 3_000_000_000
     with _shadowing(target, is_busy=look, processors=0.25, clock=clock) as shadowing:
         _request(shadowing)
-        clock.advance(LULL_NS)
+        clock.advance(SETTLE_NS)
         rested_ns = clock.now_ns + 9_000_000_000
         eventually(lambda: shadowing._rested_ns == rested_ns)
-        clock.advance(9_000_000_000 - LULL_NS - 1)
+        clock.advance(9_000_000_000 - SETTLE_NS - 1)
         _request(shadowing)
-        clock.advance(LULL_NS)
+        clock.advance(SETTLE_NS)
         wait_for_looks()
         assert len(target.asked) == 1
         clock.advance(1)
@@ -221,10 +293,39 @@ def test_a_shadow_that_ends_drops_the_copies_that_wait() -> None:
         eventually(lambda: target.asked)
         shadowing.close()
         target.goes_on.set()
-        eventually(lambda: shadowing.compared == 1)
-        _request(shadowing)
         eventually(lambda: shadowing._threads == 0)
-        assert len(target.asked) == 1
+        assert not _request(shadowing)
+        assert (len(target.asked), shadowing.compared) == (1, 0)
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), ValueError("x")])
+def test_a_function_that_ends_its_thread_ends_no_copies(error: BaseException) -> None:
+    def fail(*_: Any) -> str:
+        raise error
+
+    with _shadowing(_Target(), fail) as shadowing:
+        for count in (1, 2):
+            _request(shadowing)
+            eventually(lambda count=count: shadowing.compared == count)  # type: ignore[misc]
+
+
+def test_a_thread_that_cannot_start_or_that_ends_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[int] = []
+
+    class Exhausted(threading.Thread):
+        def start(self) -> None:
+            starts.append(1)
+            if len(starts) < 3:
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    monkeypatch.setattr("remora.models.shadowing.threading.Thread", Exhausted)
+    with _shadowing(_Target()) as shadowing:
+        for _ in range(2):
+            _request(shadowing)
+        assert (shadowing._threads, shadowing.recorder.dropped) == (0, 2)
+        _request(shadowing)
+        eventually(lambda: shadowing.compared == 1)
 
 
 def test_a_comparison_or_a_log_that_fails_ends_nothing() -> None:
