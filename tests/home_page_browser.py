@@ -266,7 +266,7 @@ def visit_with_key(url: str, folder: Path, chromium: str, key: str) -> dict[str,
         page.wait_for_selector("#models button")
         seen["answer"] = send(page, "total", {"x": "[[1, 2, 3]]"}, "pre")
         page.click("text=Routes and examples")
-        page.wait_for_selector("#view h3, #view h2:has-text('total')")
+        wait_until(page, "[...document.querySelectorAll('#view a')].some((each) => each.href.endsWith('/v2/status'))")
         seen["docs"] = page.inner_text("#view")
         seen["links"] = page.locator("#view a").evaluate_all("all => all.map(each => each.href)")
         page.click("text=OpenAPI")
