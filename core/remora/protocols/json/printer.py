@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ _STEP = 32_768
 """Numbers that one call of orjson prints, because it keeps other threads waiting."""
 _LONG_TEXT = 1 << 20
 """Bytes of a text that one search for special characters reads."""
+_TEXT = 8
+"""Characters of a text that take as long to print as a number."""
+_SCALARS = {int, float, bool, type(None)}
 _ESCAPED = {
     bytes([code]): {8: b"\\b", 9: b"\\t", 10: b"\\n", 12: b"\\f", 13: b"\\r", 34: b'\\"', 92: b"\\\\"}.get(
         code, b"\\u%04X" % code
@@ -67,11 +71,6 @@ def parameters(values: Mapping[str, Parameter]) -> bytes:
     return b"{%b}" % b",".join(quoted(key) + b":" + parameter(value) for key, value in values.items())
 
 
-def strings(values: Sequence[bytes | str]) -> bytes:
-    """Return an array of strings."""
-    return b"".join(string_pieces(values))
-
-
 def string_pieces(values: Sequence[bytes | str]) -> list[bytes]:
     """Return an array of strings in pieces, between which other threads may run."""
     if len(values) <= _STEP:
@@ -90,64 +89,78 @@ def dumps(value: Any) -> bytes:
 
     Other threads may run between the steps.
     """
-    if _weight(value) <= _STEP:
+    if _weight((value,)) <= _STEP:
         return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     if isinstance(value, dict):
-        return b"{%b}" % b",".join([orjson.dumps(name) + b":" + dumps(each) for name, each in value.items()])
-    if not isinstance(value, list | np.ndarray):
-        return orjson.dumps(value)  # a long text
+        names, values = list(value), list(value.values())
+        return b"{%b}" % b",".join([_members(names[part], values[part]) for part in _steps(values)])
     if isinstance(value, np.ndarray):
         rows = max(1, _STEP * len(value) // value.size)
-        steps: Iterable[Any] = (value[at : at + rows] for at in range(0, len(value), rows))
         if rows == 1 and value.ndim > 1:
             return b"[%b]" % b",".join([dumps(row) for row in value])
-    else:
-        steps = _steps(value)
-    return b"[%b]" % b",".join([_step(each) for each in steps])
+        return b"[%b]" % b",".join([_elements(value[at : at + rows]) for at in range(0, len(value), rows)])
+    if isinstance(value, list | tuple):
+        return b"[%b]" % b",".join([_elements(value[part]) for part in _steps(value)])
+    return orjson.dumps(value)  # a long text
 
 
-def _step(values: Any) -> bytes:
-    """Return the text of consecutive elements."""
-    if len(values) == 1 and isinstance(values, list):
+def _elements(values: Any) -> bytes:
+    """Return the text of consecutive elements of an array."""
+    if len(values) == 1 and not isinstance(values, np.ndarray):
         return dumps(values[0])
     return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
 
 
-def _steps(values: list[Any]) -> Iterator[list[Any]]:
-    """Yield consecutive elements of bounded weight; a heavier element is alone."""
-    begin = weight = 0
-    for index, value in enumerate(values):
-        own = _weight(value)
-        if weight + own > _STEP and index > begin:
-            yield values[begin:index]
-            begin, weight = index, 0
-        weight += own
-    yield values[begin:]
+def _members(names: list[str], values: list[Any]) -> bytes:
+    """Return the text of consecutive members of an object."""
+    if len(values) == 1:
+        return orjson.dumps({names[0]: 0})[1:-2] + dumps(values[0])  # raises for a name that is not text
+    return orjson.dumps(dict(zip(names, values, strict=True)), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
 
 
-def _weight(value: Any) -> int:
-    """Return about how many numbers take as long to print."""
-    if isinstance(value, np.ndarray):
-        return value.size
-    if isinstance(value, str):
-        return 1 + len(value) // 8
-    if isinstance(value, list):
-        return 1 + sum(map(_weight, value))
-    if isinstance(value, dict):
-        return 1 + sum(map(_weight, value.values()))
-    return 1
+def _steps(values: Sequence[Any]) -> Iterator[slice]:
+    """Yield slices that weigh at most _STEP; a heavier value is alone."""
+    begin, count = 0, _STEP
+    while begin < len(values):
+        part = values[begin : begin + count]
+        weight = _weight(part)
+        if weight > _STEP and len(part) > 1:
+            count = len(part) // 2
+            continue
+        yield slice(begin, begin + len(part))
+        begin += len(part)
+        count = min(2 * count, max(1, count * _STEP // weight))
 
 
-def numbers(array: Array) -> bytes:
-    """Return a flat array of the values of a bool, integer or float array of any shape.
+def _weight(values: Sequence[Any]) -> int:
+    """Return about how many numbers take as long to print as these values.
 
-    FP32 is printed as the equal double.
+    Counting ends above _STEP. No bytecode runs for each value, because there may be millions.
     """
-    return b"".join(number_pieces(array))
+    weight = 0
+    while values and weight <= _STEP:
+        weight += len(values)
+        kinds = set(map(type, values))
+        inner: list[Any] = []
+        for kind in kinds - _SCALARS:
+            same: Any = values if len(kinds) == 1 else [value for value in values if type(value) is kind]
+            if issubclass(kind, np.ndarray):
+                weight += sum([array.size for array in same])
+            elif issubclass(kind, str):
+                weight += sum(map(len, same)) // _TEXT
+            elif issubclass(kind, list | tuple | dict):
+                if weight + sum(map(len, same)) > _STEP:
+                    return _STEP + 1
+                inner += chain.from_iterable(map(kind.values, same) if issubclass(kind, dict) else same)
+        values = inner
+    return weight
 
 
 def number_pieces(array: Array) -> list[bytes]:
-    """Return the text of `numbers` in pieces, between which other threads may run."""
+    """Return the pieces of a flat array with the values of a bool, integer or float array.
+
+    Other threads may run between the pieces. FP32 is printed as the equal double.
+    """
     flat = np.ascontiguousarray(array).reshape(-1)
     if len(flat) <= _STEP:
         return [_printed(flat)]
