@@ -23,9 +23,8 @@ _JSON_HEADERS: Headers = (JSON,)
 _COPY_BELOW = 16 * 1024
 _LENGTH = struct.Struct("<I")
 _MAX_TEMPLATES = 1024
-_MANY_PIECES = 64
-"""Pieces of JSON beyond which they are sent without being joined."""
-
+_LONG_JSON = 1 << 20
+"""Bytes of JSON beyond which its pieces are sent without being joined, because a copy keeps other threads waiting."""
 
 _NOWHERE: Mapping[str, regions.Target] = {}
 BinaryHeaders = Callable[[int], Headers]
@@ -143,8 +142,8 @@ class ReplyPrinter:
             else:
                 text += _described(output, [b'"data":', *_values(output)])
         text.append(b"]}")
-        if not pieces and len(text) > _MANY_PIECES:
-            return HttpAnswer(200, _JSON_HEADERS, list(text))  # a copy of long text would keep other threads waiting
+        if not pieces and sum(map(len, text)) > _LONG_JSON:
+            return HttpAnswer(200, _JSON_HEADERS, list(text))
         header = b"".join(text)
         if not pieces:
             return HttpAnswer(200, _JSON_HEADERS, [header])
