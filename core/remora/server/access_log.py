@@ -257,9 +257,10 @@ class AccessLog:
         if share != 1.0 and (share < 0.0 or not (is_failure(line, status) or random() < share)):
             return
         run: Run | None = None
-        # One that waited for the end of its turn has the ticket as an attribute.
-        ticket = pending if type(pending) is Ticket else getattr(pending, "ticket", None)
-        if type(ticket) is Ticket and ticket.start_ns:
+        ticket = pending
+        while type(ticket) is not Ticket and ticket is not None:
+            ticket = getattr(ticket, "ticket", None)  # of a request that waited for its turn, or for several threads
+        if ticket is not None and ticket.start_ns:
             request, context = ticket.request, ticket.context
             try:  # the contexts of both front ends of V2 have the model there
                 model, version = context[1].name, context[1].version_text  # type: ignore[index]

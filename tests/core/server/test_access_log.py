@@ -39,7 +39,7 @@ class Kept(AccessWriter):
 class Queued:
     """Request that got its ticket at the end of its turn."""
 
-    def __init__(self, ticket: Ticket) -> None:
+    def __init__(self, ticket: Ticket | Queued) -> None:
         self.ticket = ticket
 
     def cancel(self) -> None: ...
@@ -76,7 +76,7 @@ def ask(service: Service, *, share: float = 1.0, ids: bool = False) -> tuple[lis
     return writer.entries, exchange
 
 
-@pytest.mark.parametrize("ticket", [ran(), Queued(ran())])
+@pytest.mark.parametrize("ticket", [ran(), Queued(ran()), Queued(Queued(ran()))])
 def test_an_answer_that_comes_before_the_ticket_is_logged_with_its_execution(ticket: Ticket | Queued) -> None:
     (entry,), _ = ask(Service(lambda exchange: exchange.respond(ANSWER), ticket))
     assert entry[1] == 200
