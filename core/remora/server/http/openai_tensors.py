@@ -19,7 +19,7 @@ from remora.errors import InternalError, RemoraError
 from remora.generation.tasks import ParameterError
 from remora.generation.templates import JinjaTemplate
 from remora.in_process import as_form, as_request
-from remora.messages import Array, Mailbox, Outcome, Response, Streamed, Ticket
+from remora.messages import Array, Mailbox, Outcome, Streamed, Ticket
 from remora.models.served_model import ServedModel
 from remora.protocols.http1 import Head
 from remora.protocols.openai.mapping import TensorUse, tensors_of
@@ -235,7 +235,7 @@ class TensorRequests:
                 f"the model has no batches, so that at most {_MAX_UNBATCHED} texts are possible",
             )
         places = range(0, count, size)
-        rows.left = len(places)
+        rows.missing = len(places)
         self._group.leave = rows.leave
         for place, first in enumerate(places):
             inputs = {name: self._column(name, texts[first : first + size]) for name, texts in columns.items()}
@@ -291,47 +291,55 @@ class _Rows:
         self._exchange = exchange
         self._group = group
         self._found: dict[int, npt.NDArray[np.float64]] = {}
-        self.left = 0
+        self._done = False
+        self.missing = 0
+        """Number of batches whose last response has not arrived."""
 
     def take(self, place: int, _ticket: Ticket, outcome: Outcome) -> None:
-        """Process a response of the model."""
-        if isinstance(outcome, Streamed):
-            if outcome.outcome is None:
-                if outcome.final and place not in self._found:
-                    self._fail(InternalError("the model gave no response"))
+        """Process a response of the model, of which each batch has one."""
+        if self._done or self._group.cancelled:
+            return
+        found, final = (outcome.outcome, outcome.final) if isinstance(outcome, Streamed) else (outcome, True)
+        if isinstance(found, RemoraError):
+            self._fail(found)
+            return
+        if found is not None:
+            if place in self._found:
+                self._fail(InternalError("the model gave more than one response"))
                 return
-            outcome = outcome.outcome
-        if isinstance(outcome, RemoraError):
-            self._fail(outcome)
+            values = found.outputs[0].data
+            self._found[place] = values if values.ndim > 1 else values.reshape(-1, values.size)
+        if not final:
             return
-        self._keep(place, outcome)
+        if place not in self._found:
+            self._fail(InternalError("the model gave no response"))
+            return
+        self.missing -= 1
+        if not self.missing:
+            self._finish()
 
-    def _keep(self, place: int, response: Response) -> None:
-        if self._group.cancelled:
-            return
-        values = response.outputs[0].data
-        self._found[place] = values if values.ndim > 1 else values.reshape(-1, values.size)
-        if len(self._found) < self.left:
-            return
-        size = sum(each.nbytes for each in self._found.values())
-        if self._large is not None and size > LARGE_BYTES:
-            self._large.print(self._exchange, self._answer)
+    def _finish(self) -> None:
+        self._done = True
+        parts = [self._found[each] for each in sorted(self._found)]
+        if self._large is not None and sum(each.nbytes for each in parts) > LARGE_BYTES:
+            self._large.print(self._exchange, lambda: self._answer(parts))
         else:
-            self._exchange.respond(self._answer())
+            self._exchange.respond(self._answer(parts))
 
-    def _answer(self) -> HttpAnswer:
+    def _answer(self, parts: list[npt.NDArray[np.float64]]) -> HttpAnswer:
         """Encode the answer, in any thread."""
         try:
-            return self._encode(np.concatenate([self._found[each] for each in sorted(self._found)]))
+            return self._encode(np.concatenate(parts))
         except Exception as error:  # such as a length that the client does not want
             return error_answer(error)
 
     def leave(self) -> None:
         """End the exchange of a client that has disconnected."""
-        if len(self._found) < self.left:
+        if not self._done:
+            self._done = True
             self._exchange.respond(error_answer(cancelled()))
 
     def _fail(self, error: RemoraError) -> None:
-        if not self._group.cancelled:
-            self._group.stop()
-            self._exchange.respond(error_answer(error))
+        self._done = True
+        self._group.stop()
+        self._exchange.respond(error_answer(error))
