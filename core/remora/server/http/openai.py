@@ -36,14 +36,14 @@ from remora.protocols.openai.mapping import TensorUse, derive_use
 from remora.protocols.openai.replies import Heading
 from remora.protocols.openai.requests import Query, decode, encode_prompts, tasks_of
 from remora.protocols.openai.responses import decode_response
-from remora.protocols.openai.routes import ApiError, Route, error_answer, refused
+from remora.protocols.openai.routes import ApiError, Route, error_answer
 from remora.protocols.openai.vectors import VECTORS, VectorQuery, decode_vectors
-from remora.protocols.rest.answer import JSON, PLAIN, Headers, HttpAnswer, Refusal
+from remora.protocols.rest.answer import JSON, Headers, HttpAnswer
 from remora.protocols.rest.content_encoding import inflate
 from remora.server.http import deadlines
-from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange, arrival_of
+from remora.server.http.exchange import Cancellable, Exchange, arrival_of
 from remora.server.http.large_bodies import LargeBodies
-from remora.server.http.openai_delivery import Delivery, FollowedTasks, cancelled, reply_to
+from remora.server.http.openai_delivery import Delivery, ErrorExchange, FollowedTasks, answer_to, cancelled, reply_to
 from remora.server.http.waiting import Wait
 from remora.system.clock import SystemClock
 
@@ -106,23 +106,28 @@ class OpenAiRoutes:
             if where.method == "GET":
                 exchange.respond(self._schema(head) if where.action == "schema" else self._list(where))
                 return None
-            encoding = head.get(b"content-encoding") or b""
             call = _Call(self, where, head, exchange, default_model)
-            if len(body) > (_LARGE_PACKED if encoding else _LARGE):
-                call.in_thread(lambda: call.decode(inflate(body, encoding, self._limit)), call.resolve)
-                return call
-            plain = inflate(body, encoding, self._limit) if encoding else body
-            if len(plain) > _LARGE:
-                call.in_thread(lambda: call.decode(plain), call.resolve)
-            else:
-                call.decode(plain)
-                call.resolve()
+            self._decode(call, head.get(b"content-encoding") or b"", body, exchange)
             return call
         except LoadingError:
             raise
         except Exception as error:
-            exchange.respond(_failure(error))
+            exchange.respond(answer_to(error))
             return None
+
+    def _decode(self, call: _Call, encoding: bytes, body: Buffer, exchange: Exchange) -> None:
+        """Decode a body and begin its call, both in the loop if the body is small."""
+        if not encoding or len(body) <= _LARGE_PACKED:
+            if len(plain := inflate(body, encoding, self._limit)) > _LARGE:
+                call.in_thread(lambda: call.decode(plain), call.resolve)
+            else:
+                call.decode(plain)
+                call.resolve()
+        elif self.large is None:
+            call.in_thread(lambda: call.decode(inflate(body, encoding, self._limit)), call.resolve)
+        else:  # few inflate at once, and what they hold is counted
+            unpack = partial(call.unpack, encoding, body, self._limit)
+            self.large.decode(ErrorExchange(exchange), unpack, call.go_on, answer_to)
 
     def _check_head(self, where: Route, head: Head) -> None:
         """Raise ApiError for another method or content type."""
@@ -244,33 +249,13 @@ class OpenAiRoutes:
 
     def when_loaded(self, work: Callable[[], Cancellable | None], head: Head, exchange: Exchange) -> Cancellable | None:
         """Run work that may raise LoadingError, again after the load."""
-        return self._wait(lambda _head, _body, _exchange: work(), head, b"", _ErrorExchange(exchange))
+        return self._wait(lambda _head, _body, _exchange: work(), head, b"", ErrorExchange(exchange))
 
 
 def _row(name: str, model: ServedModel) -> dict[str, object]:
     """Return a model as it is listed."""
     created = model.loaded_ms // 1000
     return {"id": name, "object": "model", "created": created, "owned_by": "remora", "root": model.name}
-
-
-class _ErrorExchange(ForwardingExchange):
-    """Exchange whose errors take OpenAI's form."""
-
-    __slots__ = ()
-
-    def respond(self, answer: HttpAnswer) -> None:
-        self._exchange.respond(refused(answer))
-
-
-def _failure(error: Exception) -> HttpAnswer:
-    """Return the answer for an error, and log one without a known cause."""
-    if isinstance(error, Refusal):
-        return refused(error.answer._replace(headers=(PLAIN, *error.headers)))
-    if isinstance(error, RecursionError):
-        error = ApiError(400, "the body is nested too deep")
-    if not isinstance(error, RemoraError):
-        _log.error("a request to OpenAI's routes failed", exc_info=error)
-    return error_answer(error)
 
 
 class _Call:
@@ -284,6 +269,7 @@ class _Call:
         self._default_model = default_model
         self._received_ns = routes.now_ns()
         self._query: Query | VectorQuery | None = None
+        self._size = 0  # of the decompressed body
         self._became: Cancellable | None = None
         self._count: Callable[[object], None] | None = None
         self._cancelled = False
@@ -307,17 +293,38 @@ class _Call:
                     raise error
                 go_on()
             except Exception as failure:
-                self._exchange.respond(_failure(self._renamed(failure)))
+                self._exchange.respond(answer_to(self._renamed(failure)))
 
         asyncio.get_running_loop().run_in_executor(None, work).add_done_callback(ended)
 
     def decode(self, body: Buffer) -> None:
         """Decode the body. May run in another thread."""
+        self._size = len(body)
         action, ignores = self._where.action, self._routes.ignores_unknown
         if action == "responses":
             self._query = decode_response(body, ignore_unknown=ignores)
         else:
             self._query = (decode_vectors if action in VECTORS else decode)(action, body, ignore_unknown=ignores)
+
+    def unpack(self, encoding: bytes, body: Buffer, limit: int) -> tuple[Exception | None, int]:
+        """Decompress and decode the body in any thread.
+
+        Returns the error, if any, and the decompressed size.
+        """
+        try:
+            self.decode(inflate(body, encoding, limit))
+        except Exception as error:
+            return error, 0
+        return None, self._size
+
+    def go_on(self, error: Exception | None, exchange: Exchange) -> Cancellable | None:
+        """Begin the request after `unpack`, or answer its error, through ``exchange``."""
+        self._exchange = exchange
+        if error is None:
+            self.resolve()
+        else:
+            exchange.respond(answer_to(self._renamed(error)))
+        return self._became
 
     def resolve(self) -> None:
         """Begin the request once its model is loaded."""
@@ -353,7 +360,7 @@ class _Call:
         except LoadingError:
             raise
         except Exception as error:
-            self._exchange.respond(_failure(self._renamed(error)))
+            self._exchange.respond(answer_to(self._renamed(error)))
             return None
 
     def _begin_tasks(
@@ -376,7 +383,7 @@ class _Call:
         deadline_ns = self._received_ns + timeout_ns if timeout_ns else 0
         changes = {"adapter": adapter, "deadline_ns": deadline_ns, "received_ns": self._received_ns}
         begin = partial(request.begin, changes, _key_of(self._head), self._routes.heading)
-        if query.is_constrained or self._head.content_length > _LARGE:
+        if query.is_constrained or self._size > _LARGE:
             self.in_thread(begin, partial(self._began, request))
         else:
             begin()

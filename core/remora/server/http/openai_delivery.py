@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,14 @@ from remora.generation.tasks import Piece, Task
 from remora.protocols.openai.replies import Heading, Reply
 from remora.protocols.openai.requests import Query
 from remora.protocols.openai.response_replies import ResponseReply
-from remora.protocols.openai.routes import ApiError, error_answer
-from remora.protocols.rest.answer import INTERNAL, JSON, Headers, HttpAnswer
-from remora.server.http.exchange import Exchange
+from remora.protocols.openai.routes import ApiError, error_answer, refused
+from remora.protocols.rest.answer import INTERNAL, JSON, PLAIN, Headers, HttpAnswer, Refusal
+from remora.server.http.exchange import Exchange, ForwardingExchange
 
 if TYPE_CHECKING:
     from remora.tracing.traced import TracedTask
+
+_log = logging.getLogger("remora.http")
 
 _EVENTS: Headers = ((b"Content-Type", b"text/event-stream; charset=utf-8"), (b"Cache-Control", b"no-cache"))
 _CUT_OFF = (b"X-Request-Timed-Out", b"true")
@@ -146,6 +149,27 @@ class Delivery:
         self.done = True
         self._cancel()
         self._exchange.respond(error_answer(error))
+
+
+class ErrorExchange(ForwardingExchange):
+    """Exchange whose errors take OpenAI's form."""
+
+    __slots__ = ()
+
+    def respond(self, answer: HttpAnswer) -> None:
+        """Send the whole answer."""
+        self._exchange.respond(refused(answer))
+
+
+def answer_to(error: Exception) -> HttpAnswer:
+    """Return the answer for an error, and log one without a known cause."""
+    if isinstance(error, Refusal):
+        return refused(error.answer._replace(headers=(PLAIN, *error.headers)))
+    if isinstance(error, RecursionError):
+        error = ApiError(400, "the body is nested too deep")
+    if not isinstance(error, RemoraError):
+        _log.error("a request to OpenAI's routes failed", exc_info=error)
+    return error_answer(error)
 
 
 def cancelled() -> RemoraError:
