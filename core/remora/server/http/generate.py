@@ -37,7 +37,7 @@ from remora.protocols.rest.routes import Route
 from remora.scheduling.batching import ExpiredError
 from remora.server.held_mailbox import HeldMailbox
 from remora.server.http.exchange import Cancellable, Exchange, arrival_of, name_version
-from remora.server.http.large_bodies import LargeBodies, is_large
+from remora.server.http.large_bodies import LargeBodies, are_large
 from remora.server.http.waiting import Wait
 
 Decoded = tuple[InferForm, list[Data]]
@@ -221,7 +221,7 @@ class _Single(_Reply):
             self._respond(status, [error_object(NOT_ONE_RESPONSE)])
         elif first is None:
             self._respond(200, [error_object(NOT_ONE_RESPONSE)])
-        elif self._large is not None and isinstance(first, Response) and is_large(first):
+        elif self._large is not None and isinstance(first, Response) and are_large([first]):
             headers = self._headers()
             self._large.print(self._exchange, lambda: _answer(*self._printed(ticket, first), headers))
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar, cast
 
@@ -30,10 +30,12 @@ LARGE_BYTES = 262_144
 _PACKED_BYTES = 1_024
 """Size from which a compressed body is inflated in a thread; it may become 1,032 times as large."""
 _NEVER = 1 << 30
-"""Threshold of the garbage collector's oldest generation while bodies are decoded.
+"""Threshold of the garbage collector's oldest generation while bodies are in work.
 
-It would examine all values of a body again and again, keep all threads waiting, and find nothing.
+The collector would scan all values of a body repeatedly, block all threads and free nothing.
 """
+_PAUSE_S = 5.0
+"""Age of a pause of the oldest generation at which a collection may run, because other garbage would pile up."""
 _ELEMENT_BYTES = 16
 """Size of an element of BYTES that costs as much as a larger one."""
 _THREADS = 2
@@ -87,7 +89,7 @@ def prints_large(response: Response, reply: ReplyFormat, *, compressed: bool) ->
 
 
 def printed_bytes(output: Tensor) -> int:
-    """Return about how much is printed for an output."""
+    """Return the bytes of an output's numbers or texts, by which its answer is large."""
     data = output.data
     if output.datatype != "BYTES":
         return data.nbytes
@@ -96,9 +98,51 @@ def printed_bytes(output: Tensor) -> int:
     return sum([len(element) for element in data.reshape(-1).tolist()])
 
 
-def is_large(response: Response) -> bool:
-    """Return True if an answer whose outputs are all JSON is encoded in a thread."""
-    return sum(map(printed_bytes, response.outputs)) > LARGE_BYTES
+def are_large(responses: Iterable[Response]) -> bool:
+    """Return True if an answer of these responses, all printed as JSON, is encoded in a thread."""
+    size = 0
+    for response in responses:
+        size += sum(map(printed_bytes, response.outputs))
+        if size > LARGE_BYTES:
+            return True
+    return False
+
+
+class CollectorPause:
+    """Pause of the collector's oldest generation while bodies are in work. Use it in one thread.
+
+    A pause that is too old is interrupted until a full collection has run. Thresholds that other code sets meanwhile
+    stay.
+    """
+
+    def __init__(self) -> None:
+        self._usual = 0  # the threshold that is restored; 0 while there is no pause
+        self._begin_s = 0.0
+        self._awaited = -1  # number of full collections at an interruption; negative without one
+
+    def extend(self, now_s: float) -> None:
+        """Begin or continue the pause for one more body."""
+        if self._usual:
+            if now_s - self._begin_s > _PAUSE_S:
+                self.end()
+                self._awaited = _full_collections()
+        elif self._awaited != _full_collections():
+            young, middle, oldest = gc.get_threshold()
+            if 0 < oldest < _NEVER:  # not paused by another server of this process
+                gc.set_threshold(young, middle, _NEVER)
+                self._usual, self._begin_s, self._awaited = oldest, now_s, -1
+
+    def end(self) -> None:
+        """End the pause, because no body is in work."""
+        young, middle, oldest = gc.get_threshold()
+        if self._usual and oldest == _NEVER:
+            gc.set_threshold(young, middle, self._usual)
+        self._usual, self._awaited = 0, -1
+
+
+def _full_collections() -> int:
+    collections: int = gc.get_stats()[2]["collections"]
+    return collections
 
 
 class LargeBodies:
@@ -114,7 +158,7 @@ class LargeBodies:
         self._held = held or HeldBytes()
         self._pool: ThreadPoolExecutor | None = None  # made by the first large body
         self._running = 0
-        self._threshold = (0, 0, 0)  # of the garbage collector while no large body is decoded
+        self._pause = CollectorPause()
 
     def takes(self, body: Buffer) -> bool:
         """Return True if a body of JSON is decoded in a thread."""
@@ -135,9 +179,9 @@ class LargeBodies:
         decoding = _Decoding()
 
         def submit(done: asyncio.Future[tuple[T, int]]) -> None:
+            counted: Exchange = exchange
             try:
                 parts, inflated_bytes = done.result()
-                counted: Exchange = exchange
                 if inflated_bytes:
                     account = self._held.account()
                     if not account.has_room(inflated_bytes):
@@ -149,10 +193,10 @@ class LargeBodies:
                 if decoding.cancelled and ticket is not None:
                     ticket.cancel()
             except (Refusal, RemoraError) as error:
-                exchange.respond(refuse(cast(E, error)))
+                counted.respond(refuse(cast(E, error)))
             except Exception:
                 _log.exception("a request body cannot be decoded")
-                exchange.respond(failure(500, INTERNAL, plain=True))
+                counted.respond(failure(500, INTERNAL, plain=True))
 
         self._run(work).add_done_callback(submit)
         return cast(Ticket, decoding)  # the service's callers only cancel it and set its deadline
@@ -186,9 +230,7 @@ class LargeBodies:
     def _run(self, work: Callable[[], T]) -> asyncio.Future[T]:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="remora large body")
-        if not self._running:
-            self._threshold = gc.get_threshold()
-            gc.set_threshold(*self._threshold[:2], _NEVER)
+        self._pause.extend(self._loop.time())
         self._running += 1
         running = self._loop.run_in_executor(self._pool, work)
         running.add_done_callback(self._ended)
@@ -197,7 +239,7 @@ class LargeBodies:
     def _ended(self, _done: object) -> None:
         self._running -= 1
         if not self._running:
-            gc.set_threshold(*self._threshold)
+            self._pause.end()
 
 
 class _Decoding:
@@ -231,3 +273,8 @@ class _Counted(ForwardingExchange):
         """Send the whole answer."""
         self._account.close()
         self._exchange.respond(answer)
+
+    def finish(self) -> None:
+        """End the body."""
+        self._account.close()
+        self._exchange.finish()

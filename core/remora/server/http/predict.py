@@ -24,7 +24,7 @@ from remora.protocols.rest.predict import Part, Rows, decode_predict, encode_pre
 from remora.protocols.rest.routes import typed_route
 from remora.protocols.rest.typed import Interface, decode_typed, encode_typed, nearest
 from remora.server.http.exchange import Cancellable, Exchange, arrival_of, name_version
-from remora.server.http.large_bodies import LargeBodies, is_large
+from remora.server.http.large_bodies import LargeBodies, are_large
 
 if TYPE_CHECKING:
     from remora.server.http.rest import RestService
@@ -232,7 +232,7 @@ class _FanIn:
     def _finish(self) -> None:
         self._open = False
         responses = [response for response in self._responses if response is not None]
-        if self._large is not None and any(map(is_large, responses)):
+        if self._large is not None and are_large(responses):
             self._large.print(self._exchange, lambda: self._answer(responses))
         else:
             self._exchange.respond(self._answer(responses))

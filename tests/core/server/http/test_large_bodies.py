@@ -7,6 +7,7 @@ import gc
 import gzip
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +17,27 @@ import pytest
 from fakes import FakeExchange
 from live_server import write_version
 from remora.engine import Engine
+from remora.errors import AlreadyExistsError, NotFoundError
 from remora.messages import InferForm, Response, Tensor
+from remora.models.readiness import Readiness
 from remora.protocols.http1 import Head
+from remora.protocols.openai.routes import find_route
 from remora.protocols.rest.answer import HttpAnswer
 from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.response import ReplyFormat
 from remora.server.http.exchange import Cancellable, Exchange
 from remora.server.http.held_bytes import HeldBytes
 from remora.server.http.large_bodies import (
+    _NEVER,
     LARGE_BYTES,
+    CollectorPause,
     InferParts,
     LargeBodies,
     LargeRequest,
-    is_large,
+    are_large,
     prints_large,
 )
+from remora.server.http.openai import OpenAiRoutes
 from remora.server.http.rest import RestService
 from remora.server.loop import LoopMailbox
 
@@ -183,6 +190,109 @@ def test_an_inflated_body_without_room_is_refused() -> None:
     asyncio.run(play())
 
 
+@pytest.mark.parametrize(("error", "status"), [(AlreadyExistsError("no"), 409), (ZeroDivisionError(), 500)])
+def test_an_inflated_body_is_given_back_if_its_submission_fails(error: Exception, status: int) -> None:
+    held = HeldBytes()
+    parts: InferParts = (InferForm(inputs=()), [], ReplyFormat.of(True, {}))
+
+    def fail(_parts: InferParts, _exchange: Exchange) -> Cancellable | None:
+        assert held.total == 1_000
+        raise error
+
+    async def play() -> list[int]:
+        waiting = Waiting()
+        bodies = LargeBodies(asyncio.get_running_loop(), held)
+        bodies.decode(waiting, lambda: (parts, 1_000), fail, lambda _error: HttpAnswer(409, (), []))
+        await asyncio.wait_for(waiting.done.wait(), PATIENCE_S)
+        return [answer.status for answer in waiting.answers]
+
+    assert asyncio.run(play()) == [status]
+    assert held.total == 0
+
+
+def test_an_inflated_body_is_held_until_a_stream_ends() -> None:
+    held, kept = HeldBytes(), list[Exchange]()
+    parts: InferParts = (InferForm(inputs=()), [], ReplyFormat.of(True, {}))
+
+    async def play() -> None:
+        begun = asyncio.Event()
+
+        def begin(_parts: InferParts, exchange: Exchange) -> None:
+            exchange.begin(200, ())
+            kept.append(exchange)
+            begun.set()
+
+        LargeBodies(asyncio.get_running_loop(), held).decode(FakeExchange(), lambda: (parts, 1_000), begin, refuse)
+        await asyncio.wait_for(begun.wait(), PATIENCE_S)
+
+    asyncio.run(play())
+    assert held.total == 1_000
+    kept[0].finish()
+    assert held.total == 0
+
+
+class NoModels:
+    """Engine without models, which records how much is held when one is looked for."""
+
+    def __init__(self, held: HeldBytes) -> None:
+        self.found: list[int] = []
+        self._held = held
+
+    def resolve(self, name: str) -> object:
+        self.found.append(self._held.total)
+        raise NotFoundError(f"no model {name}")
+
+    def models(self) -> list[object]:
+        return []
+
+    def readiness(self) -> Readiness:
+        return Readiness(True, True, False, ())
+
+
+CHAT = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 1_000_000}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "limit", "status", "held_then"),
+    [
+        (CHAT, -1, 404, [len(CHAT)]),
+        (CHAT, 1_000, 503, []),
+        (b'{"a":' + b"[" * 500_000, -1, 400, []),
+        (b"x" * (3 << 20), -1, 400, []),
+    ],
+    ids=["unknown model", "no room", "not JSON", "too large"],
+)
+def test_an_inflated_body_of_openai_is_counted_until_its_answer(
+    body: bytes, limit: int, status: int, held_then: list[int]
+) -> None:
+    held = HeldBytes(limit)
+    others = held.account()
+    others.add(1)
+    engine = NoModels(held)
+    where = find_route("/v1/chat/completions")
+    assert where is not None
+
+    async def play() -> HttpAnswer:
+        def run(work: Any, *request: Any) -> Cancellable | None:
+            pending: Cancellable | None = work(*request)
+            return pending
+
+        large = LargeBodies(asyncio.get_running_loop(), held)
+        routes = OpenAiRoutes(engine, run, None, 2 << 20, large=large)  # type: ignore[arg-type]
+        exchange = Waiting()
+        head = Head("POST", "/v1/chat/completions", ((b"Content-Encoding", b"gzip"),))
+        routes.handle(where, head, gzip.compress(body, 1), exchange)
+        await asyncio.wait_for(exchange.done.wait(), PATIENCE_S)
+        (answer,) = exchange.answers
+        return answer
+
+    answer = asyncio.run(play())
+    assert answer.status == status
+    assert "message" in json.loads(b"".join(answer.body))["error"]
+    assert [size - 1 for size in engine.found] == held_then
+    assert held.total == 1
+
+
 def never(_parts: InferParts, _exchange: Exchange) -> Cancellable | None:
     raise AssertionError("nothing is submitted")
 
@@ -202,7 +312,15 @@ def refuse(error: Exception) -> HttpAnswer:
     ],
 )
 def test_an_answer_is_large_by_what_is_printed(datatype: str, data: Any, large: bool) -> None:
-    assert is_large(Response((Tensor("OUT", datatype, data),))) is large
+    response = Response((Tensor("OUT", datatype, data),))
+    assert are_large([response]) is large
+    assert are_large([response] * 2) is large
+
+
+def test_many_small_responses_are_a_large_answer() -> None:
+    response = Response((Tensor("OUT", "UINT8", np.zeros(LARGE_BYTES // 2, np.uint8)),))
+    assert not are_large([response] * 2)
+    assert are_large([response] * 3)
 
 
 def test_the_oldest_generation_is_not_collected_while_bodies_are_decoded() -> None:
@@ -225,3 +343,50 @@ def test_the_oldest_generation_is_not_collected_while_bodies_are_decoded() -> No
 
     asyncio.run(play())
     assert min(found) > 1_000_000_000
+
+
+@pytest.fixture
+def usual() -> Iterator[int]:
+    """Threshold of the oldest generation, which is restored. No collection runs by chance."""
+    thresholds = gc.get_threshold()
+    gc.disable()
+    yield thresholds[2]
+    gc.enable()
+    gc.set_threshold(*thresholds)
+
+
+def test_an_old_pause_waits_for_a_full_collection(usual: int) -> None:
+    pause, oldest = CollectorPause(), lambda: gc.get_threshold()[2]
+    pause.extend(10.0)
+    pause.extend(15.0)
+    assert oldest() == _NEVER
+    pause.extend(15.1)
+    assert oldest() == usual
+    pause.extend(16.0)
+    assert oldest() == usual
+    gc.collect()
+    pause.extend(17.0)
+    assert oldest() == _NEVER
+    pause.end()
+    assert oldest() == usual
+
+
+def test_a_threshold_that_other_code_sets_during_a_pause_stays(usual: int) -> None:
+    pause = CollectorPause()
+    pause.extend(0.0)
+    gc.set_threshold(123, 45, 67)
+    pause.end()
+    assert gc.get_threshold() == (123, 45, 67)
+    pause.extend(1.0)
+    gc.set_threshold(124, *gc.get_threshold()[1:])
+    pause.end()
+    assert gc.get_threshold() == (124, 45, 67)
+
+
+def test_the_pauses_of_two_servers_in_one_process_end(usual: int) -> None:
+    first, second = CollectorPause(), CollectorPause()
+    first.extend(0.0)
+    second.extend(0.0)
+    first.end()
+    second.end()
+    assert gc.get_threshold()[2] == usual

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fakes import FakeExchange
 from remora.errors import InternalError, RemoraError, RetiredError
-from remora.messages import InferForm, Outcome, Request, Ticket
+from remora.messages import InferForm, Outcome, Request, Response, Tensor, Ticket
+from remora.protocols.rest.answer import HttpAnswer
 from remora.protocols.rest.predict import Part, Rows, encode_predict
+from remora.server.http.exchange import Exchange
+from remora.server.http.large_bodies import LARGE_BYTES
 from remora.server.http.predict import Decoded, _FanIn
 
 Reply = Callable[[Ticket, Outcome], None]
@@ -56,3 +60,25 @@ def test_a_model_that_is_replaced_between_the_parts_answers_no_part() -> None:
     assert ticket.request.cancelled
     ticket.reply(ticket, InternalError("too late"))
     assert exchange.answers == []
+
+
+class Threads:
+    """Threads for large bodies, which keep the work for the test."""
+
+    def __init__(self) -> None:
+        self.works: list[Callable[[], HttpAnswer]] = []
+
+    def print(self, _exchange: Exchange, work: Callable[[], HttpAnswer]) -> None:
+        self.works.append(work)
+
+
+def test_small_responses_that_are_large_together_are_printed_in_a_thread() -> None:
+    model, threads, exchange = Model(None, None, None), Threads(), FakeExchange()
+    _FanIn(exchange, DECODED, threads).start(model, PARTS, None)  # type: ignore[arg-type]
+    values = np.zeros((1, LARGE_BYTES // 12), np.float32)
+    for ticket in model.tickets:
+        assert not threads.works
+        ticket.reply(ticket, Response([Tensor("OUT", "FP32", np.repeat(values, 2, 1))]))
+    assert not exchange.answers
+    (work,) = threads.works
+    assert work().status == 200
