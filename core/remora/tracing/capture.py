@@ -30,7 +30,7 @@ from remora.tracing.line_file import (
     redactions_of,
     utc,
 )
-from remora.tracing.writer import TraceWriter
+from remora.tracing.writer import DroppedError, TraceWriter
 from remora.traffic.captured import CapturedTensor, Exchange, line_of
 
 _ROOM_BYTES = 64 << 20
@@ -42,6 +42,8 @@ PART_BYTES = 16 << 20
 """Size of a part in an object store or in a folder of Parquet files."""
 PART_NS = 60_000_000_000
 """Age beyond which a part is written with the next request."""
+_RETRY_NS = 10_000_000_000
+"""Wait between two tries to upload a part."""
 Upload = Callable[[str, Path], None]
 """Writes a local file to an object store or a folder under a name."""
 
@@ -86,11 +88,20 @@ class _Line(NamedTuple):
     size: int
 
 
+class _Part(NamedTuple):
+    """File of a part that is not uploaded yet."""
+
+    name: str
+    exchanges: int
+    size: int
+    folder: tempfile.TemporaryDirectory[str]
+
+
 class _Parts:
     """Destination with a file for each part of the exchanges: JSON lines, or Parquet.
 
-    A part is kept in memory until it is large or old. If it cannot be uploaded, it is kept for the next try, and
-    further exchanges are dropped once it is full.
+    A part is kept in memory until it is large or old. If it cannot be uploaded, its file is kept for the next try, and
+    further exchanges are dropped once the next part is full.
     """
 
     def __init__(self, settings: CaptureSettings, upload: Upload, clock: Clock, full: Callable[[], None]) -> None:
@@ -106,23 +117,33 @@ class _Parts:
         self._lines: list[bytes] = []
         self._exchanges: list[Exchange] = []
         self._size = 0
+        self._finished: _Part | None = None
+        self._error: Exception | None = None  # of the last try
+        self._retry_ns = 0
         self._lock = threading.Lock()
 
     def write(self, lines: Sequence[_Line]) -> None:
         """Add exchanges, and upload the part that is large or old.
 
-        Raises RemoraError, OSError.
+        Raises DroppedError while an upload fails.
         """
         with self._lock:
+            lost = 0
             for each in lines:
                 line = b"" if self._parquet else line_of(each.exchange)
                 size = each.size if self._parquet else len(line)
-                if self._uploaded + self._size + size + (_PARQUET_BYTES if self._parquet else 0) > self._most:
+                room = self._room() - self._size - (_PARQUET_BYTES if self._parquet else 0)
+                if size > room:
                     self._full()
                     break
                 now_ns = self._clock.monotonic_ns()
-                if self._size and (self._size + size > PART_BYTES or now_ns - self._begin_ns > PART_NS):
-                    self._end_part()
+                if self._finished is not None or self._is_full(size) or now_ns - self._begin_ns > PART_NS:
+                    lost += self._deliver(now_ns)
+                    if self._error is None and self._is_full(size):  # an earlier part has been delivered
+                        lost += self._deliver(now_ns)
+                if self._is_full(size):
+                    lost += 1
+                    continue
                 if not self._size:
                     self._begin_ns = now_ns
                 if self._parquet:
@@ -130,34 +151,90 @@ class _Parts:
                 else:
                     self._lines.append(line)
                 self._size += size
+            self._report(lost)
 
     def close(self) -> None:
-        """Upload the last part. Raises RemoraError, OSError."""
+        """Upload the last part. Raises DroppedError."""
         with self._lock:
-            if self._size:
-                self._end_part()
+            self._retry_ns = 0
+            lost = self._deliver(self._clock.monotonic_ns())
+            if self._error is None and self._size:
+                lost += self._deliver(self._clock.monotonic_ns())
+            if self._finished is not None:
+                lost += self._finished.exchanges
+                self._finished.folder.cleanup()
+                self._finished = None
+            self._report(lost + self._clear())
 
-    def _end_part(self) -> None:
+    def _is_full(self, size: int) -> bool:
+        return self._size > 0 and self._size + size > PART_BYTES
+
+    def _room(self) -> int:
+        """Return the bytes that further parts may have."""
+        return self._most - self._uploaded - (self._finished.size if self._finished is not None else 0)
+
+    def _report(self, lost: int) -> None:
+        if self._error is not None:
+            raise DroppedError(lost, self._error)
+        if lost:
+            raise DroppedError(lost, "a part would exceed --capture-max-bytes")
+
+    def _deliver(self, now_ns: int) -> int:
+        """Finish the part in memory, unless one is finished, and upload it.
+
+        Waits for some time after an error. Returns the number of exchanges that were dropped, because their part has
+        more bytes than are left.
+        """
+        if now_ns < self._retry_ns:
+            return 0
+        try:
+            if self._finished is None and self._size:
+                finished = self._finish()
+                lost = self._clear()
+                if finished.size > self._room():
+                    finished.folder.cleanup()
+                    self._error = None
+                    self._full()
+                    return lost
+                self._finished = finished
+            if (part := self._finished) is not None:
+                self._upload(part.name, Path(part.folder.name, part.name))
+                self._finished = None
+                self._uploaded += part.size
+                part.folder.cleanup()
+        except Exception as error:  # such as a full disk or an unreachable bucket
+            self._error, self._retry_ns = error, self._clock.monotonic_ns() + _RETRY_NS
+        else:
+            self._error = None
+        return 0
+
+    def _finish(self) -> _Part:
+        """Return the file of the part in memory. Raises OSError."""
         time = utc(self._clock.wall_ms()).partition("+")[0].replace(":", "")
         name = f"{time}-{self._series}-{self._count:06d}{'.parquet' if self._parquet else '.jsonl'}"
-        with tempfile.TemporaryDirectory(prefix="remora-capture-") as folder:
-            part = Path(folder, name)
+        folder = tempfile.TemporaryDirectory(prefix="remora-capture-")
+        try:
+            path = Path(folder.name, name)
             if self._parquet:
                 from remora.traffic.captured_parquet import write_parquet  # imported here, because it is usually off
 
-                write_parquet(self._exchanges, part)
+                write_parquet(self._exchanges, path)
             else:
-                part.write_bytes(b"".join(self._lines))
-            size = part.stat().st_size
-            if self._uploaded + size <= self._most:
-                self._upload(name, part)
-            else:
-                self._full()
+                path.write_bytes(b"".join(self._lines))
+            part = _Part(name, len(self._exchanges) + len(self._lines), path.stat().st_size, folder)
+        except BaseException:
+            folder.cleanup()
+            raise
         self._count += 1
-        self._uploaded += size
+        return part
+
+    def _clear(self) -> int:
+        """Forget the part in memory, and return the number of its exchanges."""
+        count = len(self._exchanges) + len(self._lines)
         self._lines.clear()
         self._exchanges.clear()
         self._size = 0
+        return count
 
 
 def _folder_upload(path: Path) -> Upload:
@@ -174,9 +251,9 @@ def _folder_upload(path: Path) -> Upload:
         partial = path / f".{name}"
         try:
             shutil.copyfile(part, partial)
-            partial.replace(path / name)  # readers see whole files alone
+            partial.replace(path / name)  # so that readers never see a partial file
         except OSError:
-            partial.unlink(missing_ok=True)  # because the next try has another name, and a full disk needs the room
+            partial.unlink(missing_ok=True)  # because a full disk needs the room
             raise
 
     return upload

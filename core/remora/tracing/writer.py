@@ -44,11 +44,25 @@ T = TypeVar("T", bound=Queued)
 T_contra = TypeVar("T_contra", bound=Queued, contravariant=True)
 
 
+class DroppedError(Exception):
+    """Error of a sink that dropped ``count`` items and keeps the others.
+
+    They may be those of earlier calls.
+    """
+
+    def __init__(self, count: int, reason: object) -> None:
+        super().__init__(str(reason))
+        self.count = count
+
+
 class Sink(Protocol[T_contra]):
     """Destination of traces. The writer's thread alone calls `write`."""
 
     def write(self, finished: Sequence[T_contra], /) -> None:
-        """Write traces. May block and raise."""
+        """Write traces. May block and raise.
+
+        All are then dropped, unless the error is a `DroppedError`.
+        """
 
     def close(self) -> None:
         """Close the sink. Another thread may call this to cut a running `write` short."""
@@ -133,6 +147,8 @@ class TraceWriter(Generic[T]):
         try:
             self._sink.close()
         except Exception as error:  # as in `_serve`: a failed sink must not stop the shutdown
+            with self._lock:
+                self.dropped += _dropped_by(error, 0)
             _log.warning("the last %s cannot be written: %s", self._what, error)
         if thread is not None:
             thread.join(timeout_s if done else _LAST_S)
@@ -159,7 +175,7 @@ class TraceWriter(Generic[T]):
             try:
                 self._sink.write(batch)
             except Exception as error:  # such as a full disk or an unreachable collector
-                self._failed(len(batch), error)
+                self._failed(_dropped_by(error, len(batch)), error)
             else:
                 self._recovered()
 
@@ -174,3 +190,7 @@ class TraceWriter(Generic[T]):
         if self._failing:
             self._failing = False
             _log.info("%s are written again; %d were dropped so far", self._what, self.dropped)
+
+
+def _dropped_by(error: Exception, otherwise: int) -> int:
+    return error.count if isinstance(error, DroppedError) else otherwise

@@ -6,20 +6,22 @@ import errno
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fakes import FakeClock
 from live_server import write_version
 from object_store import store_of_environment
 from remora.engine import Engine
 from remora.errors import ConfigError, UnsupportedError
 from remora.tracing import capture
-from remora.tracing.capture import capture_settings
-from remora.traffic.captured import Exchange
+from remora.tracing.capture import CaptureSettings, _Line, _Parts, capture_settings
+from remora.tracing.writer import DroppedError
+from remora.traffic.captured import CapturedTensor, Exchange
 from remora.traffic.captured_parquet import read_parquet
 
 
@@ -205,3 +207,88 @@ def test_a_bucket_gets_parquet_files(bucket: dict[str, bytes], tmp_path: Path) -
     assert name.startswith("today.parquet/")
     (found,) = read_parquet(io.BytesIO(data))
     assert found.inputs[0].values().tolist() == [5]
+
+
+def line(name: str, content: bytes = b"", size: int = 1) -> _Line:
+    tensor = CapturedTensor("IN", "UINT8", (len(content),), content)
+    return _Line(Exchange("m", "1", "2026-01-01T00:00:00.000+00:00", name, {}, [tensor], [], [], "", 1), size)
+
+
+def parts(upload: Callable[[str, Path], None], clock: FakeClock, name: str = "x", most: int = 1 << 30) -> _Parts:
+    return _Parts(CaptureSettings(Path(name), 1.0, most, {}), upload, clock, lambda: None)
+
+
+class Store:
+    """Object store that fails at will, and records the tries."""
+
+    def __init__(self) -> None:
+        self.works = False
+        self.tries: list[tuple[str, int]] = []
+        self.found: list[list[str]] = []
+
+    def upload(self, name: str, part: Path) -> None:
+        self.tries.append((name, part.stat().st_mtime_ns))
+        if not self.works:
+            raise OSError("unreachable")
+        self.found.append([json.loads(row)["id"] for row in part.read_text().splitlines()])
+
+
+def refused(sink: _Parts, name: str) -> int:
+    """The number of exchanges that are dropped when another one is written."""
+    with pytest.raises(DroppedError, match="unreachable") as raised:
+        sink.write([line(name, bytes(100))])
+    return raised.value.count
+
+
+@pytest.fixture
+def three_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts have room for three exchanges of a hundred zeros."""
+    monkeypatch.setattr(capture, "PART_BYTES", 3 * len(capture.line_of(line("a", bytes(100)).exchange)))
+
+
+@pytest.mark.usefixtures("three_a_part")
+def test_a_part_that_cannot_be_uploaded_is_written_once_and_tried_again_after_a_wait() -> None:
+    store, clock = Store(), FakeClock()
+    sink = parts(store.upload, clock)
+    sink.write([line(name, bytes(100)) for name in "abc"])
+    assert not store.tries
+    assert [refused(sink, name) for name in "defgh"] == [0, 0, 0, 1, 1]
+    assert len(store.tries) == 1
+    clock.advance(capture._RETRY_NS)
+    assert refused(sink, "i") == 1
+    assert len(store.tries) == 2
+    assert len(set(store.tries)) == 1, "one name, one file"
+    store.works = True
+    assert refused(sink, "j") == 1
+    clock.advance(capture._RETRY_NS)
+    sink.write([line("k", bytes(100))])
+    assert store.found == [["a", "b", "c"], ["d", "e", "f"]]
+    sink.close()
+    assert store.found[2:] == [["k"]]
+
+
+@pytest.mark.usefixtures("three_a_part")
+def test_what_cannot_be_uploaded_at_the_end_is_counted_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture.tempfile, "tempdir", str(tmp_path))
+    store = Store()
+    sink = parts(store.upload, FakeClock())
+    sink.write([line(name, bytes(100)) for name in "abc"])
+    assert refused(sink, "d") == 0
+    assert list(tmp_path.iterdir())
+    with pytest.raises(DroppedError, match="unreachable") as raised:
+        sink.close()
+    assert raised.value.count == 4
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_part_with_more_bytes_than_are_left_is_counted() -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install '.[parquet]'")
+    store = Store()
+    sink = parts(store.upload, FakeClock(), "x.parquet", 20_000)
+    sink.write([line("a", os.urandom(20_000)), line("b", os.urandom(20_000))])
+    with pytest.raises(DroppedError, match="exceed --capture-max-bytes") as raised:
+        sink.close()
+    assert raised.value.count == 2
+    assert not store.tries

@@ -11,7 +11,7 @@ import pytest
 from remora.tracing import writer as tracing_writer
 from remora.tracing.sampling import Sampling
 from remora.tracing.settings import TraceSettings
-from remora.tracing.writer import Finished, TraceWriter
+from remora.tracing.writer import DroppedError, Finished, TraceWriter
 
 PATIENCE_S = 30.0
 SAMPLING = Sampling(TraceSettings())
@@ -128,3 +128,15 @@ def test_a_sink_that_cannot_be_closed_is_only_logged(caplog: pytest.LogCaptureFi
     sink.failure = OSError("no space left")
     TraceWriter(sink, room=10).close(PATIENCE_S)
     assert [record.message for record in caplog.records] == ["the last traces cannot be written: no space left"]
+
+
+def test_a_sink_may_keep_what_it_cannot_write_yet() -> None:
+    sink = FakeSink()
+    sink.go.set()
+    sink.failure = DroppedError(2, "unreachable")
+    writer = TraceWriter(sink, room=100)
+    put(writer, 1)
+    assert writer.flush(PATIENCE_S)
+    assert writer.dropped == 2
+    writer.close(PATIENCE_S)
+    assert writer.dropped == 4
