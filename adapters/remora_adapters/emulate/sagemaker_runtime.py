@@ -31,7 +31,7 @@ PAYLOAD_BYTES = 6_291_456
 _PATH = re.compile(
     r"/endpoints/([a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,62})/(invocations(?:-response-stream)?|async-invocations)"
 )
-_CHATS = re.compile(
+_CHAT_PATH = re.compile(
     r"/endpoints/[a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,62}"
     r"(?:/inference-components/[a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,62})?/openai(/v1/chat/completions)"
 )
@@ -114,9 +114,9 @@ class _Requests(BaseHTTPRequestHandler):
             self._fail(413, "ValidationError", f"the body has {length} bytes; the limit is {PAYLOAD_BYTES}")
             return
         body = self.rfile.read(length)
-        match, chats = _PATH.fullmatch(self.path), _CHATS.fullmatch(self.path)
-        if chats is not None:
-            self._chat(chats[1], body)
+        match, chat = _PATH.fullmatch(self.path), _CHAT_PATH.fullmatch(self.path)
+        if chat is not None:
+            self._chat(chat[1], body)
         elif match is None:
             self._fail(404, "ValidationError", f"no operation has the path {self.path[:200]}")
         elif match[2] == "invocations":

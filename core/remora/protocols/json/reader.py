@@ -37,10 +37,11 @@ LONG_BYTES = 262_144
 """Size beyond which a text is read in pieces."""
 _RUN_BYTES = 262_144
 """Text of simple elements that one call reads."""
-_FREED = 16_384
+_RELEASE_STEP = 16_384
+"""Values that are freed at once."""
 _CONTAINERS = (list, dict)
 _SHORT = 32
-"""Lists of up to this length are freed together, `_FREED` at a time."""
+"""Lists of up to this length are freed together, `_RELEASE_STEP` at a time."""
 MAX_DEPTH = 1024
 """Deepest nesting of a document; orjson's own limit, kept by the reader below too."""
 
@@ -168,8 +169,8 @@ def release(document: Any) -> None:
         elif type(top) is not list or not top:
             left.pop()
         else:
-            part = top[-_FREED:]
-            del top[-_FREED:]
+            part = top[-_RELEASE_STEP:]
+            del top[-_RELEASE_STEP:]
             left += [each for each in part if _is_long(each)]
 
 

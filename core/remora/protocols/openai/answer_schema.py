@@ -59,7 +59,7 @@ _IDS: Json = {
     "token_ids": _list(_WHOLE),
     "prompt_token_ids": _list(_WHOLE),
 }
-"""Members of vLLM's that OpenAI's answers lack."""
+"""Members that vLLM adds."""
 _FUNCTION: Json = {"name": _TEXT, "arguments": _TEXT}
 _CALL = _object({"id": _TEXT, "type": _one("function"), "function": _object(_FUNCTION)})
 _CALL_PART = _object(

@@ -113,11 +113,11 @@ def _operation(summary: str, answer: str, event: str = "") -> Json:
     """
     kinds: Json = {"application/json": {"schema": {"$ref": f"#/components/schemas/{answer}"}}}
     if event:
-        words = f"Events, the data of each of which is a {event} or an Error"
-        kinds["text/event-stream"] = {"schema": {"type": "string", "description": words}}
+        description = f"Server-sent events; the data of each is a {event} or an Error"
+        kinds["text/event-stream"] = {"schema": {"type": "string", "description": description}}
     failed = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     responses: Json = {"200": {"description": "The answer", "content": kinds}}
-    responses |= {status: {"description": words, "content": failed} for status, words in _ERRORS.items()}
+    responses |= {status: {"description": text, "content": failed} for status, text in _ERRORS.items()}
     return {"summary": summary, "responses": responses}
 
 
