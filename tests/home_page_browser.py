@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, Route, sync_playwright
 
 ANSWER = "#answer"
 PAINTS = 10
@@ -24,6 +24,14 @@ STOP_AT_FIRST_WORDS = """() => new MutationObserver((_, self) => {
     self.disconnect();
     document.querySelector('section:has(.chat) .small').click();
 }).observe(document.querySelector('.chat'), { childList: true, subtree: true, characterData: true })"""
+
+TAKEN_OVER = """() => ['ctrlKey', 'metaKey', 'shiftKey', 'altKey'].filter((key) => {
+    const event = new MouseEvent('click', { bubbles: true, cancelable: true, [key]: true });
+    let taken = false;
+    window.addEventListener('click', () => { taken = event.defaultPrevented; event.preventDefault(); }, { once: true });
+    document.querySelector('a[href]').dispatchEvent(event);
+    return taken;
+})"""
 
 
 def send(page: Page, model: str, values: dict[str, str], until: str) -> str:
@@ -271,6 +279,9 @@ def visit_with_key(url: str, folder: Path, chromium: str, key: str) -> dict[str,
         seen["links"] = page.locator("#view a").evaluate_all("all => all.map(each => each.href)")
         page.click("text=OpenAPI")
         page.wait_for_selector("#view pre:has-text('3.1.0')")
+        seen["kept"] = model_chosen_meanwhile(page)
+        seen["taken over"] = page.evaluate(TAKEN_OVER)
+        seen["sent meanwhile"] = sent_while_asked(page, key)
         seen["stores"] = page.evaluate("[sessionStorage.length, localStorage.length, document.cookie]")
         page.reload()
         page.wait_for_selector("#models button")
@@ -279,6 +290,53 @@ def visit_with_key(url: str, folder: Path, chromium: str, key: str) -> dict[str,
         seen["after"] = page.evaluate("[sessionStorage.length, document.querySelectorAll('#models button').length]")
         browser.close()
     return seen
+
+
+def held_requests(page: Page, pattern: str) -> list[Route]:
+    """Return a list to which requests to a path are added, which then wait."""
+    held: list[Route] = []
+    page.route(pattern, lambda route: held.append(route))  # Playwright sets an attribute of it
+    return held
+
+
+def wait_for(page: Page, held: list[Route], count: int) -> None:
+    """Wait until so many requests are held."""
+    while len(held) < count:
+        page.wait_for_timeout(20)
+
+
+def model_chosen_meanwhile(page: Page) -> bool:
+    """Return True if a model stays on the page that is chosen before the answer to a link arrives."""
+    path = page.locator("a:has-text('Routes and examples') >> nth=0").get_attribute("href")
+    held = held_requests(page, f"**/{path}")
+    page.click("text=Routes and examples")
+    wait_for(page, held, 1)
+    page.click("nav button[data-name='total/1']")
+    page.wait_for_selector("#input-x")
+    with page.expect_response(f"**/{path}") as answer:
+        held[0].continue_()
+    answer.value.finished()
+    page.wait_for_timeout(100)
+    page.unroute(f"**/{path}")
+    return page.locator("#input-x").count() == 1
+
+
+def sent_while_asked(page: Page, key: str) -> list[str | None]:
+    """Refuse the keys of two requests, and return the keys that are sent from then on."""
+    held = held_requests(page, "**/twice/*")
+    page.evaluate("for (const path of ['twice/a', 'twice/b']) request(path); null")
+    wait_for(page, held, 2)
+    held[0].fulfill(status=401)
+    page.wait_for_selector("dialog #api-key")
+    held[1].fulfill(status=401)
+    page.wait_for_timeout(100)
+    page.fill("#api-key", key)
+    page.click("dialog button")
+    wait_for(page, held, 4)
+    for each in held[2:]:
+        each.fulfill(status=200)
+    page.unroute("**/twice/*")
+    return [each.request.headers.get("x-api-key") for each in held[2:]]
 
 
 def stop_chat(page: Page) -> int:

@@ -405,6 +405,15 @@ def test_a_wrong_key_is_refused_and_a_right_one_opens_models_and_pages(signed_in
     assert (signed_in["errors"], signed_in["elsewhere"]) == ([], [])
 
 
+def test_a_link_is_shown_here_unless_another_view_or_tab_is_chosen(signed_in: dict[str, Any]) -> None:
+    assert signed_in["kept"]
+    assert signed_in["taken over"] == []
+
+
+def test_requests_wait_while_a_key_is_asked_for(signed_in: dict[str, Any]) -> None:
+    assert signed_in["sent meanwhile"] == [KEY, KEY]
+
+
 def test_the_key_stays_in_the_tab_and_goes_to_this_server_in_a_header(signed_in: dict[str, Any]) -> None:
     assert signed_in["stores"] == [1, 0, ""]
     assert {key for _, key in signed_in["sent"]} == {None, "wrong", KEY}

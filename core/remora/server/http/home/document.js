@@ -45,6 +45,7 @@ function factsOf(facts) {
 async function request(path, body, options = {}) {
   const sent = body === undefined ? {} : { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } };
   for (;;) {
+    await answered;  // while a key is asked for
     const used = apiKey;
     const headers = { ...sent.headers, ...options.headers, ...(used && { "X-API-Key": used }) };
     const answer = await fetch(path, { ...sent, ...options, headers });

@@ -14,7 +14,7 @@ function useKey(key) {
   byId("forget-key").hidden = !key;
 }
 
-// Ask for a key once, however many requests want one; nothing is sent meanwhile, because wrong keys are limited.
+// Ask for a key once for all requests. They wait for it, because wrong keys are limited.
 function askForKey(reason) {
   if (answered) return answered;
   useKey("");
@@ -43,15 +43,18 @@ useKey(apiKey);
 document.addEventListener("click", async (event) => {
   const link = event.target.closest("a[href]");
   if (!apiKey || !link || link.origin !== location.origin || link.getAttribute("href").startsWith("#")) return;
+  if (event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;  // for a new tab, a window or a file
   event.preventDefault();
+  const isCurrent = beginView();
   try {
     const answer = await request(link.href, undefined, { headers: { Accept: "text/html, application/json;q=0.9" } });
     const text = await answer.text();
+    if (!isCurrent()) return;
     const isPage = answer.headers.get("Content-Type")?.startsWith("text/html");
     const shown = isPage ? [...new DOMParser().parseFromString(text, "text/html").body.children] : [element("pre", {}, text)];
     for (const part of shown) for (const each of part.querySelectorAll("a[href]")) each.href = new URL(each.getAttribute("href"), link.href);
     chosen = null;
     shownCharts = [];
     show(SERVER, section(link.textContent, ...shown.filter((each) => each.tagName !== "H1")));
-  } catch (error) { byId("view").replaceChildren(failure(error)); }
+  } catch (error) { if (isCurrent()) byId("view").replaceChildren(failure(error)); }
 });

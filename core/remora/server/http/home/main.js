@@ -3,6 +3,13 @@
 let chosen = null;    // { name, version, row, metadata, config } of the model on the page, null for the server
 let control = "none";  // how models are loaded: --model-control-mode
 const SERVER = "#/server";  // no model has a slash in its name
+let views = 0;  // views chosen so far
+
+// Return a function that is true until another view is chosen, so that a late answer does not replace it.
+function beginView() {
+  const mine = ++views;
+  return () => mine === views;
+}
 
 async function refresh() {
   try {
@@ -53,6 +60,7 @@ function show(hash, ...parts) {
 }
 
 function showServer() {
+  beginView();
   chosen = null;
   shownCharts = [];
   show(SERVER, serverCharts(), startup(), traces());
@@ -60,21 +68,22 @@ function showServer() {
 }
 
 async function choose(row) {
-  const mine = chosen = { name: row.name, version: row.version, row, language: chosen?.language };
+  const isCurrent = beginView();
+  chosen = { name: row.name, version: row.version, row, language: chosen?.language };
   shownCharts = [];
   const hash = `#${encodeURIComponent(row.name)}`;
   try {
     const path = pathOf(row.name, row.version);
     const [metadata, config] = await Promise.all([json(path), json(`${path}/config`)]);
-    if (chosen !== mine) return;
+    if (!isCurrent()) return;
     Object.assign(chosen, { metadata, config });
     const openai = await openaiView(row);
-    if (chosen !== mine) return;
+    if (!isCurrent()) return;
     show(hash, openai?.tagName === "SECTION" && openai, form(openai?.tagName !== "SECTION" && openai), modelCharts(row), explanation(), traces(), startup());
     snippets();
     for (const each of shownCharts) each();
   } catch (error) {
-    if (chosen === mine) show(hash, section(row.name, element("p", { class: "error" }, row.reason || error.message), controls()));
+    if (isCurrent()) show(hash, section(row.name, element("p", { class: "error" }, row.reason || error.message), controls()));
   }
 }
 
@@ -88,6 +97,7 @@ function controls() {
     try {
       await request(`v2/repository/models/${name}/${action}`, {});
       note.textContent = ` ${action}ed`;
+      beginView();
       chosen = null;  // the versions may have changed: choose by the name in the address again
       delete byId("view").dataset.shown;
     } catch (error) { note.textContent = ` ${error.message}`; }
