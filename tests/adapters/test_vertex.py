@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from hosting import PATIENCE_S, ask, hosted, v2_request, write_parts, write_scale, write_words
+from remora.server.http.large_bodies import LARGE_BYTES, LargeBodies
 from remora_adapters import vertex
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
@@ -93,6 +94,19 @@ def test_a_malformed_body_is_an_error_with_a_reason(port: int, body: bytes) -> N
 
 def test_v2_passes_through_raw_predict(port: int) -> None:
     assert ask(port, "POST", PREDICT, v2_request(ROWS)).json["outputs"][0]["data"] == FLAT
+
+
+@pytest.mark.parametrize("name", ["pad", "instances"])
+def test_a_large_body_takes_two_turns_in_threads(port: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[object] = []
+    run = LargeBodies._run
+    monkeypatch.setattr(LargeBodies, "_run", lambda self, work: turns.append(work) or run(self, work))
+    padding = {name: "x" * LARGE_BYTES}
+    assert ask(port, "POST", PREDICT, v2_request(ROWS, parameters=padding)).json["outputs"][0]["data"] == FLAT
+    assert len(turns) == 2  # for its protocol and for its tensors
+    turns.clear()
+    assert ask(port, "POST", PREDICT, {"instances": ROWS, "parameters": padding}).json == {"predictions": DOUBLED}
+    assert len(turns) == 2
 
 
 def binary() -> tuple[bytes, int]:

@@ -100,11 +100,22 @@ class VertexService:
         plan = self._plans.get(head)
         assert plan is not None  # from `_post`
         if plan.may_have_instances:
-            return self._generation.dispatch(name, head, body, exchange, partial(self._tensors, plan, name, body))
+            found: list[bool] = []
+            otherwise = partial(self._tensors, plan, name, body, found)
+            return self._generation.dispatch(
+                name, head, body, exchange, otherwise, look=lambda octets: found.append(_has_instances(octets))
+            )
         return self._infer(plan, plan.to(f"/v2/models/{name}/infer"), body, exchange)
 
-    def _tensors(self, plan: _Plan, name: str, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """Answer a body of the predict protocol or of V2; a thread distinguishes large ones."""
+    def _tensors(
+        self, plan: _Plan, name: str, body: Buffer, found: list[bool], exchange: Exchange
+    ) -> Cancellable | None:
+        """Answer a body of the predict protocol or of V2; a thread distinguishes large ones.
+
+        ``found`` has the result if that was done already.
+        """
+        if found:
+            return self._answer_tensors(plan, name, body, found[0], exchange)
         large = self._rest.large
         if large is None or not large.takes(body):
             return self._answer_tensors(plan, name, body, _has_instances(body), exchange)

@@ -56,11 +56,12 @@ class HostedGeneration:
         exchange: Exchange,
         otherwise: Callable[[Exchange], Cancellable | None],
         openai_head: Callable[[Head], Head] | None = None,
+        look: Callable[[bytes], object] | None = None,
     ) -> Cancellable | None:
         """Answer a body whose shape names one of OpenAI's routes.
 
-        Any other is passed on to ``otherwise``. A large body is read in a thread. ``openai_head`` returns the head for
-        OpenAI's routes if it differs.
+        Any other is passed on to ``otherwise``. A large body is read in a thread, which calls ``look`` before a large
+        body is passed on. ``openai_head`` returns the head for OpenAI's routes if it differs.
 
         Raises:
             LoadingError: the model is being loaded.
@@ -86,7 +87,7 @@ class HostedGeneration:
             return self.handle(shaped, model, head if openai_head is None else openai_head(head), exchange)
 
         if large is not None and is_large:
-            return large.decode(exchange, lambda: (_shape_of(body, generates=generates), 0), answer, error_answer)
+            return large.decode(exchange, lambda: (_shape_of(body, look, generates=generates), 0), answer, error_answer)
         try:
             shaped = _shape_of(body, generates=generates)
         except RemoraError as error:
@@ -123,17 +124,17 @@ class HostedGeneration:
         return True, self._rest.openai.handle(where, head, body, exchange, model)
 
 
-def _shape_of(body: Buffer, *, generates: bool) -> Shaped | None:
-    """Return what a body means, None for the V2 routes.
+def _shape_of(body: Buffer, look: Callable[[bytes], object] | None = None, *, generates: bool) -> Shaped | None:
+    """Return what a body means, None for the V2 routes after ``look`` was called.
 
     Raises RemoraError for a wrong parameter, and if a language model cannot answer the body.
     """
     octets = body if isinstance(body, bytes) else bytes(body)
-    if not generates and not _may_be_vectors(octets):
-        return None
-    shaped = read_shape(octets)
+    shaped = read_shape(octets) if generates or _may_be_vectors(octets) else None
     if shaped is None and generates and not (b'"inputs"' in octets or b'"instances"' in octets):
         raise InvalidArgumentError(_EXPECTED)
+    if shaped is None and look is not None:
+        look(octets)
     return shaped
 
 
