@@ -71,8 +71,8 @@ def text_of(events: bytes) -> str:
 
 
 def test_boto3_gets_a_whole_chat_and_the_same_one_as_a_response_stream(runtime: Runtime) -> None:
-    whole = json.loads(runtime.boto3.invoke_endpoint(**invocation())["Body"].read())
-    answer = runtime.boto3.invoke_endpoint_with_response_stream(**invocation(stream=True))
+    whole = json.loads(runtime.boto3.invoke_endpoint(**invocation(max_tokens=200))["Body"].read())
+    answer = runtime.boto3.invoke_endpoint_with_response_stream(**invocation(stream=True, max_tokens=200))
     assert answer["ContentType"].startswith("text/event-stream")
     parts = [part["PayloadPart"]["Bytes"] for part in answer["Body"]]
     assert len(parts) > 1
