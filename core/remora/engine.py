@@ -372,7 +372,9 @@ class Engine:
         Cancelling it does not stop a running request.
         """
         ticket, future = self._start(model, inputs, outputs, version, id, parameters)
-        future.add_done_callback(lambda done: ticket.cancel() if done.cancelled() else None)
+        # The ticket refers to the future: a callback with the ticket would keep both until the garbage collector runs.
+        cancel = ticket.request.cancel
+        future.add_done_callback(lambda done: cancel() if done.cancelled() else None)
         return future
 
     def infer_stream(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eventually import eventually
 from fakes import DOUBLER, UNTRACED, FakeBackend, FakeClock, write_model
 from remora.calls import (
     Call,
@@ -146,6 +149,19 @@ def test_a_future_brings_the_result_or_the_error(engine: Engine, backend: FakeBa
             instance.failure = NotFoundError("lost", from_model=True)
     with pytest.raises(NotFoundError, match="lost"):
         engine.infer_async("m", {"IN": [[4]]}).result(PATIENCE_S)
+
+
+def test_a_future_and_its_tensors_need_no_garbage_collector(engine: Engine) -> None:
+    gc.disable()
+    try:
+        future = engine.infer_async("m", {"IN": [[4]]})
+        assert future.result(PATIENCE_S)
+        left = weakref.ref(future)
+        del future
+        engine.infer("m", {"IN": [[4]]})  # because the instance's thread keeps the last batch until the next one
+        eventually(lambda: left() is None)
+    finally:
+        gc.enable()
 
 
 class Gate:
