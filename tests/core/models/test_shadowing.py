@@ -46,7 +46,7 @@ class _Target:
         self.asked.append(form)
         self.goes_on.wait()
         found = self.answers.pop(0) if self.answers else 1
-        if isinstance(found, Exception):
+        if isinstance(found, BaseException):
             raise found
         if isinstance(found, Answered):
             return found
@@ -309,7 +309,21 @@ def test_a_function_that_ends_its_thread_ends_no_copies(error: BaseException) ->
             eventually(lambda count=count: shadowing.compared == count)  # type: ignore[misc]
 
 
-def test_a_thread_that_cannot_start_or_that_ends_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_ends_is_replaced_for_the_copies_that_wait() -> None:
+    target = _Target()
+    target.answers = [SystemExit(1)]
+    target.goes_on.clear()
+    with _shadowing(target) as shadowing:
+        _request(shadowing)
+        eventually(lambda: target.asked)
+        _request(shadowing)
+        target.goes_on.set()
+        eventually(lambda: shadowing.compared == 1)
+        assert len(target.asked) == 2
+
+
+def test_a_thread_that_cannot_start_costs_the_copies_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     starts: list[int] = []
 
     class Exhausted(threading.Thread):
