@@ -69,6 +69,8 @@ def refuse_host(header: Header, allowed: Container[str]) -> str:
     # local network could rebind one, and no page can send more than a GET without an Origin.
     if _UNDOTTED.fullmatch(name) and header(b"origin") is None and header(b"sec-fetch-site") is None:
         return ""
+    if not _NAME.fullmatch(name):  # not repeated, because it may be markup
+        return "This server listens on a loopback address, and the Host header is not the name of a host"
     return (
         f"This server listens on a loopback address and does not know the host '{name}'. "
         f"--allowed-host={name} lets requests for that name in"

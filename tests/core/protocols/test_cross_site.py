@@ -44,12 +44,18 @@ def test_a_loopback_address_answers_for_names_of_this_machine_and_allowed_ones(h
         b"192.168.0.1",
         b"sub.models.example",
         b"models.example.evil",
-        b"localhost:8000, evil.example",
         b"localhost:8000:evil",
     ],
 )
 def test_a_loopback_address_refuses_other_names_and_names_the_flag(host: bytes) -> None:
     assert "--allowed-host" in refuse_host({b"host": host}.get, ALLOWED)
+
+
+@pytest.mark.parametrize("host", [b"localhost:8000, evil.example", b'"><script>evil()</script>', b"a b", b"\xe9.example"])
+def test_a_host_that_is_not_a_name_is_refused_and_not_repeated(host: bytes) -> None:
+    reason = refuse_host({b"host": host}.get, ALLOWED)
+    assert "not the name of a host" in reason
+    assert host.decode("latin-1") not in reason
 
 
 def test_a_name_without_a_dot_is_known_unless_a_page_names_it() -> None:

@@ -46,6 +46,11 @@ def at(
 
 
 _CACHEABLE = ("GET", "HEAD")
+_INERT = (
+    (b"Content-Security-Policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"X-Content-Type-Options", b"nosniff"),
+)
+"""Headers of the answer to a foreign page, so that a browser neither runs, frames nor reinterprets it."""
 
 
 class _LoopbackService:
@@ -68,7 +73,7 @@ class _LoopbackService:
         """See `BindingService.bind`."""
         reason = refuse_host(head.get, self._allowed)
         if reason:
-            return partial(respond, failure(403, reason, plain=True))
+            return partial(respond, failure(403, reason, plain=True, headers=_INERT))
         return bind(self._service, head)
 
     def reads_body(self, head: Head) -> bool:

@@ -78,6 +78,18 @@ def test_a_foreign_host_name_is_refused_before_a_preflight(repository: Path) -> 
         assert (got.status, shared_with(got)) == (403, None)
 
 
+@pytest.mark.parametrize("path", ["/", "/v2/docs", "/v2/status", "/v2"])
+def test_the_answer_to_a_foreign_host_name_is_inert(repository: Path, path: str) -> None:
+    host = '"><script>alert(1)</script>'
+    with serving(repository) as ports:
+        got = ask(ports.http, "GET", path, headers={"Host": host, "Accept": "text/html"})
+    assert got.status == 403
+    assert "<" not in got.body.decode()
+    assert got.headers["content-security-policy"].startswith("default-src 'none'")
+    assert got.headers["x-content-type-options"] == "nosniff"
+    assert got.headers["content-type"] == "text/plain"
+
+
 def test_a_stream_is_shared_too(repository: Path) -> None:
     with serving(repository, cors_origin=("*",)) as ports:
         body = {"x": [1.0, 2.0, 3.0, 4.0]}
