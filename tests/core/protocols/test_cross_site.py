@@ -51,7 +51,9 @@ def test_a_loopback_address_refuses_other_names_and_names_the_flag(host: bytes) 
     assert "--allowed-host" in refuse_host({b"host": host}.get, ALLOWED)
 
 
-@pytest.mark.parametrize("host", [b"localhost:8000, evil.example", b'"><script>evil()</script>', b"a b", b"\xe9.example"])
+@pytest.mark.parametrize(
+    "host", [b"localhost:8000, evil.example", b'"><script>evil()</script>', b"a b", b"\xe9.example"]
+)
 def test_a_host_that_is_not_a_name_is_refused_and_not_repeated(host: bytes) -> None:
     reason = refuse_host({b"host": host}.get, ALLOWED)
     assert "not the name of a host" in reason

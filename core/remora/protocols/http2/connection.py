@@ -53,8 +53,8 @@ from remora.protocols.http2.frames import (
     without_padding,
 )
 from remora.protocols.http2.stream import ANSWERED, Malformed, Opener, Owner, Receiver, Stream
-from remora.protocols.http2.unpacking import Unpacker
 from remora.protocols.http2.validation import check_dependency, check_frame, request_fault, trailers_fault
+from remora.protocols.http2_unpacking import Unpacker
 
 _THERE, _LEAVING = b"is there", b"leaving "
 _TURN_BUDGET, _REQUEST_COST = 4_096, 63
@@ -365,7 +365,7 @@ class Http2:
             self._fields(stream, block, self._block_of[1])
 
     def _fields(self, number: int, block: bytes, ended: bool) -> None:
-        opener = self._openers.meaning(block)
+        opener = self._openers.fields(block)
         stream = self._streams.get(number)
         if stream is not None:  # trailers
             if stream.ended:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.protocols.http2.frames import Fields
-from remora.protocols.http2.unpacking import Unpacker
+from remora.protocols.http2_unpacking import Unpacker
 
 MOST = 1 << 20
 ADDED = b"\x40"  # a literal field that joins the dynamic table (RFC 7541 6.2.1)
@@ -35,57 +35,52 @@ blocks = st.one_of(
 )
 
 
-def meaning_of(fields: Fields) -> Fields:
-    """The meaning of fields: themselves, in a new object."""
-    return (*fields,)
-
-
 def decoded(decoder: Decoder, block: bytes) -> Fields:
     return tuple((bytes(name), bytes(value)) for name, value in decoder.decode(block, raw=True))
 
 
 @pytest.mark.parametrize("evicting", [added(b"other", b"x" * 4_030), CLEARED], ids=["a large field", "table sizes"])
 def test_an_entry_that_was_replaced_within_one_block_is_not_the_old_one(evicting: bytes) -> None:
-    unpacker = Unpacker(MOST, meaning_of)
-    assert unpacker.meaning(added(b"key", b"right")) == ((b"key", b"right"),)
-    assert unpacker.meaning(NEWEST) == ((b"key", b"right"),)
+    unpacker = Unpacker(MOST)
+    assert unpacker.fields(added(b"key", b"right")) == ((b"key", b"right"),)
+    assert unpacker.fields(NEWEST) == ((b"key", b"right"),)
     for number in range(100):
         value = b"wrong %d" % number
-        assert unpacker.meaning(evicting + added(b"key", value))[-1] == (b"key", value)
-        assert unpacker.meaning(NEWEST) == ((b"key", value),)
+        assert unpacker.fields(evicting + added(b"key", value))[-1] == (b"key", value)
+        assert unpacker.fields(NEWEST) == ((b"key", value),)
 
 
 def test_blocks_of_many_fields_are_not_remembered() -> None:
-    unpacker = Unpacker(MOST, meaning_of)
-    assert len(unpacker.meaning(b"\x82" * 500)) == 500
+    unpacker = Unpacker(MOST)
+    assert len(unpacker.fields(b"\x82" * 500)) == 500
     assert not unpacker._memo
-    unpacker.meaning(b"\x82")
+    unpacker.fields(b"\x82")
     assert unpacker._memo
 
 
 def test_a_short_block_of_long_fields_is_not_remembered() -> None:
-    unpacker = Unpacker(MOST, meaning_of)
-    unpacker.meaning(added(b"key", b"x" * 3_000))
-    assert len(unpacker.meaning(NEWEST * 2)) == 2
+    unpacker = Unpacker(MOST)
+    unpacker.fields(added(b"key", b"x" * 3_000))
+    assert len(unpacker.fields(NEWEST * 2)) == 2
     assert not unpacker._memo
-    unpacker.meaning(NEWEST)
+    unpacker.fields(NEWEST)
     assert unpacker.known(NEWEST) == ((b"key", b"x" * 3_000),)
 
 
 @given(st.lists(st.lists(fields, min_size=1, max_size=4), min_size=2, max_size=12), st.booleans())
 def test_blocks_of_an_encoder_unpack_as_a_plain_decoder_unpacks_them(requests: list[list], huffman: bool) -> None:
-    encoder, plain, unpacker = Encoder(), Decoder(max_header_list_size=MOST), Unpacker(MOST, meaning_of)
+    encoder, plain, unpacker = Encoder(), Decoder(max_header_list_size=MOST), Unpacker(MOST)
     for request in requests * 2:
         block = encoder.encode(request, huffman=huffman)
-        assert unpacker.meaning(block) == decoded(plain, block)
+        assert unpacker.fields(block) == decoded(plain, block)
 
 
 @given(st.lists(blocks, min_size=2, max_size=16))
 def test_any_blocks_unpack_as_a_plain_decoder_unpacks_them(sent: list[bytes]) -> None:
-    plain, unpacker = Decoder(max_header_list_size=MOST), Unpacker(MOST, meaning_of)
+    plain, unpacker = Decoder(max_header_list_size=MOST), Unpacker(MOST)
     for block in (*sent, *sent):
         try:
             expected = decoded(plain, block)
         except Exception:  # the connection ends here
             return
-        assert unpacker.meaning(block) == expected
+        assert unpacker.fields(block) == expected

@@ -1,6 +1,6 @@
-"""Decoder of HTTP/2 header blocks with a memo of their meaning (RFC 7541).
+"""Decoder of HTTP/2 header blocks with a memo of their fields (RFC 7541).
 
-The memo holds the blocks that leave the dynamic table as it was. Invariant: every block has the meaning that a decoder
+The memo holds the blocks that leave the dynamic table as it was. Invariant: every block has the fields that a decoder
 without a memo gives it.
 """
 
@@ -27,18 +27,19 @@ class Unpacker(Generic[M]):
 
     Args:
         most_bytes: longest block, unpacked.
-        read: returns the meaning of a block's fields. It depends on the fields alone and does not raise.
+        read: returns the form in which fields are kept and returned; by default they stay as they are. It depends on
+            the fields alone and does not raise.
     """
 
-    def __init__(self, most_bytes: int, read: Callable[[Fields], M]) -> None:
+    def __init__(self, most_bytes: int, read: Callable[[Fields], M] = tuple) -> None:  # type: ignore[assignment]
         self._decoder = Decoder(max_header_list_size=most_bytes)
         self._read = read
         self._memo: dict[bytes, M] = {}
         self.known: Callable[[bytes], M | None] = self._memo.get
-        """Returns the meaning of a block that is in the memo, else None."""
+        """Returns the fields of a block that is in the memo, else None."""
 
-    def meaning(self, block: bytes) -> M:
-        """Decode a block and return its meaning. Raises Http2Error."""
+    def fields(self, block: bytes) -> M:
+        """Return the fields of a block, in the form of ``read``. Raises Http2Error."""
         known = self._memo.get(block)
         return known if known is not None else self._decode(block)
 
@@ -55,7 +56,7 @@ class Unpacker(Generic[M]):
             fields = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True))
         except HPACKError as error:
             raise Http2Error(COMPRESSION_ERROR, f"invalid header block: {error}") from error
-        meaning = self._read(fields)
+        kept = self._read(fields)
         same = (entries[0] if entries else None) is newest
         if not same or (len(entries), self._decoder.header_table_size) != before:
             self._memo.clear()
@@ -66,5 +67,5 @@ class Unpacker(Generic[M]):
         ):
             if len(self._memo) >= _MEMO_ENTRIES:
                 self._memo.clear()
-            self._memo[block] = meaning
-        return meaning
+            self._memo[block] = kept
+        return kept
