@@ -14,7 +14,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from remora.errors import RemoraError
-from remora.messages import NO_TIME, Data, InferForm, Outcome, Reply, Request, Response, Streamed, Ticket, datatype_of
+from remora.messages import (
+    NO_TIME,
+    Data,
+    InferForm,
+    Outcome,
+    Reply,
+    Request,
+    Response,
+    Streamed,
+    Ticket,
+    datatype_of,
+    split_outcome,
+)
 from remora.tracing.context import SpanContext, carried, context_of
 from remora.tracing.records import BACKEND_OUTPUT, QUEUE_INPUT, Part, SeenTensor, Trace, legible
 from remora.tracing.sampling import Sampling
@@ -193,9 +205,9 @@ class TracedRequest:
         """Record a response, pass it on, and record when it was sent."""
         progress, part = self._progress, self._part
         now_ns = progress.traces.now()
-        final = not isinstance(outcome, Streamed) or outcome.final
+        final, content = split_outcome(outcome)
         try:
-            self._answered(outcome)
+            self._answered(content)
         except Exception:  # a failed trace must not cost the client its response
             _log.exception("a response is missing from a trace")
         try:
@@ -210,8 +222,7 @@ class TracedRequest:
                 part.end_ns = max(now_ns, *part.compute) if part.compute else now_ns
                 progress.end(part)
 
-    def _answered(self, outcome: Outcome) -> None:
-        content = outcome.outcome if isinstance(outcome, Streamed) else outcome
+    def _answered(self, content: Response | RemoraError | None) -> None:
         if isinstance(content, RemoraError):
             self._part.error = legible(content.message)
         elif isinstance(content, Response) and self._progress.sampling.tensors:

@@ -17,7 +17,7 @@ from remora.backends.python.messages import ErrorCode, InferenceResponse, Triton
 from remora.backends.python.requests import InferenceRequest
 from remora.backends.python.tensor import Tensor, TritonModelException
 from remora.errors import InvalidArgumentError, RemoraError
-from remora.messages import Outcome, Streamed
+from remora.messages import Outcome, split_outcome
 
 if TYPE_CHECKING:
     import asyncio
@@ -142,9 +142,8 @@ class _Answers:
 
         A final answer without content becomes an empty response, as in Triton.
         """
-        final = not isinstance(outcome, Streamed) or outcome.final
-        inner = outcome.outcome if isinstance(outcome, Streamed) else outcome
-        response = _response_of(inner)
+        final, content = split_outcome(outcome)
+        response = _response_of(content)
         with self._changed:
             if self._ended:
                 return

@@ -29,6 +29,7 @@ from remora.messages import (
     Streamed,
     Tensor,
     Ticket,
+    split_outcome,
 )
 from remora.scheduling.delivery import failure_of
 from remora.scheduling.ensembles.plan import EnsemblePlan, EnsembleRun, EnsembleStep, Progress, Start
@@ -193,8 +194,7 @@ class EnsembleRequest:
     def reply(self, ticket: Ticket, outcome: Outcome) -> None:
         """Process the answer of a step."""
         start: Start[Value] | None = ticket.context  # type: ignore[assignment]  # what `_submit` put there
-        content = outcome.outcome if isinstance(outcome, Streamed) else outcome
-        final = outcome.final if isinstance(outcome, Streamed) else True
+        final, content = split_outcome(outcome)
         if start is None or self._over:
             return
         if isinstance(content, RemoraError):

@@ -14,7 +14,7 @@ from functools import partial
 from remora.calls import Metrics
 from remora.engine import Engine, FrontEnd
 from remora.errors import MalformedError, RemoraError, RetiredError
-from remora.messages import Buffer, Data, InferForm, Mailbox, Outcome, Response, Streamed, Ticket
+from remora.messages import Buffer, Data, InferForm, Mailbox, Outcome, Response, Ticket, split_outcome
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.protocols.http1 import Head
@@ -206,7 +206,7 @@ class _Single(_Reply):
         """Process the next response of the model."""
         if self._answered:
             return
-        found, final = _parted(outcome)
+        final, found = split_outcome(outcome)
         if found is not None and self._first is None:
             self._first, found = found, None
         if found is None and not final:
@@ -250,7 +250,7 @@ class _Events(_Reply):
 
     def take(self, ticket: Ticket, outcome: Outcome) -> None:
         """Process the next response of the model."""
-        found, final = _parted(outcome)
+        final, found = split_outcome(outcome)
         status, pieces = (200, []) if found is None else self._printed(ticket, found)
         if not self._begun and (final or found is not None):
             self._begun = True
@@ -264,10 +264,3 @@ class _Events(_Reply):
                 self._held.sent()
         if final:
             self._exchange.finish()
-
-
-def _parted(outcome: Outcome) -> tuple[Response | RemoraError | None, bool]:
-    """Return the response of an outcome, if it has one, and True if it is the last."""
-    if isinstance(outcome, Streamed):
-        return outcome.outcome, outcome.final
-    return outcome, True

@@ -19,7 +19,7 @@ from remora.errors import InternalError, RemoraError
 from remora.generation.tasks import ParameterError
 from remora.generation.templates import JinjaTemplate
 from remora.in_process import as_form, as_request
-from remora.messages import Array, Mailbox, Outcome, Streamed, Ticket
+from remora.messages import Array, Mailbox, Outcome, Ticket, split_outcome
 from remora.models.served_model import ServedModel
 from remora.protocols.http1 import Head
 from remora.protocols.openai.mapping import TensorUse, tensors_of
@@ -175,7 +175,7 @@ class TensorRequests:
         outcome: Outcome,
     ) -> None:  # fmt: skip
         """Process the next response of the model."""
-        found, final = (outcome.outcome, outcome.final) if isinstance(outcome, Streamed) else (outcome, True)
+        final, found = split_outcome(outcome)
         if not answer.ended and not self._group.cancelled:
             piece = answer.piece(found, final=final)
             if piece.end is not None:
@@ -299,7 +299,7 @@ class _Rows:
         """Process a response of the model, of which each batch has one."""
         if self._done or self._group.cancelled:
             return
-        found, final = (outcome.outcome, outcome.final) if isinstance(outcome, Streamed) else (outcome, True)
+        final, found = split_outcome(outcome)
         if isinstance(found, RemoraError):
             self._fail(found)
             return
