@@ -216,7 +216,7 @@ def _bad_size(size: bytes) -> HttpAnswer:
 
 def _has_instances(body: Buffer) -> bool:
     """Return True if the body is predict's, a JSON object with instances."""
-    octets = body if isinstance(body, bytes) else bytes(body)
+    octets = bytes(body)
     if b'"instances"' not in octets:
         return False
     if b'"inputs"' not in octets:

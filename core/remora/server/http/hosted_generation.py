@@ -129,7 +129,7 @@ def _shape_of(body: Buffer, look: Callable[[bytes], object] | None = None, *, ge
 
     Raises RemoraError for a wrong parameter, and if a language model cannot answer the body.
     """
-    octets = body if isinstance(body, bytes) else bytes(body)
+    octets = bytes(body)
     shaped = read_shape(octets) if generates or _may_be_vectors(octets) else None
     if shaped is None and generates and not (b'"inputs"' in octets or b'"instances"' in octets):
         raise InvalidArgumentError(_EXPECTED)
@@ -140,7 +140,7 @@ def _shape_of(body: Buffer, look: Callable[[bytes], object] | None = None, *, ge
 
 def _may_be_vectors(body: Buffer) -> bool:
     """Return True if a body is not V2's and may ask for embeddings or a reranking."""
-    octets = body if isinstance(body, bytes) else bytes(body)
+    octets = bytes(body)
     return b'"inputs"' not in octets and (b'"input"' in octets or b'"documents"' in octets)
 
 
