@@ -153,7 +153,7 @@ class V2App:
         exchange = _FutureExchange(loop, (scope.get("client") or ("",))[0])
         try:
             opened = self._opened(loop)
-            head.unread = opened.reads_body is not None and not opened.reads_body(head)
+            head.unread = not opened.reads_body(head)
             body = b"" if head.unread else await _receive_body(receive, limit, head)
             if body is None or isinstance(body, HttpAnswer):
                 return body
@@ -177,7 +177,7 @@ class V2App:
         if opened is None or opened.loop is not loop:
             rest = self._rest(loop)
             service = rest if keys is None else keys.over(rest)
-            opened = self._open = _Opened(loop, service, None if keys is None else body_reader_of(service))
+            opened = self._open = _Opened(loop, service, body_reader_of(service))
         if keys is not None:
             now = time.monotonic()
             if now >= self._refresh_at:  # without a timer, because the loop may run for single requests only
@@ -205,11 +205,11 @@ class V2App:
 
 
 class _Opened(NamedTuple):
-    """Service of a loop; ``reads_body`` is that of a service behind the check of keys."""
+    """Service of a loop, with `body_reader_of` that service."""
 
     loop: asyncio.AbstractEventLoop
     service: Service
-    reads_body: Callable[[Head], bool] | None
+    reads_body: Callable[[Head], bool]
 
 
 class _FutureExchange:
