@@ -78,7 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 1
     except KeyboardInterrupt:
-        return 130
+        from remora.cli.interrupts import INTERRUPTED  # imported here, because most commands end without it
+
+        return INTERRUPTED
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
