@@ -213,14 +213,12 @@ class _Single(_Reply):
             return
         self._answered = True
         first = self._first
-        if found is not None:
-            if not final:
-                ticket.cancel()
+        if not final:
+            ticket.cancel()
+        if first is None or found is not None:
             # The status is that of the first response.
-            status = self._printed(ticket, first)[0] if first is not None else 200
+            status = 200 if first is None else self._printed(ticket, first)[0]
             self._respond(status, [error_object(NOT_ONE_RESPONSE)])
-        elif first is None:
-            self._respond(200, [error_object(NOT_ONE_RESPONSE)])
         elif self._large is not None and isinstance(first, Response) and are_large([first]):
             headers = self._headers()
             self._large.print(self._exchange, lambda: _answer(*self._printed(ticket, first), headers))
