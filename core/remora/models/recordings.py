@@ -164,10 +164,6 @@ class Room:
         return self._dropped + max(round((answered_count - self._closed_at) * self._share), self._refused)
 
 
-def _nothing() -> None:
-    """Do nothing when a recorder opens or closes."""
-
-
 class Recorder:
     """Table of the sequences that are recorded for one shadow. Thread-safe.
 
@@ -183,7 +179,7 @@ class Recorder:
         offer: Callable[[Recording], None],
         answered_count: Callable[[], int],
         share: float,
-        on_open_changed: Callable[[], None] = _nothing,
+        on_open_changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._offer = offer
         self._answered_count = answered_count
