@@ -1,8 +1,8 @@
-"""Double of S3 and Google's XML API on loopback, with request counts and faults.
+"""Double of S3, Google's XML API and Azure's Blob service on loopback, with request counts and faults.
 
 It supports what readers need, paged listings, HEAD and GET with ranges and If-Match, and uploads: PUT of a whole
-object, and the three calls of a multipart upload, as S3 and Google's XML API document them. It checks no signatures,
-but keeps the headers of requests for tests.
+object, the three calls of a multipart upload, as S3 and Google's XML API document them, and Azure's blocks. It checks
+no signatures, but keeps the headers of requests for tests.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Seen:
     @property
     def kind(self) -> str:
         """Kind of request: LIST, HEAD or GET."""
-        return "LIST" if self.method == "GET" and "list-type" in self.query else self.method
+        is_listing = "list-type" in self.query or self.query.get("comp") == ["list"]
+        return "LIST" if self.method == "GET" and is_listing else self.method
 
 
 @dataclass
@@ -46,8 +47,8 @@ class ObjectStore:
 
     buckets: dict[str, dict[str, bytes]] = field(default_factory=dict)
     etags: dict[str, str] = field(default_factory=dict)
-    parts: dict[tuple[str, int], bytes] = field(default_factory=dict)
-    """Parts of multipart uploads that are not complete."""
+    parts: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    """Parts of multipart uploads that are not complete, by key and number or name."""
     requests: list[Seen] = field(default_factory=list)
     page: int = 1000
     port: int = 0
@@ -63,6 +64,19 @@ class ObjectStore:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables with which a process finds this double and has keys for it."""
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": "AK",
+            "AWS_SECRET_ACCESS_KEY": "very-secret-key",
+            "STORAGE_EMULATOR_HOST": self.url,
+            "AZURE_STORAGE_ENDPOINT": self.url,
+            "AZURE_STORAGE_ACCOUNT": "account",
+            "AZURE_STORAGE_KEY": "dmVyeS1zZWNyZXQta2V5",
+        }
 
     def put(self, bucket: str, key: str, content: bytes, etag: str = "") -> None:
         with self._lock:
@@ -114,11 +128,17 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(403, b"<Error><Code>AccessDenied</Code><Message>on order</Message></Error>")
         if bucket not in self.store.buckets:
             return self._send(404, b"<Error><Code>NoSuchBucket</Code><Message>no such bucket</Message></Error>")
-        if "uploadId" in query:
-            self.store.parts[f"{bucket}/{key}", int(query["partNumber"][0])] = content
-            return self._send(200, b"", {"ETag": f'"{hashlib.md5(content).hexdigest()}"'})
-        self.store.put(bucket, key, content)
-        return self._send(200, b"", {"ETag": self.store.etags[f"{bucket}/{key}"]})
+        match query:
+            case {"uploadId": _, "partNumber": [name]} | {"comp": ["block"], "blockid": [name]}:
+                self.store.parts[f"{bucket}/{key}", name] = content
+                etag = f'"{hashlib.md5(content).hexdigest()}"'
+            case _:
+                if query.get("comp") == ["blocklist"]:
+                    names = re.findall(r"<Uncommitted>([^<]+)</Uncommitted>", content.decode())
+                    content = b"".join(self.store.parts.pop((f"{bucket}/{key}", name)) for name in names)
+                self.store.put(bucket, key, content)
+                etag = self.store.etags[f"{bucket}/{key}"]
+        return self._send(201 if "x-ms-version" in self.headers else 200, b"", {"ETag": etag})
 
     def do_POST(self) -> None:
         """Begin a multipart upload, or complete it with the parts that the body lists."""
@@ -133,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, answer.encode())
         numbers = [int(number) for number in re.findall(r"<PartNumber>(\d+)</PartNumber>", body)]
         assert numbers == sorted(numbers)
-        content = b"".join(self.store.parts.pop((f"{bucket}/{key}", number)) for number in numbers)
+        content = b"".join(self.store.parts.pop((f"{bucket}/{key}", str(number))) for number in numbers)
         self.store.put(bucket, key, content)
         etag = escape(self.store.etags[f"{bucket}/{key}"])
         answer = f"<CompleteMultipartUploadResult><ETag>{etag}</ETag></CompleteMultipartUploadResult>"
@@ -152,31 +172,51 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(int(fault), b"<Error><Code>Fault</Code><Message>on order</Message></Error>")
         if bucket not in self.store.buckets:
             return self._send(404, b"<Error><Code>NoSuchBucket</Code><Message>no such bucket</Message></Error>")
-        if "list-type" in query:
-            return self._send(200, self._listing(bucket, query))
+        if seen.kind == "LIST":
+            listing = self._s3_listing if "list-type" in query else self._azure_listing
+            return self._send(200, listing(bucket, query))
         return self._object(bucket, key, fault, body=body)
 
-    def _listing(self, bucket: str, query: dict[str, list[str]]) -> bytes:
-        prefix, token = query.get("prefix", [""])[0], query.get("continuation-token", [""])[0]
+    def _page(self, bucket: str, query: dict[str, list[str]], token: str) -> tuple[list[str], list[str], str]:
+        """Return the keys and the folders of a page, and the last key if there is another page."""
+        prefix = query.get("prefix", [""])[0]
         keys = sorted(key for key in self.store.buckets[bucket] if key.startswith(prefix) and key > token)
         folders: list[str] = []
         if "delimiter" in query:
             parts = {key: key.removeprefix(prefix).split("/") for key in keys}
             folders = sorted({f"{prefix}{pieces[0]}/" for pieces in parts.values() if len(pieces) > 1})
             keys = [key for key, pieces in parts.items() if len(pieces) == 1]
-        page, more = keys[: self.store.page], len(keys) > self.store.page
+        page = keys[: self.store.page]
+        return page, folders, page[-1] if len(keys) > self.store.page else ""
+
+    def _s3_listing(self, bucket: str, query: dict[str, list[str]]) -> bytes:
+        page, folders, more = self._page(bucket, query, query.get("continuation-token", [""])[0])
         rows = "".join(
             f"<Contents><Key>{escape(key)}</Key><Size>{len(self.store.buckets[bucket][key])}</Size>"
             f"<LastModified>2025-11-01T00:00:00.000Z</LastModified>"
             f"<ETag>{escape(self.store.etags[f'{bucket}/{key}'])}</ETag></Contents>"
             for key in page
         )
-        after = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
+        after = f"<NextContinuationToken>{escape(more)}</NextContinuationToken>" if more else ""
         return (
             f"<ListBucketResult><Name>{bucket}</Name><KeyCount>{len(page)}</KeyCount>"
-            f"<IsTruncated>{str(more).lower()}</IsTruncated>{after}{rows}"
+            f"<IsTruncated>{str(bool(more)).lower()}</IsTruncated>{after}{rows}"
             + "".join(f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in folders)
             + "</ListBucketResult>"
+        ).encode()
+
+    def _azure_listing(self, bucket: str, query: dict[str, list[str]]) -> bytes:
+        page, folders, more = self._page(bucket, query, query.get("marker", [""])[0])
+        rows = "".join(
+            f"<Blob><Name>{escape(key)}</Name><Properties><Last-Modified>{MODIFIED}</Last-Modified>"
+            f"<Etag>{escape(self.store.etags[f'{bucket}/{key}'])}</Etag>"
+            f"<Content-Length>{len(self.store.buckets[bucket][key])}</Content-Length>"
+            "<Content-Type>application/octet-stream</Content-Type></Properties></Blob>"
+            for key in page
+        )
+        rows += "".join(f"<BlobPrefix><Name>{escape(each)}</Name></BlobPrefix>" for each in folders)
+        return (
+            f"<EnumerationResults><Blobs>{rows}</Blobs><NextMarker>{escape(more)}</NextMarker></EnumerationResults>"
         ).encode()
 
     def _object(self, bucket: str, key: str, fault: str, *, body: bool) -> None:
@@ -250,12 +290,11 @@ def object_store() -> Iterator[ObjectStore]:
 @contextmanager
 def store_of_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
     """Run a double with an empty ``bucket``, at which the variables of this process point."""
-    for name in ("AWS_PROFILE", "TRITON_CLOUD_CREDENTIAL_PATH", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
+    for name in ("AWS_PROFILE", "TRITON_CLOUD_CREDENTIAL_PATH", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3",
+                 "AZURE_STORAGE_AUTH_TYPE", "AZURE_STORAGE_CLIENT_ID"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     with object_store() as store:
         store.buckets["bucket"] = {}
-        monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AK")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sk")
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", store.url)
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
         yield store

@@ -27,13 +27,7 @@ def clouds(digits: Any) -> Iterator[ObjectStore]:
 
 @pytest.fixture
 def environment(clouds: ObjectStore, tmp_path: Path) -> dict[str, str]:
-    return {
-        "AWS_ENDPOINT_URL": clouds.url,
-        "AWS_ACCESS_KEY_ID": "AK",
-        "AWS_SECRET_ACCESS_KEY": "very-secret-key",
-        "STORAGE_EMULATOR_HOST": clouds.url,
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-    }
+    return {**clouds.environment, "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
 
 def ask(port: int, path: str, body: bytes | None = None, method: str = "GET") -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -9,10 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 
+import onnx_models
 from conftest import ROOT, end, free_ports
 from moto_server import running_moto, wait_for
+from remora.cli import main
 from remora.repository import CacheSettings, Repository
 from remora.repository.sources import open_repository
 
@@ -108,20 +113,50 @@ def test_more_than_a_page_of_files_is_seen(moto: str, bucket: Callable[..., None
     assert len(opened(f"s3://{moto}/models/many", tmp_path).models()) == 1005
 
 
-@pytest.mark.parametrize("place", ["as://{account}/models/repo", "az://models/repo"])
-def test_azurite_is_a_repository(azurite: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str) -> None:
+@pytest.fixture
+def container(azurite: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The container ``models``; the variables of this process have its account and key."""
     from obstore.store import AzureStore
 
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", ACCOUNT)
     monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
     monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", azurite)
-    store: Any = AzureStore(
+    make_container(azurite)
+    return AzureStore(
         "models", account_name=ACCOUNT, account_key=KEY, endpoint=azurite, client_options={"allow_http": True}
     )
-    make_container(azurite)
+
+
+@pytest.mark.parametrize("place", ["as://{account}/models/repo", "az://models/repo"])
+def test_azurite_is_a_repository(container: Any, tmp_path: Path, place: str) -> None:
     for key, content in FILES.items():
-        store.put(f"repo/{key}", content)
-    check(opened(place.format(account=ACCOUNT), tmp_path), store.put, "repo/")
+        container.put(f"repo/{key}", content)
+    check(opened(place.format(account=ACCOUNT), tmp_path), container.put, "repo/")
+
+
+@pytest.mark.parametrize("rows", [3, 1_000_000])
+def test_rows_of_azurite_are_scored(container: Any, tmp_path: Path, rows: int) -> None:
+    """The results of a million rows take 16 MB, which are sent in parts."""
+    onnx.save(onnx_models.identity("FP32", ("n", 2)), tmp_path / "model.onnx")
+    values = np.arange(2 * rows, dtype="f4").reshape(-1, 2)
+    np.save(tmp_path / "in.npy", values)
+    container.put("data/in.npy", tmp_path / "in.npy")
+    model = str(tmp_path / "model.onnx")
+    assert main(["score", model, "az://models/data/in.npy", "az://models/data/out.npy", "--quiet"]) == 0
+    (tmp_path / "out.npy").write_bytes(container.get("data/out.npy").bytes())
+    assert np.array_equal(np.load(tmp_path / "out.npy"), values)
+
+
+def test_images_of_azurite_are_scored(container: Any, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install '.[images]'")
+    onnx.save(onnx_models.identity("UINT8", ("n", 2, 2, 3)), tmp_path / "model.onnx")
+    for number in range(3):
+        image.new("RGB", (2, 2), (number, 0, 255)).save(tmp_path / "a.png")
+        container.put(f"photos/{number}/a.png", (tmp_path / "a.png").read_bytes())
+    words = ["score", str(tmp_path / "model.onnx"), "az://models/photos", "az://models/out.jsonl", "--keep=path"]
+    assert main([*words, "--quiet"]) == 0
+    found = [json.loads(line) for line in bytes(container.get("out.jsonl").bytes()).splitlines()]
+    assert {row["path"]: row["y"] for row in found} == {f"{n}/a.png": [[[n, 0, 255]] * 2] * 2 for n in range(3)}
 
 
 def make_container(url: str) -> None:

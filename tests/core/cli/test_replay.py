@@ -106,7 +106,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
         yield store
 
 
-def test_a_bucket_is_read_by_folder_and_by_file(store: ObjectStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_a_bucket_is_read_by_folder_and_by_file(store: ObjectStore, tmp_path: Path, scheme: str) -> None:
     for name, content in {
         "kept/today/1.jsonl": lines_of(1),
         "kept/today/2.parquet": parquet_of(tmp_path, 2, 3),
@@ -114,11 +115,11 @@ def test_a_bucket_is_read_by_folder_and_by_file(store: ObjectStore, tmp_path: Pa
         "kept/all.parquet/1.parquet": parquet_of(tmp_path, 4),
     }.items():
         store.put("bucket", name, content)
-    root = "s3://bucket/kept"
+    root = f"{scheme}://bucket/kept"
     expected = [(f"{root}/today/1.jsonl:1", 1), (f"{root}/today/2.parquet:1", 2), (f"{root}/today/2.parquet:2", 3)]
     assert read(f"{root}/today/") == expected
     assert read(f"{root}/today/2.parquet") == expected[1:]
     assert read(f"{root}/today/1.jsonl") == expected[:1]
     assert [value for _, value in read(f"{root}/all.parquet")] == [4]
     with pytest.raises(NotFoundError, match="no files of captured requests"):
-        read("s3://bucket/none")
+        read(f"{scheme}://bucket/none")

@@ -295,9 +295,16 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
         yield store
 
 
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_files_in_buckets_are_read_in_ranges_and_written_whole(
-    form: str, model: Path, table: Path, tmp_path: Path, bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    form: str,
+    scheme: str,
+    model: Path,
+    table: Path,
+    tmp_path: Path,
+    bucket: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     content = table.read_bytes()
@@ -306,7 +313,7 @@ def test_files_in_buckets_are_read_in_ranges_and_written_whole(
         pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / "in.parquet")
         content = (tmp_path / "in.parquet").read_bytes()
     bucket.put("bucket", f"data/in.{form}", content)
-    words = [f"s3://bucket/data/in.{form}", "s3://bucket/data/out.csv"]
+    words = [f"{scheme}://bucket/data/in.{form}", f"{scheme}://bucket/data/out.csv"]
     assert main(["score", str(model), *words, *WORDS]) == 0
     assert not list(tmp_path.glob("*unfinished*"))
     if form == "parquet":
@@ -318,13 +325,12 @@ def test_files_in_buckets_are_read_in_ranges_and_written_whole(
         check_output(tmp_path / "out.csv")
 
 
-@pytest.mark.parametrize("scheme", ["s3", "gs"])
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
 def test_images_of_a_bucket_are_scored_and_a_broken_network_is_no_bad_row(
     scheme: str, tmp_path: Path, bucket: ObjectStore, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install '.[images]'")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", bucket.url)
     onnx.save(onnx_models.identity("UINT8", ("n", 2, 2, 3)), tmp_path / "model.onnx")
     for number in range(40):
         image.new("RGB", (2, 2), (number, 0, 255)).save(tmp_path / "a.png")

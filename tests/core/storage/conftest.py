@@ -15,7 +15,6 @@ from remora.storage.location import parse_location
 from remora.storage.objects import ObjectStorage
 
 Opened = Callable[[str], ObjectStorage]
-KEYS = {"AWS_ACCESS_KEY_ID": "AK", "AWS_SECRET_ACCESS_KEY": "s3cr3t", "AWS_EC2_METADATA_DISABLED": "true"}
 
 
 @pytest.fixture
@@ -31,8 +30,7 @@ def opened(clouds: ObjectStore) -> Opened:
     """Opens a URL of the double; requests are repeated twice."""
 
     def settings(url: str) -> StorageSettings:
-        environ = {**KEYS, "AWS_ENDPOINT_URL": clouds.url, "STORAGE_EMULATOR_HOST": clouds.url}
-        return settings_for(parse_location(url), environ, lambda path: Path(path).read_text())
+        return settings_for(parse_location(url), clouds.environment, lambda path: Path(path).read_text())
 
     return lambda url: ObjectStorage(parse_location(url), lambda: settings(url), retries=2)
 

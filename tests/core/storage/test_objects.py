@@ -16,9 +16,10 @@ from remora.storage.location import parse_location
 from remora.storage.objects import ObjectStorage
 
 Opened = Callable[[str], ObjectStorage]
+SCHEMES = ("s3", "gs", "az")
 
 
-@pytest.mark.parametrize("scheme", ["s3", "gs"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_listing_has_paths_sizes_and_etags_below_the_location(
     clouds: ObjectStore, opened: Opened, scheme: str
 ) -> None:
@@ -30,11 +31,12 @@ def test_a_listing_has_paths_sizes_and_etags_below_the_location(
     assert found["m/config.pbtxt"].etag == clouds.etags["bucket/repo/m/config.pbtxt"]
 
 
-def test_a_long_listing_is_read_to_its_end(clouds: ObjectStore, opened: Opened) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_long_listing_is_read_to_its_end(clouds: ObjectStore, opened: Opened, scheme: str) -> None:
     clouds.page = 10
     for number in range(35):
         clouds.put("bucket", f"r/m{number:02}/config.pbtxt", b"x")
-    assert len(opened("s3://bucket/r").listing()) == 35
+    assert len(opened(f"{scheme}://bucket/r").listing()) == 35
     assert clouds.count("LIST") == 4
 
 
@@ -44,7 +46,7 @@ def test_a_part_of_the_place_is_listed_alone(clouds: ObjectStore, opened: Opened
     assert [item.path for item in opened("s3://bucket/r").listing("two")] == ["two/b"]
 
 
-@pytest.mark.parametrize("scheme", ["s3", "gs"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("key", ["r/with space/ä.bin", "r/a+b/c=d", "r/per%20cent/x"])
 def test_names_arrive_as_they_are(clouds: ObjectStore, opened: Opened, scheme: str, key: str) -> None:
     clouds.put("bucket", key, b"content")
@@ -96,9 +98,10 @@ def test_reads_are_exact(clouds: ObjectStore, opened: Opened) -> None:
     assert clouds.requests[-1].headers["range"] == "bytes=10-19"
 
 
-def test_an_object_that_was_replaced_is_not_mixed(clouds: ObjectStore, opened: Opened) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_an_object_that_was_replaced_is_not_mixed(clouds: ObjectStore, opened: Opened, scheme: str) -> None:
     clouds.put("bucket", "r/x", b"first")
-    storage = opened("s3://bucket/r")
+    storage = opened(f"{scheme}://bucket/r")
     (item,) = storage.listing()
     clouds.put("bucket", "r/x", b"later")
     with pytest.raises(ChangedError):
@@ -114,10 +117,11 @@ def test_an_object_that_grew_is_not_mixed_without_etags(clouds: ObjectStore, ope
         storage.read(item, 0, 5)
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("fault", ["503", "reset", "truncated"])
-def test_passed_requests_are_sent_again(clouds: ObjectStore, opened: Opened, fault: str) -> None:
+def test_passed_requests_are_sent_again(clouds: ObjectStore, opened: Opened, fault: str, scheme: str) -> None:
     clouds.put("bucket", "r/x", b"x" * 1000)
-    storage = opened("s3://bucket/r")
+    storage = opened(f"{scheme}://bucket/r")
     (item,) = storage.listing()
     clouds.fail(fault, times=2)
     assert storage.read(item, 0, 1000) == b"x" * 1000
@@ -133,9 +137,10 @@ def test_what_does_not_pass_ends(clouds: ObjectStore, opened: Opened) -> None:
         storage.read(item, 0, 1000)
 
 
-def test_a_bucket_that_is_not_there_says_so(opened: Opened) -> None:
-    with pytest.raises(NotFoundError, match=r"no 's3://absent/r'.*NoSuchBucket: no such bucket"):
-        opened("s3://absent/r").listing()
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_bucket_that_is_not_there_says_so(opened: Opened, scheme: str) -> None:
+    with pytest.raises(NotFoundError, match=rf"no '{scheme}://absent/r'.*NoSuchBucket: no such bucket"):
+        opened(f"{scheme}://absent/r").listing()
 
 
 def test_a_cloud_that_cannot_be_reached_says_so() -> None:
@@ -205,9 +210,10 @@ def test_a_stored_object_is_plain_data() -> None:
     assert StoredObject("a", 1, "e") == ("a", 1, "e")
 
 
-def test_a_refused_upload_is_named_as_such(clouds: ObjectStore, opened: Opened, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_refused_upload_is_named_as_such(clouds: ObjectStore, opened: Opened, tmp_path: Path, scheme: str) -> None:
     clouds.buckets["bucket"] = {}
     (tmp_path / "out.csv").write_text("row")
     clouds.fail("403", on="PUT", times=2)
     with pytest.raises(UnavailableError, match="may not be written"):
-        opened("s3://bucket/out.csv").upload(tmp_path / "out.csv")
+        opened(f"{scheme}://bucket/out.csv").upload(tmp_path / "out.csv")

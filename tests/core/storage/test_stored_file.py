@@ -47,9 +47,15 @@ def test_a_folder_is_not_an_object(clouds: ObjectStore, opened: Opened) -> None:
         opened("s3://bucket/folder").find()
 
 
-def test_a_file_is_uploaded_whole(clouds: ObjectStore, opened: Opened, tmp_path: Path) -> None:
-    (tmp_path / "out.csv").write_bytes(CONTENT)
-    opened("s3://bucket/results/out.csv").upload(tmp_path / "out.csv")
-    assert clouds.buckets["bucket"]["results/out.csv"] == CONTENT
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+@pytest.mark.parametrize("copies", [1, 500])
+def test_a_file_is_uploaded_whole(
+    clouds: ObjectStore, opened: Opened, tmp_path: Path, scheme: str, copies: int
+) -> None:
+    """The larger one, of 12.8 MB, is sent in parts."""
+    (tmp_path / "out.csv").write_bytes(CONTENT * copies)
+    opened(f"{scheme}://bucket/results/out.csv").upload(tmp_path / "out.csv")
+    assert clouds.buckets["bucket"]["results/out.csv"] == CONTENT * copies
+    assert (clouds.count("PUT") > 1) == (copies > 1)
     with pytest.raises(OSError, match="absent"):
-        opened("s3://bucket/results/out.csv").upload(tmp_path / "absent")
+        opened(f"{scheme}://bucket/results/out.csv").upload(tmp_path / "absent")

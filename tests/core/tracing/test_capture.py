@@ -85,10 +85,10 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
         yield store.buckets["bucket"]
 
 
-def captured_in(bucket: dict[str, bytes], tmp_path: Path, *values: int) -> list[list[int]]:
+def captured_in(bucket: dict[str, bytes], tmp_path: Path, *values: int, scheme: str = "s3") -> list[list[int]]:
     """The inputs in each object of the bucket, in order, after an engine has answered these values."""
     write_version(tmp_path / "models", 2)
-    options = {"backend_config": ("python,isolation=thread",), "capture": "s3://bucket/kept/today/"}
+    options = {"backend_config": ("python,isolation=thread",), "capture": f"{scheme}://bucket/kept/today/"}
     with Engine(model_repository=(tmp_path / "models",), **options) as engine:
         assert engine.capture is not None
         for value in values:
@@ -99,8 +99,11 @@ def captured_in(bucket: dict[str, bytes], tmp_path: Path, *values: int) -> list[
     return [[row["inputs"][0]["data"][0] for row in part] for part in rows]
 
 
-def test_a_bucket_gets_what_was_captured_when_the_server_ends(bucket: dict[str, bytes], tmp_path: Path) -> None:
-    assert captured_in(bucket, tmp_path, 1, 2, 3) == [[1, 2, 3]]
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_a_bucket_gets_what_was_captured_when_the_server_ends(
+    bucket: dict[str, bytes], tmp_path: Path, scheme: str
+) -> None:
+    assert captured_in(bucket, tmp_path, 1, 2, 3, scheme=scheme) == [[1, 2, 3]]
 
 
 @pytest.mark.parametrize("limit", ["PART_BYTES", "PART_NS"])

@@ -29,10 +29,9 @@ def store() -> Iterator[ObjectStore]:
 
 
 def _stored(store: ObjectStore, url: str) -> StoredImages:
-    environ = {"AWS_ENDPOINT_URL": store.url, "AWS_ACCESS_KEY_ID": "AK", "AWS_SECRET_ACCESS_KEY": "s3cr3t"}
-    environ["STORAGE_EMULATOR_HOST"] = store.url
     place = parse_location(url)
-    storage = ObjectStorage(place, lambda: settings_for(place, environ, lambda path: Path(path).read_text()), retries=1)
+    settings = settings_for(place, store.environment, lambda path: Path(path).read_text())
+    storage = ObjectStorage(place, lambda: settings, retries=1)
     return StoredImages(storage, storage.listing())
 
 
@@ -59,7 +58,7 @@ def test_a_folder_has_the_images_of_its_folders(tmp_path: Path) -> None:
     assert files.version("b.JPG") != before
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/photos", "gs://bucket/photos/"])
+@pytest.mark.parametrize("url", ["s3://bucket/photos", "gs://bucket/photos/", "az://bucket/photos"])
 def test_a_bucket_has_the_images_below_a_path(url: str, store: ObjectStore) -> None:
     files = _stored(store, url)
     _check(files)
