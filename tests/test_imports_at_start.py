@@ -139,7 +139,8 @@ def test_what_the_first_answer_does_not_need_is_imported_later(module: str, chil
 
 
 def test_parsing_the_flags_of_serve_imports_no_shutil(child_environment: dict[str, str]) -> None:
-    code = "from remora.cli import _parse; _parse(['serve', '.', '--http-port=0']); import sys; print(*sys.modules)"
+    parse = "from remora.cli import parse_arguments; parse_arguments(['serve', '.', '--http-port=0'])"
+    code = f"{parse}; import sys; print(*sys.modules)"
     probe = subprocess.run([sys.executable, "-c", code], env=child_environment, capture_output=True, text=True)
     assert probe.returncode == 0, probe.stderr
     assert not {"shutil", "tempfile"} & set(probe.stdout.split())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from remora.cli import _parse
+from remora.cli import parse_arguments
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "docs" / "examples" / "monitoring"
@@ -42,7 +42,7 @@ def test_no_port_is_open_to_other_machines() -> None:
 
 
 def test_the_server_takes_its_flags() -> None:
-    options = _parse(["serve", *SERVICES["remora"]["command"]])  # as the image's entry point does
+    options = parse_arguments(["serve", *SERVICES["remora"]["command"]])  # as the image's entry point does
     assert options.metrics_address == "0.0.0.0"
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from conftest import ROOT, Digits
 from hosting import write_scale
-from remora.cli import _parser, main
+from remora.cli import build_parser, main
 from remora.server.host import PLATFORMS
 from remora_adapters.aws_lambda import Function, Settings
 from remora_adapters.deploy import command as deploy_command
@@ -209,7 +209,7 @@ class Reader:
                 assert main(command) == 0
                 Path(file).write_bytes(self.capsys.readouterr().out)
             case ["remora", *_]:
-                _parser().parse_args(words[1 : words.index(">")] if ">" in words else words[1:])
+                build_parser().parse_args(words[1 : words.index(">")] if ">" in words else words[1:])
             case _:
                 self.tools.run(line)
 
@@ -289,7 +289,7 @@ def test_commands_in_the_text_are_read_too(page: Path) -> None:
         if words[1:2] == ["deploy"] and len(words) > 4:
             deploy_command.parse(words[2:])
         elif {"--model", "--models"} & {*words}:
-            _parser().parse_args(words[1:])
+            build_parser().parse_args(words[1:])
     for module in re.findall(r"-m[ ,]([\w.]+)", page.read_text()):
         assert module == "awslambdaric" or importlib.util.find_spec(module), module
 

@@ -46,7 +46,7 @@ _MOST_TURNS = 200_000
 _VALUES = np.zeros((1, 64), "<f4").tobytes()
 
 
-def _fields(method: str) -> tuple[tuple[str, str], ...]:
+def grpc_fields(method: str) -> tuple[tuple[str, str], ...]:
     return (
         (":method", "POST"),
         (":scheme", "http"),
@@ -134,7 +134,7 @@ def http(
         connection.connection_lost(None)
 
 
-def _message(model: str, tensor: str) -> bytes:
+def grpc_message(model: str, tensor: str) -> bytes:
     message: Any = pb.ModelInferRequest(
         model_name=model, inputs=[{"name": tensor, "datatype": "FP32", "shape": [1, 64]}], raw_input_contents=[_VALUES]
     )  # type: ignore[list-item]
@@ -148,9 +148,9 @@ def streaming(
     """HTTP/2 connections, each with one ModelStreamInfer call that gets ``requests`` requests at a time."""
     front = GrpcFront(engine, Rpcs(engine, Restrictions(), 16, ""), mailbox, 1 << 20)
     listener = Http2Listener(front.open)
-    body = _message(model, tensor) * requests
+    body = grpc_message(model, tensor) * requests
     data = frame(DATA, 0, 1, body)
-    opening = frame(HEADERS, END_HEADERS, 1, hpack.Encoder().encode(_fields("ModelStreamInfer")))
+    opening = frame(HEADERS, END_HEADERS, 1, hpack.Encoder().encode(grpc_fields("ModelStreamInfer")))
     widened = frame(SETTINGS, 0, 0, SETTING.pack(INITIAL_WINDOW, (1 << 31) - 1)) + window_update(0, 1 << 30)
     pairs = [(listener.connection(), FakeTransport()) for _ in range(clients)]
     for connection, transport in pairs:
@@ -179,8 +179,8 @@ def grpc(
     """HTTP/2 connections, each with ``streams`` ModelInfer calls at a time."""
     front = GrpcFront(engine, Rpcs(engine, Restrictions(), 16, ""), mailbox, 1 << 20)
     listener = Http2Listener(front.open if log is None else log.over_calls(front.open))
-    body = _message(model, tensor)
-    encoder, fields = hpack.Encoder(), _fields("ModelInfer")
+    body = grpc_message(model, tensor)
+    encoder, fields = hpack.Encoder(), grpc_fields("ModelInfer")
     first, repeated = encoder.encode(fields), encoder.encode(fields)  # the second refers to the table of the first
     pairs = [(listener.connection(), FakeTransport()) for _ in range(clients)]
     number = [1]

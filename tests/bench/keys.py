@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import hpack
-from in_process import FakeTransport, _fields, _message, http_request, receive
+from in_process import FakeTransport, grpc_fields, grpc_message, http_request, receive
 from models import mlp
 
 from remora.engine import Engine
@@ -52,12 +52,12 @@ def http_requests(*, seen: bool) -> Iterator[bytes]:
 
 def grpc_requests(*, seen: bool) -> Iterator[bytes]:
     """Calls with a key, each with another header unless ``seen``."""
-    encoder, body = hpack.Encoder(), _message("mlp", "input")
+    encoder, body = hpack.Encoder(), grpc_message("mlp", "input")
     yield PREFACE + frame(SETTINGS, 0, 0, b"") + widened(0, 1 << 30)
     for number in count():
         more = (("x-api-key", KEY), hpack.NeverIndexedHeaderTuple("x-number", str(0 if seen else number)))
         stream = 2 * number + 1
-        block = encoder.encode((*_fields("ModelInfer"), *more))
+        block = encoder.encode((*grpc_fields("ModelInfer"), *more))
         yield frame(HEADERS, END_HEADERS, stream, block) + frame(DATA, END_STREAM, stream, body)
 
 

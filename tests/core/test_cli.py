@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from remora.cli import _checked, add_options, main, read_options
+from remora.cli import add_options, checked_options, main, read_options
 from remora.options import EngineOptions, ServerOptions
 
 
@@ -93,7 +93,7 @@ def test_what_cannot_be_served_with_ends_the_start_with_1_and_shows_no_secret(
 def test_secrets_come_from_files_and_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "key").write_text("from a file\n")
     monkeypatch.setenv("REMORA_TEST_KEY", "from a variable")
-    options = _checked(
+    options = checked_options(
         ServerOptions(
             http_restricted_api=(f"health:key=@{tmp_path / 'key'}",),
             grpc_restricted_protocol=("health:key=@env:REMORA_TEST_KEY",),

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from remora.cli import _parser
+from remora.cli import build_parser
 from remora_adapters.deploy.plan import Call, find
 from remora_adapters.images import IMAGES
 
@@ -129,7 +129,7 @@ class Tools:
 
     def build(self, words: Sequence[str]) -> None:
         """Build an image as `remora image build`; a push needs the registry's login and a repository."""
-        options = _parser().parse_args(words)
+        options = build_parser().parse_args(words)
         assert options.name in IMAGES
         if options.push:
             host, _, path = options.tag.partition("/")
@@ -251,7 +251,7 @@ class Tools:
         assert task["serviceAccountName"] in self.writers, "the account may not write the output"
         words = [*container["command"], *container["args"]]
         assert words[:3] == ["python", "-m", "remora"]
-        options = _parser().parse_args(words[3:])
+        options = build_parser().parse_args(words[3:])
         assert options.models in self.objects, f"{options.models} was not uploaded"
 
     def run_az(self, plain: list[str], flags: dict[str, str], text: str) -> str:

@@ -17,7 +17,7 @@ import pytest
 from hf_models import write_hf
 from remora import Engine
 from remora.cli import main
-from remora.cli.export_llm import _exporter
+from remora.cli.export_llm import install_exporter
 from remora.generation.tasks import Sampling, Task
 from remora.testing.generation import Collector
 
@@ -62,7 +62,7 @@ def answers(repository: Path, name: str) -> list[list[int]]:
 def expected(weights: Path) -> list[Any]:
     """The answers of the same weights by the library transformers."""
     with tempfile.TemporaryDirectory() as scratch:
-        python = _exporter(Path(scratch))
+        python = install_exporter(Path(scratch))
     run = subprocess.run(
         [python, "-c", REFERENCE, weights, str(TOKENS)],
         input=json.dumps(PROMPTS),

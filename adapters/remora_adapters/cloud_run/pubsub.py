@@ -139,7 +139,7 @@ class PushService:
             exchange.respond(failure(400, str(error), plain=False))
             return None
         plain = tuple(pair for pair in head.headers if pair[0].lower() != b"content-type")
-        return self._behind.handle(head.to(path, headers=plain), push.data, _PushExchange(self, push, exchange))
+        return self._behind.handle(head.to(path, headers=plain), push.data, PushExchange(self, push, exchange))
 
     def publish_later(self, push: Push, answer: HttpAnswer, exchange: Exchange) -> None:
         """Publish an answer in another thread, and acknowledge the push."""
@@ -154,7 +154,7 @@ class PushService:
         self._inside.later(work, exchange)
 
 
-class _PushExchange(ForwardingExchange):
+class PushExchange(ForwardingExchange):
     """Exchange that publishes the answer, unless the request should be repeated."""
 
     __slots__ = ("_push", "_service")

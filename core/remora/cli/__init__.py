@@ -67,11 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         argv.insert(0, "serve")
     if argv and argv[0] == "serve":
         gc.disable()  # because scanning takes a tenth of the startup time and finds little: tuning.freeze
-    options = _parse(argv)
+    options = parse_arguments(argv)
     options.entered_ns = entered_ns
     command = getattr(options, "command", None)
     if command is None:
-        _parser().print_help()
+        build_parser().print_help()
         return 2
     try:
         return int(command(options))
@@ -83,16 +83,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments.
 
     For `serve` only the flags in use are built because that starts faster.
     """
     if argv and argv[0] == "serve" and not {"-h", "--help"} & set(argv):
-        options, unknown = _parser(serve_flags={word.partition("=")[0] for word in argv}).parse_known_args(argv)
+        options, unknown = build_parser(serve_flags={word.partition("=")[0] for word in argv}).parse_known_args(argv)
         if not unknown:
             return options
-    options, unknown = _parser().parse_known_args(argv)
+    options, unknown = build_parser().parse_known_args(argv)
     if unknown:
         _fail_with_hint(options, unknown)
     return options
@@ -102,7 +102,7 @@ def _fail_with_hint(options: argparse.Namespace, unknown: Sequence[str]) -> NoRe
     """Exit with the usage of the command and a hint for the first unknown flag."""
     from difflib import get_close_matches
 
-    parser: argparse.ArgumentParser = getattr(options, "parser", None) or _parser()
+    parser: argparse.ArgumentParser = getattr(options, "parser", None) or build_parser()
     flag = unknown[0].partition("=")[0]
     flags = [each for action in parser._actions for each in action.option_strings]
     synonym = _SYNONYMS.get(flag) if parser.prog.endswith(" serve") else None
@@ -113,7 +113,7 @@ def _fail_with_hint(options: argparse.Namespace, unknown: Sequence[str]) -> NoRe
     parser.error(f"unrecognized arguments: {' '.join(shown)}{hint}")
 
 
-def _parser(serve_flags: Container[str] | None = None) -> argparse.ArgumentParser:
+def build_parser(serve_flags: Container[str] | None = None) -> argparse.ArgumentParser:
     """Return the parser of the whole command line, or of `serve` with only the named flags."""
     parser = argparse.ArgumentParser(
         prog="remora",
@@ -135,7 +135,7 @@ def _parser(serve_flags: Container[str] | None = None) -> argparse.ArgumentParse
 def command_parsers() -> list[tuple[str, argparse.ArgumentParser]]:
     """Return the parser of each command and action by its words, for the reference."""
     found: list[tuple[str, argparse.ArgumentParser]] = []
-    pending = [("", _parser())]
+    pending = [("", build_parser())]
     while pending:
         words, parser = pending.pop(0)
         inner = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
@@ -218,7 +218,7 @@ def _serve(options: argparse.Namespace) -> int:
         print(f"remora serve: {error}", file=sys.stderr)
         return 2
     try:
-        host = replace(host, server=_checked(host.server))
+        host = replace(host, server=checked_options(host.server))
         cache_settings(host.engine)
     except ValueError as error:
         print(f"remora serve: {error}", file=sys.stderr)
@@ -238,7 +238,7 @@ def _serve(options: argparse.Namespace) -> int:
     return _start(host, options.entered_ns)
 
 
-def _checked(options: ServerOptions) -> ServerOptions:
+def checked_options(options: ServerOptions) -> ServerOptions:
     """Return server options with their secrets resolved. Raises ValueError for invalid options."""
     if options.frontends != "0":
         from remora.server.option_checks import front_count
@@ -314,7 +314,7 @@ def _start(host: Host, entered_ns: int) -> int:
     ledger.mark("options")
     # Until the server can shut down in order: no request is in flight, and a load may take long.
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
-    early = _open_early(host)
+    early = open_early_port(host)
     settings = tuning.Tuning()
     tuning.apply(settings, os.environ)
     keep_runtimes_quiet()  # workers inherit the settings
@@ -339,7 +339,7 @@ def _start(host: Host, entered_ns: int) -> int:
     return serve(engine, loading, host, settings, early)
 
 
-def _open_early(host: Host) -> EarlyPort | None:
+def open_early_port(host: Host) -> EarlyPort | None:
     """Open the HTTP port, or return None and leave the error message to the server."""
     from remora.server.early_port import EarlyPort
 
@@ -356,7 +356,7 @@ def with_flags(host: Host, words: Sequence[str]) -> Host:
     """Return a host with flags of `serve` applied over its options."""
     if not words:
         return host
-    parsed = _parse(["serve", *words])
+    parsed = parse_arguments(["serve", *words])
     return replace(host, engine=read_options(parsed, host.engine), server=read_options(parsed, host.server))
 
 

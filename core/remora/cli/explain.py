@@ -10,7 +10,7 @@ from remora.cli.client import call_json, model_path, open_client
 from remora.cli.output import columns
 from remora.errors import MalformedError
 
-_MEANING = {
+MEANINGS = {
     "full": "max_batch_size rows were queued, or the next request did not fit",
     "preferred_size": "a preferred size was reached",
     "delay_expired": "the oldest request had waited max_queue_delay_microseconds",
@@ -64,7 +64,7 @@ def _measured(measured: dict[str, Any]) -> str:
         ("  instances busy", f"{measured['busy']:.0%}"),
     ]
     reasons = [
-        (f"  {reason}", f"{count / batches:.0%}", _MEANING.get(reason, ""))
+        (f"  {reason}", f"{count / batches:.0%}", MEANINGS.get(reason, ""))
         for reason, count in measured["reasons"].items()
     ]
     sizes = [("  rows", "batches", "us each")] + [

@@ -74,7 +74,7 @@ def export_llm(options: argparse.Namespace) -> int:
     _check(source, version)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     with tempfile.TemporaryDirectory() as scratch:
-        python = options.python or _exporter(Path(scratch))
+        python = options.python or install_exporter(Path(scratch))
         version.parent.mkdir(parents=True, exist_ok=True)
         partial = version.parent / ".1.partial"  # a server that polls the repository must not load half of a model
         shutil.rmtree(partial, ignore_errors=True)
@@ -104,7 +104,7 @@ def _check(source: Path, version: Path) -> None:
         raise UsageError(f"{version} exists: name another folder with --output")
 
 
-def _exporter(scratch: Path) -> Path:
+def install_exporter(scratch: Path) -> Path:
     """Return an interpreter with the exporter. Raises InternalError."""
     from remora.environments import interpreter_with  # imported here, because it imports importlib.metadata
 

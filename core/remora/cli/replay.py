@@ -31,7 +31,7 @@ def replay(options: argparse.Namespace) -> int:
     client = open_client(options)
     counts: Counter[str] = Counter()
     try:
-        for place, exchange in _exchanges(options.file):
+        for place, exchange in exchanges_of(options.file):
             if options.model and exchange.model != options.model:
                 continue
             outcome, why = _sent(client, exchange, options.relative, options.absolute)
@@ -52,7 +52,7 @@ def replay(options: argparse.Namespace) -> int:
     return int(counts[DIFFERS] + counts[FAILED] > 0)
 
 
-def _exchanges(place: str) -> Iterator[tuple[str, Exchange]]:
+def exchanges_of(place: str) -> Iterator[tuple[str, Exchange]]:
     """Yield the exchanges of a file, a folder or a bucket with their places.
 
     Files are read in the order of their names.

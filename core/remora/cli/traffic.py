@@ -108,7 +108,7 @@ def add_tune(commands: Any, count: Count, seconds: Callable[[str], float]) -> ar
     )
     parser.add_argument("models", metavar="PATH", help="model file, model directory, repository or Python file")
     parser.add_argument(
-        "--slo", type=_objective, required=True, metavar="p99<=20ms", help="percentile of the latency and its limit"
+        "--slo", type=objective_of, required=True, metavar="p99<=20ms", help="percentile of the latency and its limit"
     )
     parser.add_argument(
         "--model", action="append", default=[], metavar="NAME", help="model to tune (default: all); repeatable"
@@ -117,13 +117,13 @@ def add_tune(commands: Any, count: Count, seconds: Callable[[str], float]) -> ar
         "--rate", type=seconds, default=0.0, metavar="R", help="requests per second to hold with the fewest instances"
     )
     parser.add_argument(
-        "--budget", type=_duration_s, default=120.0, metavar="2m", help="time for measurements (default 2m)"
+        "--budget", type=duration_s_of, default=120.0, metavar="2m", help="time for measurements (default 2m)"
     )
     parser.add_argument(
-        "--memory", type=_bytes, default=0, metavar="2GiB", help="most resident memory of the process and its workers"
+        "--memory", type=bytes_of, default=0, metavar="2GiB", help="most resident memory of the process and its workers"
     )
     parser.add_argument(
-        "--window", type=_duration_s, default=1.0, metavar="1s", help="least time of a measurement (default 1s)"
+        "--window", type=duration_s_of, default=1.0, metavar="1s", help="least time of a measurement (default 1s)"
     )
     parser.add_argument("--batch", type=count, default=0, metavar="ROWS", help="rows of each request (default 1)")
     parser.add_argument("--report", type=Path, metavar="FILE", help="also write a page with the Pareto chart")
@@ -143,15 +143,15 @@ def tune(options: argparse.Namespace) -> int:
     return cli_tune.tune(options)
 
 
-def _objective(text: str) -> Slo:
+def objective_of(text: str) -> Slo:
     """Parse "p99<=20ms"."""
     match = re.fullmatch(r"p(\d{1,2}(?:\.\d+)?)\s*<=?\s*(\d.*)", text.strip(), re.ASCII)
     if match is None or not 0 < float(match[1]) < 100:
         raise argparse.ArgumentTypeError(f"expected a percentile and its limit such as 'p99<=20ms', got {text!r}")
-    return Slo(float(match[1]), round(_duration_s(match[2]) * 1e9))
+    return Slo(float(match[1]), round(duration_s_of(match[2]) * 1e9))
 
 
-def _duration_s(text: str) -> float:
+def duration_s_of(text: str) -> float:
     """Parse "2m", "90s", "20ms" or "500us" to seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s|m|h)", text.strip(), re.ASCII)
     value = float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2]] if match else 0.0
@@ -160,7 +160,7 @@ def _duration_s(text: str) -> float:
     return value
 
 
-def _bytes(text: str) -> int:
+def bytes_of(text: str) -> int:
     """Parse "2GiB" or "500MiB" to bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B?)?", text.strip(), re.ASCII)
     units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}

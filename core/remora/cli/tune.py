@@ -43,7 +43,7 @@ def tune(options: argparse.Namespace) -> int:
         with warnings_shown("remora tune"), open_models(_engine(options)) as engine:
             trials = TrialEngine(engine, options)
             begun = Search(trials.system, goal), trials
-            interrupted = _search(*begun, _Progress(trials.system, goal, options.quiet))
+            interrupted = run_search(*begun, ProgressTable(trials.system, goal, options.quiet))
     except KeyboardInterrupt:  # the second one: the measurement in progress does not count
         if begun is None:
             raise
@@ -78,7 +78,7 @@ def _engine(options: argparse.Namespace) -> Engine:
     return Engine(options=with_workers(settings))
 
 
-def _search(search: Search, trials: TrialEngine, progress: _Progress) -> bool:
+def run_search(search: Search, trials: TrialEngine, progress: ProgressTable) -> bool:
     """Carry out the trials. Returns True if the user has ended the search after one of them.
 
     Raises KeyboardInterrupt if the user ends it during a trial.
@@ -158,7 +158,7 @@ def _apply(trials: TrialEngine, plan: Plan, folders: dict[str, Any]) -> None:
         print(f"{space.name}: wrote {file}" + (f"; the file with its comments is {copy}" if copy else ""))
 
 
-class _Progress:
+class ProgressTable:
     """Measurements on stderr: a table on a terminal, a line for each trial otherwise."""
 
     def __init__(self, system: System, goal: Goal, quiet: bool) -> None:

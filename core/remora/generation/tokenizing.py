@@ -182,7 +182,7 @@ def _byte_table(tokenizer: Any, added: dict[int, str], document: Any) -> list[by
     parts = decoder.get("decoders", [decoder])
     if [part.get("type") for part in parts] != ["ByteLevel"]:
         return None
-    values = {letter: byte for byte, letter in enumerate(_byte_letters())}
+    values = {letter: byte for byte, letter in enumerate(byte_letters())}
     table = [b""] * tokenizer.get_vocab_size(with_added_tokens=True)
     for name, number in tokenizer.get_vocab(with_added_tokens=True).items():
         if number >= len(table):
@@ -194,7 +194,7 @@ def _byte_table(tokenizer: Any, added: dict[int, str], document: Any) -> list[by
     return table
 
 
-def _byte_letters() -> list[str]:
+def byte_letters() -> list[str]:
     """Return the letter that stands for each byte in byte-level vocabularies.
 
     Printable bytes stand for themselves; the others are numbered from U+0100 on.

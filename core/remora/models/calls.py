@@ -48,7 +48,7 @@ class ModelCalls:
         served = self._acquire(call)
         model = self._traces.wrap_child(call.trace, served) if call.trace else served
         wait = Wait(origin.holder, origin.requests, served)
-        caller = _Caller(reply, lambda: self._end(wait))
+        caller = Caller(reply, lambda: self._end(wait))
         try:
             self._admit(wait, served)
             ticket = model.submit(
@@ -122,7 +122,7 @@ class ModelCalls:
         return True
 
 
-class _Caller:
+class Caller:
     """A call in flight.
 
     It holds the mailbox of its responses, and its link to the requests for which it was made. The calling thread only

@@ -27,7 +27,7 @@ ROLES: Mapping[str, frozenset[str]] = {
 }
 """Permissions of each role."""
 
-_OF_GROUP = {
+GROUP_PERMISSIONS = {
     "health": METADATA,
     "metadata": METADATA,
     "inference": INFER,
@@ -50,7 +50,7 @@ _OF_RPC = {
 _SERVICE = "inference.GRPCInferenceService"
 _OF_PATH = {
     "/grpc.health.v1.Health/Check" if rpc == "Health.Check" else f"/{_SERVICE}/{rpc}": _OF_RPC.get(
-        rpc, _OF_GROUP[group]
+        rpc, GROUP_PERMISSIONS[group]
     )
     for rpc, group in GROUP_OF_RPC.items()
 }
@@ -69,7 +69,7 @@ def permission_of_action(action: str, method: str) -> str:
     if found is not None:
         return found
     group = GROUP_OF_ACTION[action]
-    return READ if (group in _READABLE or action == "release") and method in _SAFE_METHODS else _OF_GROUP[group]
+    return READ if (group in _READABLE or action == "release") and method in _SAFE_METHODS else GROUP_PERMISSIONS[group]
 
 
 def permission_of_call(path: str) -> str:

@@ -279,7 +279,7 @@ def serve(engine: Engine, loading: Future[Engine], host: Host, settings: Tuning,
 
     It is 0 after a clean shutdown, else 1.
     """
-    return _run(_serve(engine, loading, host, settings, early))
+    return run_loop(_serve(engine, loading, host, settings, early))
 
 
 async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: Tuning, early: EarlyPort | None) -> int:
@@ -400,7 +400,7 @@ def ready_line(server: Server, age_s: float) -> str:
     return line
 
 
-def _run(main: asyncio.Future[int] | object) -> int:
+def run_loop(main: asyncio.Future[int] | object) -> int:
     try:
         import uvloop
     except ImportError:  # not available on this platform; asyncio's loop works too, but is slower

@@ -30,18 +30,18 @@ def install_command(extra: str) -> str:
     try:
         found = distribution(_DISTRIBUTION)
     except PackageNotFoundError:  # the source tree on the import path
-        return _command_for(extra, _as_checkout(Path(__file__).resolve().parents[3]), ())
+        return command_for(extra, checkout_origin(Path(__file__).resolve().parents[3]), ())
     text = found.read_text("direct_url.json")
-    return _command_for(extra, json.loads(text) if text else {}, found.requires or ())
+    return command_for(extra, json.loads(text) if text else {}, found.requires or ())
 
 
-def _as_checkout(directory: Path) -> dict[str, Any]:
+def checkout_origin(directory: Path) -> dict[str, Any]:
     if not (directory / "pyproject.toml").is_file():
         return {}
     return {"url": directory.as_uri(), "dir_info": {"editable": True}}
 
 
-def _command_for(extra: str, origin: dict[str, Any], requirements: Sequence[str]) -> str:
+def command_for(extra: str, origin: dict[str, Any], requirements: Sequence[str]) -> str:
     """Return the command for an installation and these requirements.
 
     The recorded origin (PEP 610) decides.

@@ -42,7 +42,7 @@ PART_BYTES = 16 << 20
 """Size of a part in an object store or in a folder of Parquet files."""
 PART_NS = 60_000_000_000
 """Age beyond which a part is written with the next request."""
-_RETRY_NS = 10_000_000_000
+RETRY_NS = 10_000_000_000
 """Wait between two tries to upload a part."""
 Upload = Callable[[str, Path], None]
 """Writes a local file to an object store or a folder under a name."""
@@ -81,7 +81,7 @@ def capture_settings(path: str, share: str, most_bytes: int, redact: Sequence[st
     return CaptureSettings(Path(path), part, most_bytes, redactions_of(redact))
 
 
-class _Line(NamedTuple):
+class QueuedExchange(NamedTuple):
     """Exchange in the writer's queue."""
 
     exchange: Exchange
@@ -97,7 +97,7 @@ class _Part(NamedTuple):
     folder: tempfile.TemporaryDirectory[str]
 
 
-class _Parts:
+class PartFiles:
     """Destination with a file for each part of the exchanges: JSON lines, or Parquet.
 
     A part is kept in memory until it is large or old. If it cannot be uploaded, its file is kept for the next try, and
@@ -122,7 +122,7 @@ class _Parts:
         self._retry_ns = 0
         self._lock = threading.Lock()
 
-    def write(self, lines: Sequence[_Line]) -> None:
+    def write(self, lines: Sequence[QueuedExchange]) -> None:
         """Add exchanges, and upload the part that is large or old.
 
         Raises DroppedError while an upload fails.
@@ -203,7 +203,7 @@ class _Parts:
                 self._uploaded += part.size
                 part.folder.cleanup()
         except Exception as error:  # such as a full disk or an unreachable bucket
-            self._error, self._retry_ns = error, self._clock.monotonic_ns() + _RETRY_NS
+            self._error, self._retry_ns = error, self._clock.monotonic_ns() + RETRY_NS
         else:
             self._error = None
         return 0
@@ -237,7 +237,7 @@ class _Parts:
         return count
 
 
-def _folder_upload(path: Path) -> Upload:
+def folder_upload(path: Path) -> Upload:
     """Return the function that moves parts to a folder.
 
     Raises ConfigError if the folder cannot be made.
@@ -285,11 +285,11 @@ class Capture:
         self._full = False
         _check_pyarrow(settings)
         if upload is None and settings.is_parquet:
-            upload = _folder_upload(settings.path)
-        sink = self._file() if upload is None else _Parts(settings, upload, clock, self._end)
-        self._writer = TraceWriter[_Line](sink, room=_ROOM_BYTES, what="captured requests")
+            upload = folder_upload(settings.path)
+        sink = self._file() if upload is None else PartFiles(settings, upload, clock, self._end)
+        self._writer = TraceWriter[QueuedExchange](sink, room=_ROOM_BYTES, what="captured requests")
 
-    def _file(self) -> LineFile[_Line]:
+    def _file(self) -> LineFile[QueuedExchange]:
         path, most = self._settings.path, self._settings.most_bytes
         return LineFile(path, most, lambda each: line_of(each.exchange), self._end, "--capture")
 
@@ -345,7 +345,7 @@ class Capture:
             duration_us=(self._clock.monotonic_ns() - kept.begin_ns) // 1000,
         )
         tensors = [*kept.inputs, *(tensor for answer in kept.answers for tensor in answer)]
-        self._writer.put(_Line(exchange, _OVERHEAD_BYTES + sum(len(each.content or b"") for each in tensors)))
+        self._writer.put(QueuedExchange(exchange, _OVERHEAD_BYTES + sum(len(each.content or b"") for each in tensors)))
 
 
 class _CapturedModel:

@@ -134,7 +134,7 @@ def test_other_bodies_and_paths_are_refused_and_other_requests_served(port: int,
 
 
 def test_a_busy_server_leaves_the_message_to_pub_sub() -> None:
-    from remora_adapters.cloud_run.pubsub import _PushExchange
+    from remora_adapters.cloud_run.pubsub import PushExchange
 
     class Seen:
         def __init__(self) -> None:
@@ -149,7 +149,7 @@ def test_a_busy_server_leaves_the_message_to_pub_sub() -> None:
 
     seen: Any = Seen()
     for status in (200, 400, 404, 429, 500, 503):
-        _PushExchange(seen, Push("1", b"", {}), seen).respond(HttpAnswer(status, (), []))
+        PushExchange(seen, Push("1", b"", {}), seen).respond(HttpAnswer(status, (), []))
     assert (seen.answers, seen.published) == ([429, 503], [200, 400, 404, 500])
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from fakes import config_of
 from remora.backends import Source, pytorch
-from remora.backends.pytorch import PyTorchModel, _Run
+from remora.backends.pytorch import ProgramRun, PyTorchModel
 from remora.backends.pytorch.plan import plan_run
 from remora.backends.pytorch.program import COMPILED, SCRIPT, Program
 from remora.errors import InternalError
@@ -80,12 +80,14 @@ class FakeTorch:
 ORDER = ["on GPU 1", "input there", "called", "waited", "off"]
 
 
-def run_of(torch: FakeTorch, call: Any) -> _Run:
+def run_of(torch: FakeTorch, call: Any) -> ProgramRun:
     def noted(x: Any) -> Any:
         torch.happened.append("called")
         return call(x)
 
-    return _Run(torch, Program(noted, COMPILED), plan_run(CONFIG, {}), CONFIG, SimpleNamespace(type="cuda", index=1), 1)
+    return ProgramRun(
+        torch, Program(noted, COMPILED), plan_run(CONFIG, {}), CONFIG, SimpleNamespace(type="cuda", index=1), 1
+    )
 
 
 def test_the_device_is_the_models_and_is_done_when_the_answer_is_there() -> None:

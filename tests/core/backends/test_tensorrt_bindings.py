@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from remora.backends.tensorrt.context import _DATATYPES
+from remora.backends.tensorrt.context import DATATYPES
 
 _MISSING = (
     "createInferBuilder_INTERNAL", "createInferRefitter_INTERNAL", "createInferRuntime_INTERNAL",
@@ -110,7 +110,7 @@ def test_properties_and_names_are_there(trt: Any) -> None:
         assert isinstance(getattr(trt.ICudaEngine, name), property)
     assert tuple(trt.Dims([2, -1])) == (2, -1)
     assert trt.Dims([2, -1])[0] == 2
-    assert set(_DATATYPES) <= set(trt.DataType.__members__)
+    assert set(DATATYPES) <= set(trt.DataType.__members__)
     assert "LINEAR" in trt.TensorFormat.__members__
     assert {"INPUT", "OUTPUT"} <= set(trt.TensorIOMode.__members__)
     assert {"ERROR", "INTERNAL_ERROR"} <= set(trt.ILogger.Severity.__members__)

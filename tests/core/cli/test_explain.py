@@ -8,7 +8,7 @@ import pytest
 
 from fakes import MS, START
 from remora.cli import main
-from remora.cli.explain import _MEANING, text_of
+from remora.cli.explain import MEANINGS, text_of
 from remora.config import BatchPolicy
 from remora.management.explain import Setup, explain
 from remora.scheduling.batching import IDLE, REASONS
@@ -36,7 +36,7 @@ def test_without_traffic_there_is_only_the_note() -> None:
 
 
 def test_each_reason_has_a_meaning() -> None:
-    assert set(REASONS) <= _MEANING.keys()
+    assert set(REASONS) <= MEANINGS.keys()
 
 
 def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ def lines_of(*values: int) -> bytes:
 
 
 def read(place: object) -> list[tuple[str, int]]:
-    return [(where, int(found.id)) for where, found in replay._exchanges(str(place))]
+    return [(where, int(found.id)) for where, found in replay.exchanges_of(str(place))]
 
 
 def test_a_folder_is_read_in_the_order_of_its_files(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_what_a_server_captures_during_a_replay_is_not_read(tmp_path: Path) -> N
     for name, value in (("a.jsonl", 1), ("b.jsonl", 2)):
         (tmp_path / name).write_bytes(lines_of(value))
     found = []
-    for _, each in replay._exchanges(str(tmp_path)):
+    for _, each in replay.exchanges_of(str(tmp_path)):
         found.append(int(each.id))
         for name in ("a.jsonl", "b.jsonl", "c.jsonl"):
             with (tmp_path / name).open("ab") as file:

@@ -20,8 +20,8 @@ import model_folders
 import onnx_models
 from eventually import eventually
 from remora.cli import main
-from remora.cli.traffic import _bytes, _duration_s, _objective
-from remora.cli.tune import _Progress, _search
+from remora.cli.traffic import bytes_of, duration_s_of, objective_of
+from remora.cli.tune import ProgressTable, run_search
 from remora.cli.tuning import Refused, Result, Trial
 from remora.cli.tuning.search import Search
 from remora.config import read_config
@@ -222,7 +222,7 @@ def test_an_interrupt_is_never_raised_inside_of_a_trial(capsys: pytest.CaptureFi
     before = signal.signal(signal.SIGINT, interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
-            _search(Search(system, goal), trials, _Progress(system, goal, quiet=False))  # type: ignore[arg-type]
+            run_search(Search(system, goal), trials, ProgressTable(system, goal, quiet=False))  # type: ignore[arg-type]
     finally:
         signal.signal(signal.SIGINT, before)
         trials.waiting_ended.set()
@@ -268,7 +268,7 @@ def _read(descriptor: int) -> bytes:
     ],
 )
 def test_an_objective_is_a_percentile_and_a_limit(text: str, slo: Slo) -> None:
-    assert _objective(text) == slo
+    assert objective_of(text) == slo
 
 
 @pytest.mark.parametrize(
@@ -281,8 +281,8 @@ def test_another_objective_is_refused(text: str, capsys: pytest.CaptureFixture[s
 
 
 def test_times_and_sizes_have_units() -> None:
-    assert _duration_s("2m") == 120
-    assert _duration_s("1.5h") == 5400
-    assert _bytes("2GiB") == 2 << 30
-    assert _bytes("500MB") == 500 << 20
-    assert _bytes("1024") == 1024
+    assert duration_s_of("2m") == 120
+    assert duration_s_of("1.5h") == 5400
+    assert bytes_of("2GiB") == 2 << 30
+    assert bytes_of("500MB") == 500 << 20
+    assert bytes_of("1024") == 1024

@@ -93,9 +93,9 @@ def test_a_character_is_never_split() -> None:
 
 
 def _letter(byte: int) -> str:
-    from remora.generation.tokenizing import _byte_letters
+    from remora.generation.tokenizing import byte_letters
 
-    return _byte_letters()[byte]
+    return byte_letters()[byte]
 
 
 @given(st.lists(st.integers(1, 262), max_size=20))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from calling_models import DOUBLER, Repository, infer, told
-from remora.models.calls import _Caller
+from remora.models.calls import Caller
 
 CHAIN = """
     def execute(self, requests):
@@ -41,7 +41,7 @@ def test_a_chain_of_models_answers(repository: Repository) -> None:
 
 def test_the_calling_thread_runs_a_quick_model_itself_but_no_other_batch_after_it() -> None:
     done: list[str] = []
-    caller = _Caller(lambda outcome: None)
+    caller = Caller(lambda outcome: None)
     assert caller.defer(lambda: done.append("mine"))
     assert not caller.defer(lambda: done.append("theirs"))
     caller.run()

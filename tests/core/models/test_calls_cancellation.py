@@ -14,7 +14,7 @@ from remora import Engine
 from remora.backends.calling import executing
 from remora.errors import CancelledError
 from remora.messages import InferForm, InputSpec, Outcome, Request, Response, Streamed, Ticket
-from remora.models.calls import _Caller
+from remora.models.calls import Caller
 
 PATIENT = """
     def execute(self, requests):
@@ -66,14 +66,14 @@ def test_cancelling_a_request_cancels_the_calls_that_are_made_for_it(repository:
 def test_a_call_for_several_requests_goes_on_while_one_of_them_is_wanted() -> None:
     requests = [Request(InferForm(()), {}, (), 1, None) for _ in range(3)]
     child = Ticket(Request(InferForm(()), {}, (), 1, None), lambda ticket, outcome: None)
-    caller = _Caller(lambda outcome: None)
+    caller = Caller(lambda outcome: None)
     caller.follow(child, executing(requests[:2]))
     requests[0].cancel()
     assert not child.request.cancelled
     requests[1].cancel()
     assert child.request.cancelled
     late = Ticket(Request(InferForm(()), {}, (), 1, None), lambda ticket, outcome: None)
-    caller = _Caller(lambda outcome: None)
+    caller = Caller(lambda outcome: None)
     caller.follow(late, executing(requests[:2]))
     assert late.request.cancelled, "a call for requests that are cancelled already"
     caller.reply(late, Response([]))

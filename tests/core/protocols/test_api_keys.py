@@ -80,7 +80,7 @@ def test_a_damaged_file_of_keys_is_refused_without_its_values(text: str, reason:
 
 def test_each_group_of_calls_needs_a_permission_that_some_role_grants() -> None:
     granted = {each for permissions in ROLES.values() for each in permissions}
-    assert set(api_keys._OF_GROUP) == set(GROUPS)
+    assert set(api_keys.GROUP_PERMISSIONS) == set(GROUPS)
     for action in GROUP_OF_ACTION:
         assert permission_of_action(action, "POST") in granted | {OPEN}
     for rpc in GROUP_OF_RPC:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from remora.cli import _open_early
+from remora.cli import open_early_port
 from remora.engine import Engine
 from remora.options import ServerOptions
 from remora.server.early_port import EarlyPort
@@ -118,14 +118,14 @@ def test_the_server_answers_those_who_came_before_it_and_those_who_come_later(tm
 def test_a_name_may_mean_several_addresses_and_is_left_to_the_server(address: str) -> None:
     with pytest.raises(OSError, match=r"[a-z]"):
         EarlyPort(address, 0)
-    assert _open_early(Host(server=ServerOptions(http_address=address, http_port=0))) is None
+    assert open_early_port(Host(server=ServerOptions(http_address=address, http_port=0))) is None
 
 
 @pytest.mark.parametrize("options", [{"allow_http": False}, {"http_restricted_api": ("health:key=value",)}])
 def test_a_port_that_is_off_or_locked_is_not_opened_early(options: dict[str, object]) -> None:
-    assert _open_early(Host(server=ServerOptions(http_port=0, **options))) is None  # type: ignore[arg-type]
+    assert open_early_port(Host(server=ServerOptions(http_port=0, **options))) is None  # type: ignore[arg-type]
 
 
 def test_a_port_that_is_taken_is_the_servers_to_complain_about() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert _open_early(Host(server=ServerOptions(http_port=taken.getsockname()[1]))) is None
+        assert open_early_port(Host(server=ServerOptions(http_port=taken.getsockname()[1]))) is None

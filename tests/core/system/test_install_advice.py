@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from remora.system.install_advice import _as_checkout, _command_for, install_command
+from remora.system.install_advice import checkout_origin, command_for, install_command
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMIT = "d0865891e0b1d1a7a1b4a05a4f1c4cbd6f7ba1d2"
@@ -55,7 +55,7 @@ REQUIREMENTS = (
 def test_the_command_installs_from_where_this_installation_came(
     origin: dict[str, Any], extra: str, command: str
 ) -> None:
-    assert _command_for(extra, origin, REQUIREMENTS) == command
+    assert command_for(extra, origin, REQUIREMENTS) == command
 
 
 def test_a_checkout_is_installed_again_with_the_extra(tmp_path: Path) -> None:
@@ -66,12 +66,12 @@ def test_a_checkout_is_installed_again_with_the_extra(tmp_path: Path) -> None:
         ({"url": checkout.as_uri(), "dir_info": {}}, f"pip install '{checkout}[onnx]'"),
     )
     for origin, command in there:
-        assert _command_for("onnx", origin, REQUIREMENTS) == command
+        assert command_for("onnx", origin, REQUIREMENTS) == command
 
 
 def test_a_checkout_that_is_not_installed_is_found_beside_the_code(tmp_path: Path) -> None:
-    assert _as_checkout(tmp_path) == {}
-    assert _command_for("onnx", _as_checkout(ROOT), ()) == f"pip install -e '{ROOT}[onnx]'"
+    assert checkout_origin(tmp_path) == {}
+    assert command_for("onnx", checkout_origin(ROOT), ()) == f"pip install -e '{ROOT}[onnx]'"
 
 
 def test_this_installation_has_an_answer_for_every_extra_of_a_backend() -> None:

@@ -19,7 +19,7 @@ from object_store import store_of_environment
 from remora.engine import Engine
 from remora.errors import ConfigError, UnsupportedError
 from remora.tracing import capture
-from remora.tracing.capture import CaptureSettings, _Line, _Parts, capture_settings
+from remora.tracing.capture import CaptureSettings, PartFiles, QueuedExchange, capture_settings
 from remora.tracing.writer import DroppedError
 from remora.traffic.captured import CapturedTensor, Exchange
 from remora.traffic.captured_parquet import read_parquet
@@ -161,7 +161,7 @@ def test_a_full_disk_keeps_no_partial_files(tmp_path: Path, monkeypatch: pytest.
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     (tmp_path / "part").write_bytes(b"x" * 100)
-    upload = capture._folder_upload(tmp_path / "requests")
+    upload = capture.folder_upload(tmp_path / "requests")
     with monkeypatch.context() as full:
         full.setattr("shutil.copyfile", fill_disk)
         for name in ("1.parquet", "2.parquet"):
@@ -212,13 +212,13 @@ def test_a_bucket_gets_parquet_files(bucket: dict[str, bytes], tmp_path: Path) -
     assert found.inputs[0].values().tolist() == [5]
 
 
-def line(name: str, content: bytes = b"", size: int = 1) -> _Line:
+def line(name: str, content: bytes = b"", size: int = 1) -> QueuedExchange:
     tensor = CapturedTensor("IN", "UINT8", (len(content),), content)
-    return _Line(Exchange("m", "1", "2026-01-01T00:00:00.000+00:00", name, {}, [tensor], [], [], "", 1), size)
+    return QueuedExchange(Exchange("m", "1", "2026-01-01T00:00:00.000+00:00", name, {}, [tensor], [], [], "", 1), size)
 
 
-def parts(upload: Callable[[str, Path], None], clock: FakeClock, name: str = "x", most: int = 1 << 30) -> _Parts:
-    return _Parts(CaptureSettings(Path(name), 1.0, most, {}), upload, clock, lambda: None)
+def parts(upload: Callable[[str, Path], None], clock: FakeClock, name: str = "x", most: int = 1 << 30) -> PartFiles:
+    return PartFiles(CaptureSettings(Path(name), 1.0, most, {}), upload, clock, lambda: None)
 
 
 class Store:
@@ -236,7 +236,7 @@ class Store:
         self.found.append([json.loads(row)["id"] for row in part.read_text().splitlines()])
 
 
-def refused(sink: _Parts, name: str) -> int:
+def refused(sink: PartFiles, name: str) -> int:
     """The number of exchanges that are dropped when another one is written."""
     with pytest.raises(DroppedError, match="unreachable") as raised:
         sink.write([line(name, bytes(100))])
@@ -257,13 +257,13 @@ def test_a_part_that_cannot_be_uploaded_is_written_once_and_tried_again_after_a_
     assert not store.tries
     assert [refused(sink, name) for name in "defgh"] == [0, 0, 0, 1, 1]
     assert len(store.tries) == 1
-    clock.advance(capture._RETRY_NS)
+    clock.advance(capture.RETRY_NS)
     assert refused(sink, "i") == 1
     assert len(store.tries) == 2
     assert len(set(store.tries)) == 1, "one name, one file"
     store.works = True
     assert refused(sink, "j") == 1
-    clock.advance(capture._RETRY_NS)
+    clock.advance(capture.RETRY_NS)
     sink.write([line("k", bytes(100))])
     assert store.found == [["a", "b", "c"], ["d", "e", "f"]]
     sink.close()

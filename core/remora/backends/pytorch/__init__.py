@@ -101,7 +101,7 @@ class PyTorchModel:
         """
         device = self._device(placement)
         program = self._program(device, own=True)
-        run = _Run(self._torch, program, self._plan, config, device, self._threads())
+        run = ProgramRun(self._torch, program, self._plan, config, device, self._threads())
         return array_instance(
             placement.name,
             config,
@@ -184,7 +184,7 @@ class PyTorchModel:
                 )  # fmt: skip
 
 
-class _Run:
+class ProgramRun:
     """Program as a function from arrays to arrays (``arrays.Run``). Several threads may call it."""
 
     def __init__(

@@ -20,7 +20,7 @@ from remora.messages import DTYPES, Array, Tensor
 from remora.system.cuda import Cuda
 from remora.tensors.device import Block, DeviceArray, Memory, on_host
 
-_DATATYPES = {
+DATATYPES = {
     "FLOAT": "FP32",
     "HALF": "FP16",
     "BF16": "BF16",
@@ -126,7 +126,7 @@ def describe(trt: Any, plan: bytes, model: str) -> TrtEngine | None:
 
 def _tensor(trt: Any, inner: Any, name: str, model: str) -> EngineTensor:
     kind = inner.get_tensor_dtype(name).name
-    if kind not in _DATATYPES:
+    if kind not in DATATYPES:
         raise UnsupportedError(
             f"model '{model}': tensor '{name}' has the TensorRT type {kind}, which has no protocol datatype"
         )
@@ -139,7 +139,7 @@ def _tensor(trt: Any, inner: Any, name: str, model: str) -> EngineTensor:
             )
     is_input = inner.get_tensor_mode(name) == trt.TensorIOMode.INPUT
     shape = tuple(int(dim) for dim in inner.get_tensor_shape(name))
-    info = TensorInfo(name, _DATATYPES[kind], shape)
+    info = TensorInfo(name, DATATYPES[kind], shape)
     return EngineTensor(info, is_input, bool(inner.is_shape_inference_io(name)))
 
 

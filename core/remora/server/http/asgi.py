@@ -145,7 +145,7 @@ class V2App:
         length = next((value for name, value in scope["headers"] if name.lower() == b"content-length"), b"0")
         if not length.isdigit() or len(length) > 19:
             return failure(400, _NO_LENGTH, plain=True, headers=_CLOSE)
-        head = Head(scope["method"], _target(scope), tuple(scope["headers"]))
+        head = Head(scope["method"], target_of(scope), tuple(scope["headers"]))
         head.scheme, head.root = scope.get("scheme", "http"), scope.get("root_path", "").rstrip("/")
         if int(length) > limit:
             return refusal_of(too_large(int(length), limit, head), headers=_CLOSE)
@@ -350,7 +350,7 @@ async def _receive_body(receive: Receive, limit: int, head: Head) -> bytes | Htt
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def _target(scope: Scope) -> str:
+def target_of(scope: Scope) -> str:
     """Return the request target relative to the app's mount path.
 
     It is undecoded if the host provides it.

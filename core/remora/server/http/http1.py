@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("remora.http")
 
-_AHEAD_LIMIT = 1_048_576
+AHEAD_LIMIT = 1_048_576
 """Bytes of pipelined requests after which the socket of a connection is no longer read."""
-_TURN_REQUESTS = 32
+TURN_REQUESTS = 32
 """Pipelined requests of one connection that are answered in a turn of the loop."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _TLS_RECORD = 0x16
@@ -219,7 +219,7 @@ class Connection(asyncio.BufferedProtocol):
                 return
             at = self._begin(bound, memoryview(data), stop + 4, end)
             begun += 1
-            if begun == _TURN_REQUESTS and at < end and self._phase is Phase.IDLE:
+            if begun == TURN_REQUESTS and at < end and self._phase is Phase.IDLE:
                 self._rest_for_next_turn(bytes(memoryview(data)[at:end]))
                 return
 
@@ -233,7 +233,7 @@ class Connection(asyncio.BufferedProtocol):
         self._rest = data
         if self._phase is Phase.IDLE:
             self._phase = Phase.AHEAD
-        if len(data) >= _AHEAD_LIMIT:
+        if len(data) >= AHEAD_LIMIT:
             self._pause()
 
     def _pause(self) -> None:

@@ -29,7 +29,7 @@ LARGE_BYTES = 262_144
 """Size from which JSON is read and printed in a thread."""
 _PACKED_BYTES = 1_024
 """Size from which a compressed body is inflated in a thread; it may become 1,032 times as large."""
-_NEVER = 1 << 30
+NEVER = 1 << 30
 """Threshold of the garbage collector's oldest generation while bodies are in work.
 
 The collector would scan all values of a body repeatedly, block all threads and free nothing.
@@ -128,14 +128,14 @@ class CollectorPause:
                 self._awaited = _full_collections()
         elif self._awaited != _full_collections():
             young, middle, oldest = gc.get_threshold()
-            if 0 < oldest < _NEVER:  # not paused by another server of this process
-                gc.set_threshold(young, middle, _NEVER)
+            if 0 < oldest < NEVER:  # not paused by another server of this process
+                gc.set_threshold(young, middle, NEVER)
                 self._usual, self._begin_s, self._awaited = oldest, now_s, -1
 
     def end(self) -> None:
         """End the pause, because no body is in work."""
         young, middle, oldest = gc.get_threshold()
-        if self._usual and oldest == _NEVER:
+        if self._usual and oldest == NEVER:
             gc.set_threshold(young, middle, self._usual)
         self._usual, self._awaited = 0, -1
 

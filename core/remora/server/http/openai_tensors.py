@@ -45,7 +45,7 @@ class _NoTokens:
     special: Mapping[int, str] = {}
 
 
-class _Group:
+class TicketGroup:
     """The tickets of one request, cancelled together."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class TensorRequests:
         self._model = model
         self._use = use
         self._exchange, self._head, self._timeout_ns, self._heading, self._large = origin
-        self._group = _Group()
+        self._group = TicketGroup()
         self._inputs, self._outputs = tensors_of(model.config)
         self._batch = model.config.max_batch_size
 
@@ -226,7 +226,7 @@ class TensorRequests:
         if not columns:
             name = self._model.name
             raise ApiError(400, f"the model '{name}' cannot answer {query.action}: it is for {use.task}", param="model")
-        rows = _Rows(partial(self._answer_vectors, query), self._exchange, self._group, self._large)
+        rows = TextValues(partial(self._answer_vectors, query), self._exchange, self._group, self._large)
         count = len(next(iter(columns.values())))
         size = self._batch or self._whole_size(count)
         if not size:
@@ -269,7 +269,7 @@ class TensorRequests:
         return HttpAnswer(200, (JSON, *ignored_header(query.ignored)), [body])
 
 
-class _Rows:
+class TextValues:
     """Values of the texts of one request, which may come in several batches.
 
     Args:
@@ -283,7 +283,7 @@ class _Rows:
         self,
         encode: Callable[[npt.NDArray[np.float64]], HttpAnswer],
         exchange: Exchange,
-        group: _Group,
+        group: TicketGroup,
         large: LargeBodies | None = None,
     ) -> None:
         self._large = large

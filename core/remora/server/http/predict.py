@@ -137,7 +137,7 @@ class Predictor:
         return self._large.decode(exchange, lambda: (work(), 0), submit, encode_json_error)
 
     def _start(self, model: ServedModel, exchange: Exchange, decoded: Decoded) -> Ticket | None:
-        return _FanIn(exchange, decoded, self._large).start(model, decoded.parts, self._mailbox)
+        return FanIn(exchange, decoded, self._large).start(model, decoded.parts, self._mailbox)
 
 
 class TypedRoutes:
@@ -165,7 +165,7 @@ class TypedRoutes:
         return self._predictor.handle(where.model, head, body, exchange, where.version)
 
 
-class _FanIn:
+class FanIn:
     """Fan-in of the responses to the parts of one body."""
 
     __slots__ = ("_encode", "_exchange", "_large", "_left", "_open", "_responses", "_tickets")

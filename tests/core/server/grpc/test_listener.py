@@ -22,7 +22,7 @@ from remora.errors import ConfigError, RemoraError, UnavailableError
 from remora.options import ServerOptions
 from remora.protocols.http2.frames import PREFACE, frame
 from remora.server.grpc.stream import EVICTED_TEXT
-from remora.server.main import Server, _run
+from remora.server.main import Server, run_loop
 
 grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install '.[grpcio]'")
 pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
@@ -81,7 +81,7 @@ def serving(repository: Path, transport: str = "own", **chosen: Any) -> Iterator
             started.set()
         return 0
 
-    thread = threading.Thread(target=lambda: _run(serve()))
+    thread = threading.Thread(target=lambda: run_loop(serve()))
 
     def stop() -> None:
         came["loop"].call_soon_threadsafe(told.set)

@@ -27,8 +27,8 @@ from remora.server.http.asgi import (
     Message,
     Scope,
     V2App,
-    _target,
     answer_in_thread,
+    target_of,
 )
 
 PATIENCE_S = 30.0
@@ -314,7 +314,7 @@ def test_a_websocket_is_closed_and_a_lifespan_left_to_the_app_around(engine: Eng
     ],
 )
 def test_the_target_is_what_the_client_sent_below_the_mount(scope: Scope, target: str) -> None:
-    assert _target(scope) == target
+    assert target_of(scope) == target
 
 
 # -- slow work ------------------------------------------------------------------------------------------------------

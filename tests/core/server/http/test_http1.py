@@ -16,7 +16,7 @@ from remora.protocols.http1 import HEAD_LIMIT, Head
 from remora.protocols.http2.frames import PREFACE
 from remora.protocols.rest.answer import HttpAnswer
 from remora.server.http.exchange import Exchange
-from remora.server.http.http1 import _AHEAD_LIMIT
+from remora.server.http.http1 import AHEAD_LIMIT
 from remora.server.http.http1_listener import Listener
 
 PATIENCE_S = 30.0
@@ -119,13 +119,13 @@ def test_a_request_sent_ahead_waits_for_the_one_before_it(waiting: Bench) -> Non
 
 def test_a_client_that_sends_far_ahead_is_not_read_until_it_is_its_turn(waiting: Bench) -> None:
     waiting.receive(get("/a"))
-    waiting.receive(post("/b", b"x" * _AHEAD_LIMIT)[: _AHEAD_LIMIT + 10])
+    waiting.receive(post("/b", b"x" * AHEAD_LIMIT)[: AHEAD_LIMIT + 10])
     assert not waiting.transport.reading
     waiting.answer()
     assert waiting.transport.reading
-    waiting.receive(post("/b", b"x" * _AHEAD_LIMIT)[_AHEAD_LIMIT + 10 :])
+    waiting.receive(post("/b", b"x" * AHEAD_LIMIT)[AHEAD_LIMIT + 10 :])
     waiting.answer()
-    assert len(waiting.bodies[1]) == _AHEAD_LIMIT + 3
+    assert len(waiting.bodies[1]) == AHEAD_LIMIT + 3
 
 
 def test_a_client_that_does_not_read_its_answers_gets_no_more_of_them(bench: Bench) -> None:
@@ -140,7 +140,7 @@ def test_a_client_that_does_not_read_its_answers_gets_no_more_of_them(bench: Ben
 
 def test_a_client_that_neither_reads_nor_stops_sending_is_not_read(bench: Bench) -> None:
     bench.connection.pause_writing()
-    wire = get("/a") * (_AHEAD_LIMIT // len(get("/a")) + 1)
+    wire = get("/a") * (AHEAD_LIMIT // len(get("/a")) + 1)
     bench.receive(wire)
     assert not bench.transport.reading
     bench.connection.resume_writing()

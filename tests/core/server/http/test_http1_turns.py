@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from http1_bench import answers_of, benches, get
-from remora.server.http.http1 import _TURN_REQUESTS
+from remora.server.http.http1 import TURN_REQUESTS
 
 
 def test_a_turn_answers_a_bounded_number_of_pipelined_requests_and_the_next_turns_the_others() -> None:
-    wanted = 3 * _TURN_REQUESTS + 1
+    wanted = 3 * TURN_REQUESTS + 1
     with benches() as bench:
         bench.receive(b"".join(get(f"/{number}") for number in range(wanted)), turn=False)
-        assert len(answers_of(bench.written)) in (_TURN_REQUESTS, 2 * _TURN_REQUESTS)  # one turn, perhaps two
+        assert len(answers_of(bench.written)) in (TURN_REQUESTS, 2 * TURN_REQUESTS)  # one turn, perhaps two
         assert not bench.transport.reading  # or what the socket has would be handled in the same turn
         while len(bench.bodies) < wanted:
             before = len(bench.bodies)
             bench.turn()
-            assert before < len(bench.bodies) <= before + 3 * _TURN_REQUESTS  # the bench turns three times
+            assert before < len(bench.bodies) <= before + 3 * TURN_REQUESTS  # the bench turns three times
         assert bench.bodies == [b"/%d " % number for number in range(wanted)]
         assert bench.transport.reading
 

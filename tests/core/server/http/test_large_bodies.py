@@ -28,8 +28,8 @@ from remora.protocols.rest.response import ReplyFormat
 from remora.server.http.exchange import Cancellable, Exchange
 from remora.server.http.held_bytes import HeldBytes
 from remora.server.http.large_bodies import (
-    _NEVER,
     LARGE_BYTES,
+    NEVER,
     CollectorPause,
     InferParts,
     LargeBodies,
@@ -359,14 +359,14 @@ def test_an_old_pause_waits_for_a_full_collection(usual: int) -> None:
     pause, oldest = CollectorPause(), lambda: gc.get_threshold()[2]
     pause.extend(10.0)
     pause.extend(15.0)
-    assert oldest() == _NEVER
+    assert oldest() == NEVER
     pause.extend(15.1)
     assert oldest() == usual
     pause.extend(16.0)
     assert oldest() == usual
     gc.collect()
     pause.extend(17.0)
-    assert oldest() == _NEVER
+    assert oldest() == NEVER
     pause.end()
     assert oldest() == usual
 

@@ -13,7 +13,7 @@ from remora.errors import InternalError
 from remora.messages import Outcome, Response, Streamed, Tensor
 from remora.protocols.rest.answer import HttpAnswer
 from remora.server.http.exchange import Exchange
-from remora.server.http.openai_tensors import _Group, _Rows
+from remora.server.http.openai_tensors import TextValues, TicketGroup
 
 
 class Threads:
@@ -34,9 +34,9 @@ def response(value: int, size: int = 2) -> Response:
     return Response([Tensor("OUT", "FP32", np.full((1, size), value, np.float32))])
 
 
-def rows(count: int, threads: Threads | None = None) -> tuple[FakeExchange, _Rows, Callable[[int, Outcome], None]]:
+def rows(count: int, threads: Threads | None = None) -> tuple[FakeExchange, TextValues, Callable[[int, Outcome], None]]:
     exchange = FakeExchange()
-    made = _Rows(encode, exchange, _Group(), threads)  # type: ignore[arg-type]
+    made = TextValues(encode, exchange, TicketGroup(), threads)  # type: ignore[arg-type]
     made.missing = count
     return exchange, made, lambda place, outcome: made.take(place, ticket_of(), outcome)
 

@@ -15,7 +15,7 @@ from remora.protocols.rest.answer import HttpAnswer
 from remora.protocols.rest.predict import Part, Rows, encode_predict
 from remora.server.http.exchange import Exchange
 from remora.server.http.large_bodies import LARGE_BYTES
-from remora.server.http.predict import Decoded, _FanIn
+from remora.server.http.predict import Decoded, FanIn
 
 Reply = Callable[[Ticket, Outcome], None]
 PARTS = [Part(InferForm(()), [], 1) for _ in range(3)]
@@ -41,7 +41,7 @@ class Model:
 
 def start(model: Model) -> FakeExchange:
     exchange = FakeExchange()
-    _FanIn(exchange, DECODED).start(model, PARTS, None)  # type: ignore[arg-type]
+    FanIn(exchange, DECODED).start(model, PARTS, None)  # type: ignore[arg-type]
     return exchange
 
 
@@ -55,7 +55,7 @@ def test_a_part_that_fails_at_once_is_the_answer_and_no_more_are_handed_in() -> 
 def test_a_model_that_is_replaced_between_the_parts_answers_no_part() -> None:
     model, exchange = Model(None, RetiredError("replaced")), FakeExchange()
     with pytest.raises(RetiredError):
-        _FanIn(exchange, DECODED).start(model, PARTS, None)  # type: ignore[arg-type]
+        FanIn(exchange, DECODED).start(model, PARTS, None)  # type: ignore[arg-type]
     (ticket,) = model.tickets
     assert ticket.request.cancelled
     ticket.reply(ticket, InternalError("too late"))
@@ -74,7 +74,7 @@ class Threads:
 
 def test_small_responses_that_are_large_together_are_printed_in_a_thread() -> None:
     model, threads, exchange = Model(None, None, None), Threads(), FakeExchange()
-    _FanIn(exchange, DECODED, threads).start(model, PARTS, None)  # type: ignore[arg-type]
+    FanIn(exchange, DECODED, threads).start(model, PARTS, None)  # type: ignore[arg-type]
     values = np.zeros((1, LARGE_BYTES // 12), np.float32)
     for ticket in model.tickets:
         assert not threads.works
