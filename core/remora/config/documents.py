@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from remora.config.schema_errors import MAX_DEPTH, Path, SchemaError, nearest_line
@@ -92,9 +93,8 @@ def _check_json_depth(text: str) -> None:
             depth -= 1
 
 
-def _json_places(text: str) -> list[tuple[Path, int]]:
-    """Return every key and list item of a valid JSON text with its line, in order."""
-    places: list[tuple[Path, int]] = []
+def _json_places(text: str) -> Iterator[tuple[Path, int]]:
+    """Yield every key and list item of a JSON text with its line, in order. The text is valid as far as it is read."""
     path: list[str | int | None] = []  # key or index in each open container; None before the key is read
     line, seen = 1, 0
     for match in _JSON_TOKEN.finditer(text):
@@ -109,13 +109,12 @@ def _json_places(text: str) -> list[tuple[Path, int]]:
         elif token not in (",", ":"):
             if path and path[-1] is None:
                 path[-1] = json.loads(token)
-                places.append((_known(path), line))
+                yield _known(path), line
             elif path and isinstance(path[-1], int):
-                places.append((_known(path), line))
+                yield _known(path), line
                 path += _opened(token)
             else:
                 path += _opened(token)
-    return places
 
 
 def _opened(token: str) -> list[str | int | None]:

@@ -144,6 +144,7 @@ MISTAKES: list[tuple[Syntax, str, str]] = [
     ("json", '{"optimization": 1}', "f:1: optimization: expected the keys of a ModelOptimizationPolicy, got 1"),
     ("json", '{"name": "a",\n "name": "b"}', "f:2: name: the key appears twice"),
     ("json", '{"input": [{"name": "a"}, {"name": "b",\n "name": "c"}]}', "f:2: input[1].name: the key appears twice"),
+    ("json", '{"name": "a",\n "name": "b"}]]', "f:2: name: the key appears twice"),
     ("json", '{"max_batch_size": 1, "maxBatchSize": 2}', "f:1: maxBatchSize: 'max_batch_size' is given already"),
     (
         "json",
