@@ -67,6 +67,7 @@ SECRETS = [
     (("--http-restricted-api=health:key=@env:REMORA_NO_SUCH",), "REMORA_NO_SUCH that should hold a secret is not set"),
     (("--http-max-input-size=0",), "--http-max-input-size=0: expected more than 0 bytes"),
     (("--http-max-input-size=-5",), "--http-max-input-size=-5: expected more than 0 bytes"),
+    (("--grpc-max-message-size=0",), "--grpc-max-message-size=0: expected more than 0 bytes"),
     (
         ("--cache-config=local,size=1048576", "--response-cache-byte-size=1048576"),
         "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. "

@@ -244,8 +244,12 @@ def checked_options(options: ServerOptions) -> ServerOptions:
         from remora.server.option_checks import front_count
 
         front_count(options.frontends, cores=1)
-    if options.http_max_input_size <= 0:
-        raise ValueError(f"--http-max-input-size={options.http_max_input_size}: expected more than 0 bytes")
+    for flag, size in (
+        ("--http-max-input-size", options.http_max_input_size),
+        ("--grpc-max-message-size", options.grpc_max_message_size),
+    ):
+        if size <= 0:
+            raise ValueError(f"{flag}={size}: expected more than 0 bytes")
     found: dict[str, Any] = {}
     for field in ("http_restricted_api", "grpc_restricted_protocol"):
         entries = getattr(options, field)

@@ -159,3 +159,8 @@ class ServerOptions(
     LogOptions,
 ):
     """Listening ports and request limits of the server."""
+
+    @property
+    def message_bytes(self) -> int:
+        """Limit of a client's message on the gRPC port of the own transport."""
+        return self.http_max_input_size if self.grpc_on_http_port else self.grpc_max_message_size

@@ -15,8 +15,8 @@ class GrpcOptions:
     grpc_address: str = option("Address for gRPC; empty: the HTTP address.", default="", metavar="ADDR")
     grpc_port: int = option("Port for gRPC.", default=8001, metavar="PORT")
     grpc_on_http_port: bool = option(
-        "Serve gRPC on the HTTP port too, with its TLS. --http-max-input-size then applies to gRPC, and so does "
-        "--http-restricted-api unless --grpc-restricted-protocol is given.",
+        "Serve gRPC on the HTTP port too, with its TLS. --http-max-input-size then replaces --grpc-max-message-size, "
+        "and --http-restricted-api applies to gRPC unless --grpc-restricted-protocol is given.",
         default=False,
     )
     grpc_transport: str = option(
@@ -24,6 +24,11 @@ class GrpcOptions:
         "(excludes --grpc-on-http-port).",
         default="own",
         choices=("own", "grpcio"),
+    )
+    grpc_max_message_size: int = option(
+        "Longest gRPC message of a client, in bytes, before and after decompression; Triton's is 2147483647.",
+        default=64 << 20,
+        metavar="BYTES",
     )
     grpc_header_forward_pattern: str = option(
         "Regular expression of the metadata keys to pass on as request parameters.", default="", metavar="REGEX"

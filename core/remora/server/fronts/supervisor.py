@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from remora.backends.worker.polling import poll_limit_ns
 from remora.engine import Engine
 from remora.options import ServerOptions
-from remora.protocols.grpc.infer import MAX_MESSAGE_BYTES
 from remora.protocols.http2.frames import Fields
 from remora.protocols.http2.stream import Opener
 from remora.server.connections import Connections, PortSpec
@@ -335,7 +334,7 @@ class Fronts(Connections):
             http2=isinstance(listener, Listener) and listener.http2 is not None,
             tls=tls is not None,
             shares=spec.what != "metrics",
-            most_bytes=self._options.http_max_input_size if self._options.grpc_on_http_port else MAX_MESSAGE_BYTES,
+            most_bytes=self._options.message_bytes,
             routes=spec.routes,
         )
         number = len(self.served)

@@ -457,7 +457,7 @@ def _address(peer: str) -> str:
 
 def _channel_options(options: ServerOptions) -> list[tuple[str, int]]:
     chosen = {
-        "grpc.max_receive_message_length": MAX_MESSAGE_BYTES,
+        "grpc.max_receive_message_length": options.grpc_max_message_size,
         "grpc.max_send_message_length": MAX_MESSAGE_BYTES,
         "grpc.so_reuseport": int(options.reuse_grpc_port),
         "grpc.keepalive_time_ms": options.grpc_keepalive_time,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from remora.errors import UnavailableError
 from remora.options import ServerOptions
-from remora.protocols.grpc.infer import MAX_MESSAGE_BYTES, SERVICE
+from remora.protocols.grpc.infer import SERVICE
 from remora.protocols.http2.keepalive import KeepalivePolicy
 from remora.protocols.restriction import Restrictions
 from remora.server.connections import PortSpec
@@ -72,7 +72,7 @@ class OwnGrpc:
         address, port = options.grpc_address or options.http_address, options.grpc_port
         files = grpc_files(options)
         tls = None if files is None else PortTls(files, (ALPN,))
-        listener = self._listener(None, options.http_max_input_size if options.grpc_on_http_port else MAX_MESSAGE_BYTES)
+        listener = self._listener(None, options.message_bytes)
         reuse = options.reuse_grpc_port
         try:
             bound = _everywhere(port, reuse) if address in _EVERYWHERE else None

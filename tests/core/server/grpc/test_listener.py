@@ -20,6 +20,7 @@ import pytest
 from remora.engine import Engine
 from remora.errors import ConfigError, RemoraError, UnavailableError
 from remora.options import ServerOptions
+from remora.protocols.grpc.infer import MAX_MESSAGE_BYTES
 from remora.protocols.http2.frames import PREFACE, frame
 from remora.server.grpc.stream import EVICTED_TEXT
 from remora.server.main import Server, run_loop
@@ -359,6 +360,29 @@ def test_connections_of_some_age_are_given_up_and_no_call_is_lost(repository: Pa
                     assert pb.ModelInferResponse.FromString(ask(infer_bytes(asked), timeout=WAIT_S)).raw_output_contents
                     asked += 1
     assert asked > 3, "a connection for each at least, but the first"
+
+
+@pytest.mark.parametrize("transport", ["own", "grpcio"])
+def test_messages_beyond_the_operators_limit_are_refused_and_others_are_answered(
+    repository: Path, transport: str
+) -> None:
+    with (
+        serving(repository, transport, grpc_max_message_size=1_000) as server,
+        grpc.insecure_channel(server.target) as channel,
+    ):
+        ask = channel.unary_unary(f"{SERVICE}/ModelInfer")
+        for _ in range(2):
+            with pytest.raises(grpc.RpcError) as refused:
+                ask(bytes(1_001), timeout=WAIT_S)
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "Received message larger than max (1001 vs. 1000)" in refused.value.details()
+            assert ask(infer_bytes(1), timeout=WAIT_S)
+
+
+def test_the_limit_of_messages_is_that_of_bodies_unless_it_is_raised_to_tritons() -> None:
+    assert ServerOptions().message_bytes == ServerOptions().http_max_input_size
+    assert ServerOptions(grpc_max_message_size=MAX_MESSAGE_BYTES).message_bytes == 2**31 - 1
+    assert ServerOptions(grpc_on_http_port=True, http_max_input_size=5).message_bytes == 5
 
 
 @pytest.mark.parametrize("transport", ["own", "grpcio"])
