@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from remora.cli.client import HttpClient, model_path, open_client
+from remora.cli.client import HttpClient, model_path, open_client, raise_for_status
 from remora.cli.output import UsageError
 from remora.cli.scoring.sources import import_parquet
 from remora.errors import NotFoundError
@@ -136,7 +136,10 @@ def _parquet(file: BinaryIO) -> Iterator[Exchange]:
 
 
 def _sent(client: HttpClient, exchange: Exchange, relative: float, absolute: float) -> tuple[str, str]:
-    """Return what became of a request, and why."""
+    """Return what became of a request, and why.
+
+    Raises RemoraError if the server refuses it for want of a key, because it would refuse the others too.
+    """
     request = request_of(exchange)
     if request is None or (not exchange.error and len(exchange.answers) != 1):
         return SKIPPED, ""
@@ -145,6 +148,8 @@ def _sent(client: HttpClient, exchange: Exchange, relative: float, absolute: flo
     except NotFoundError as error:
         return FAILED, str(error)
     answer = client.exchange("POST", path, request.body, request.header_length)
+    if answer.status in (401, 403):
+        raise_for_status(client, answer)
     if not 200 <= answer.status < 300:
         text = answer.body[:200].decode(errors="replace")
         return (SAME, "") if exchange.error else (FAILED, f"status {answer.status}: {text}")

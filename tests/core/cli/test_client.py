@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from fakes import UNTRACED
-from remora.cli import main
+from remora.cli import command_parsers, main
 from remora.cli.client import ApiAnswer, EngineClient, HttpClient, model_path, request_headers
 from remora.engine import Engine
 from remora.errors import NotFoundError, UnavailableError
 from remora.messages import InferForm, Request, Ticket
 from remora.options import EngineOptions
+from remora.traffic.captured import CapturedTensor, Exchange, line_of
 
 Captured = pytest.CaptureFixture[str]
 Respond = Callable[[str, str, bytes, int | None], ApiAnswer]
@@ -207,34 +208,102 @@ def test_a_reason_that_only_the_index_has_follows_the_refusal(capsys: Captured) 
 # -- headers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("infer", "m", "--random"),
-        ("models", "list"),
-        ("models", "load", "m"),
-        ("models", "unload", "m"),
-        ("explain", "m"),
-        ("startup",),
-    ],
-    ids=" ".join,
-)
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "infer": ("m", "--random"),
+    "models list": (),
+    "models index": (),
+    "models load": ("m",),
+    "models unload": ("m",),
+    "explain": ("m",),
+    "startup": (),
+    "bench load": ("m", "--random"),
+    "replay": ("requests.jsonl",),
+    "release start": ("m", "2"),
+    "release weight": ("m", "0.5"),
+    "release promote": ("m",),
+    "release rollback": ("m",),
+    "release alias": ("m", "a", "1"),
+    "release shadow": ("m", "2"),
+    "release end": ("m",),
+    "release status": ("m",),
+}
+"""The commands that ask a server, with the arguments that they need."""
+
+
+def flags_of(parser: argparse.ArgumentParser) -> set[str]:
+    return {flag for action in parser._actions for flag in action.option_strings}
+
+
+def test_every_command_with_the_url_of_a_server_takes_headers_and_profiles() -> None:
+    asking = {words for words, parser in command_parsers() if {"--url", "--against"} & flags_of(parser)}
+    assert asking == COMMANDS.keys()
+    for words, parser in command_parsers():
+        assert words not in asking or flags_of(parser) >= {"--header", "--profile", "--timeout"}, words
+
+
+@pytest.fixture
+def words_of(tmp_path: Path) -> Callable[[str], list[str]]:
+    """Return a command that asks a server, with its arguments."""
+    tensor = CapturedTensor("x", "FP32", (1,), bytes(4))
+    (tmp_path / "requests.jsonl").write_bytes(
+        line_of(Exchange("m", "1", "2026-01-02T03:04:05.678+00:00", "1", {}, [tensor], [], [[tensor]], "", 1))
+    )
+    return lambda name: [*name.split(), *(str(tmp_path / w) if w.endswith(".jsonl") else w for w in COMMANDS[name])]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_that_asks_a_server_sends_the_headers_that_it_was_given(
-    command: tuple[str, ...], tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    words_of: Callable[[str], list[str]],
+    tmp_path: Path,
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     key = tmp_path / "key"
     key.write_text("out of a file\n")
     monkeypatch.setenv("REMORA_HEADERS", "x-tenant=one\nx-key=of the environment\n")
+    monkeypatch.setenv("REMORA_API_KEY", "secret")
     seen: list[dict[str, str]] = []
     with served(always(403, b"no"), seen) as url:
-        code, _, err = run(capsys, *command, "--url", url, "--header", f"X-Key=@{key}", "--header", "x-more=a=b")
+        flag = "--against" if name == "replay" else "--url"
+        run(capsys, *words_of(name), flag, url, "--header", f"X-Key=@{key}", "--header", "x-more=a=b")
+    assert seen
+    for headers in seen:
+        assert {each: headers[each] for each in ("x-key", "x-tenant", "x-more", "x-api-key")} == {
+            "x-key": "out of a file",
+            "x-tenant": "one",
+            "x-more": "a=b",
+            "x-api-key": "secret",
+        }
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_that_asks_a_server_finds_it_and_its_key_by_a_profile(
+    name: str,
+    words_of: Callable[[str], list[str]],
+    tmp_path: Path,
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[dict[str, str]] = []
+    monkeypatch.setenv("REMORA_PROFILES", str(tmp_path / "profiles.toml"))
+    monkeypatch.setenv("REMORA_API_KEY", "of another server")
+    (tmp_path / "key").write_text("of the profile\n")
+    with served(always(403, b"no"), seen) as url:
+        (tmp_path / "profiles.toml").write_text(f'[far]\nurl = "{url}"\napi_key = "@key"\n')
+        run(capsys, *words_of(name), "--profile", "far")
+    assert {headers.get("x-api-key") for headers in seen} == {"of the profile"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_a_server_refuses_names_the_ways_to_log_in(
+    name: str, words_of: Callable[[str], list[str]], capsys: Captured
+) -> None:
+    with served(always(403, b"no")) as url:
+        code, _, err = run(capsys, *words_of(name), "--against" if name == "replay" else "--url", url)
     assert code == 1
+    assert "REMORA_API_KEY" in err.splitlines()[1]
     assert "--header NAME=VALUE" in err.splitlines()[1]
-    assert {name: seen[0][name] for name in ("x-key", "x-tenant", "x-more")} == {
-        "x-key": "out of a file",
-        "x-tenant": "one",
-        "x-more": "a=b",
-    }
 
 
 @pytest.mark.parametrize("word", ["no-equals", "=value", "na me=1", "x-key=secret\x00"])
