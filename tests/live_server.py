@@ -80,12 +80,22 @@ def free_port() -> int:
 
 @contextmanager
 def process(
-    repository: Path, port: int, environment: dict[str, str], *flags: str, descriptors: int = 0
+    repository: Path,
+    port: int,
+    environment: dict[str, str],
+    *flags: str,
+    descriptors: int = 0,
+    group: Path | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a server without waiting for it, with a limit of descriptors if given, and kill it at the end."""
+    """Start a server without waiting for it, and kill it at the end.
+
+    ``descriptors`` limits its open files, ``group`` is the folder of the cgroup that it joins.
+    """
     command = [sys.executable, "-m", "remora", "serve", str(repository), f"--http-port={port}", "--metrics-port=0"]
     more = ("--allow-metrics=false", *THREADS, *EXTRA_FLAGS, *flags)
     limited = ["prlimit", f"--nofile={descriptors}:"] if descriptors else []
+    if group is not None:
+        limited += ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs")]
     with child([*limited, *command, *more], environment) as server:
         yield server
 

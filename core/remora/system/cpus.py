@@ -59,7 +59,8 @@ def memory_in_use_bytes(root: Path = Path("/")) -> int:
         taken = _text(folder / "memory.current") or _text(folder / "memory.usage_in_bytes")
         if taken.isdigit():
             rows = dict(line.partition(" ")[::2] for line in _text(folder / "memory.stat").splitlines())
-            cached = rows.get("inactive_file", rows.get("total_inactive_file", "0"))
+            # "total_" includes the groups below in version 1, as all rows of version 2 do.
+            cached = rows.get("total_inactive_file", rows.get("inactive_file", "0"))
             return max(int(taken) - int(cached), 0)
     return used
 

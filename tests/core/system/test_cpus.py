@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remora.system.cpus import cpu_signature, memory_limit_bytes, usable_cpus
+from remora.system.cpus import cpu_signature, memory_in_use_bytes, memory_limit_bytes, usable_cpus
 
 MACHINE = 64
 
@@ -105,6 +105,55 @@ def test_this_machine_can_be_inspected() -> None:
 )
 def test_the_memory_limit_is_the_tightest_there_is(tmp_path: Path, files: dict[str, str], expected: int | None) -> None:
     assert memory_limit_bytes(tree(tmp_path, files)) == expected
+
+
+MEMINFO = "MemTotal: 16384 kB\nMemAvailable: 4096 kB"
+STAT_V1 = "cache 900\ninactive_file 100\ntotal_cache 400000\ntotal_inactive_file 300000"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (
+            {
+                "sys/fs/cgroup/memory.max": "1048576",
+                "sys/fs/cgroup/memory.current": "700000",
+                "sys/fs/cgroup/memory.stat": "anon 400000\nfile 300000\ninactive_file 200000\n",
+            },
+            500_000,
+        ),
+        (
+            dict([V1])
+            | {
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": "9000000000",
+                "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": "1048576",
+                "sys/fs/cgroup/memory/docker/abc/memory.usage_in_bytes": "700000",
+                "sys/fs/cgroup/memory/docker/abc/memory.stat": STAT_V1,
+            },
+            400_000,
+        ),
+        (
+            {  # the limit of the pod, which counts the files of all its containers
+                "proc/self/cgroup": "0::/pod/container",
+                "sys/fs/cgroup/pod/memory.max": "1048576",
+                "sys/fs/cgroup/pod/memory.current": "800000",
+                "sys/fs/cgroup/pod/container/memory.max": "max",
+                "sys/fs/cgroup/pod/container/memory.current": "1000",
+            },
+            800_000,
+        ),
+        ({"sys/fs/cgroup/memory.max": "max", "sys/fs/cgroup/memory.current": "700000"}, 12 << 20),
+        ({"sys/fs/cgroup/memory.max": "999999999", "sys/fs/cgroup/memory.current": "700000"}, 12 << 20),
+        ({"sys/fs/cgroup/memory.max": "1048576"}, 12 << 20),  # a kernel that does not tell the use
+    ],
+    ids=["v2", "v1", "an ancestor's", "no limit", "more than the machine", "unknown use"],
+)
+def test_the_memory_in_use_is_that_of_the_group_with_the_limit_without_its_cache(
+    tmp_path: Path, files: dict[str, str], expected: int
+) -> None:
+    root = tree(tmp_path, {"proc/self/cgroup": "0::/", "proc/meminfo": MEMINFO} | files)
+    assert memory_in_use_bytes(root) == expected
 
 
 def test_the_order_of_the_flags_does_not_make_another_processor(tmp_path: Path) -> None:
