@@ -94,7 +94,10 @@ def _check_json_depth(text: str) -> None:
 
 
 def _json_places(text: str) -> Iterator[tuple[Path, int]]:
-    """Yield every key and list item of a JSON text with its line, in order. The text is valid as far as it is read."""
+    """Yield every key and list item of a JSON text with its line, in order.
+
+    The text is valid as far as it is read.
+    """
     path: list[str | int | None] = []  # key or index in each open container; None before the key is read
     line, seen = 1, 0
     for match in _JSON_TOKEN.finditer(text):
