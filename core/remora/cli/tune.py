@@ -16,7 +16,7 @@ from remora.cli.output import columns, warnings_shown
 from remora.cli.scoring.journal import write_whole
 from remora.cli.tuning import CostTrial, Goal, LoadResult, Plan, Point, Refused, Result, System, Trial
 from remora.cli.tuning.configuring import app_of, apply_settings, decorator_of, find_folders, stanza
-from remora.cli.tuning.measuring import TrialEngine
+from remora.cli.tuning.measuring import TrialEngine, loop_in_thread
 from remora.cli.tuning.report import Outcome, as_document, as_html, as_text, plan_text, point_row, table_head
 from remora.cli.tuning.search import Search
 from remora.errors import ConfigError
@@ -40,8 +40,8 @@ def tune(options: argparse.Namespace) -> int:
     begun: tuple[Search, TrialEngine] | None = None
     interrupted = True
     try:
-        with warnings_shown("remora tune"), open_models(_engine(options)) as engine:
-            trials = TrialEngine(engine, options)
+        with warnings_shown("remora tune"), loop_in_thread() as loop, open_models(_engine(options)) as engine:
+            trials = TrialEngine(engine, loop, options)
             begun = Search(trials.system, goal), trials
             interrupted = run_search(*begun, ProgressTable(trials.system, goal, options.quiet))
     except KeyboardInterrupt:  # the second one: the measurement in progress does not count

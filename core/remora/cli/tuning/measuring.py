@@ -1,6 +1,6 @@
 """Trials of `remora tune`: loads on the engine in this process.
 
-Requests pass through an event loop as in the server.
+Requests pass through one event loop as in the server, which runs all the time, because it reads the answers of workers.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import asyncio
 import gc
 import json
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remora import calls
 from remora.cli.infer import make_request
@@ -44,6 +45,7 @@ from remora.server.loop import LoopMailbox
 from remora.system.clock import SystemClock
 from remora.system.cpus import usable_cpus
 from remora.system.machine import usage_with_children
+from remora.system.threads import run_in_daemon
 from remora.traffic.arrivals import POISSON, arrivals
 from remora.traffic.latencies import Histogram, merge
 from remora.traffic.stability import WINDOWS, Window, is_stable
@@ -78,19 +80,42 @@ class Target(NamedTuple):
     data: Sequence[Data]
 
 
+@contextmanager
+def loop_in_thread() -> Iterator[asyncio.AbstractEventLoop]:
+    """Run an event loop in another thread. Leave it after the engine, whose workers it reads."""
+    running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def run() -> None:
+        end = asyncio.Event()
+        running.set_result((asyncio.get_running_loop(), end))
+        await end.wait()
+
+    ended = run_in_daemon(lambda: asyncio.run(run()), "remora tune")
+    loop, end = running.result()
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(end.set)
+        ended.result()
+
+
 class TrialEngine:
     """Engine whose models are tuned. For one thread at a time.
 
     Args:
         engine: started, in explicit mode.
+        loop: sends the requests; runs in another thread until the engine has stopped.
         options: of the command, for the request: json, npy, input, random, shape, output, classes, batch.
         cores: processors of the machine.
 
     Raises InvalidArgumentError for models that cannot be tuned.
     """
 
-    def __init__(self, engine: Engine, options: argparse.Namespace, cores: int = 0) -> None:
+    def __init__(
+        self, engine: Engine, loop: asyncio.AbstractEventLoop, options: argparse.Namespace, cores: int = 0
+    ) -> None:
         self._engine = engine
+        self._loop = loop
         self._cores = cores or usable_cpus()
         ready = {model.name: model for model in engine.models()}
         if not ready:
@@ -165,7 +190,7 @@ class TrialEngine:
             before = [self._totals(space.name) for space in self.system.models]
             for target in self._larger[rows]:
                 drive = _Drive(self._engine, [target], Load(1))
-                asyncio.run(drive.run(warm_s=0.0, window_s=_COST_S, least=2, most_windows=1))
+                self._finish(drive.run(warm_s=0.0, window_s=_COST_S, least=2, most_windows=1))
             latencies.append(drive.latency(0).percentile(50))
             names = [space.name for space in self.system.models]
             found.append([_durations(old, self._totals(name)) for old, name in zip(before, names, strict=True)])
@@ -179,8 +204,8 @@ class TrialEngine:
     def _measure_load(self, trial: LoadTrial) -> LoadResult:
         drive = _Drive(self._engine, self._targets, trial.load)
         window_s = trial.seconds / WINDOWS
-        begin_ns, begin_thread = SystemClock.monotonic_ns(), time.thread_time()
-        asyncio.run(drive.run(window_s, window_s, least=_LEAST_ANSWERS, most_windows=_MOST_WINDOWS))
+        begin_ns = SystemClock.monotonic_ns()
+        self._finish(drive.run(window_s, window_s, least=_LEAST_ANSWERS, most_windows=_MOST_WINDOWS))
         wall_s = (SystemClock.monotonic_ns() - begin_ns) / 1e9
         return LoadResult(
             drive.rate_per_s,
@@ -188,8 +213,12 @@ class TrialEngine:
             usage_with_children().resident_bytes,
             wall_s,
             drive.failures,
-            (time.thread_time() - begin_thread) / wall_s,
+            drive.busy_s / wall_s,
         )
+
+    def _finish(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine in the loop to its end."""
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _totals(self, name: str) -> Totals:
         (stats,) = self._engine.perform(calls.ModelStatistics(name))[-1:]
@@ -331,12 +360,15 @@ class _Drive:
         self._error: RemoraError | None = None
         self._seconds = 0.0
         self.failures = 0
+        self.busy_s = 0.0
+        """Processor time of the loop."""
 
     async def run(self, warm_s: float, window_s: float, *, least: int, most_windows: int) -> None:
         """Measure until three windows are stable and ``least`` requests are answered.
 
         Raises RemoraError if requests fail from the start.
         """
+        begin_s = time.thread_time()
         loop = asyncio.get_running_loop()
         self._mailbox = LoopMailbox(loop)
         self._drained = asyncio.Event()
@@ -357,6 +389,7 @@ class _Drive:
             if self._in_flight:
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._drained.wait(), _DRAIN_S)
+            self.busy_s = time.thread_time() - begin_s
 
     async def _measure(self, window_s: float, least: int, most_windows: int) -> None:
         wanted = min(WINDOWS, most_windows)

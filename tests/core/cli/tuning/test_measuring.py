@@ -12,18 +12,32 @@ import pytest
 
 import model_folders
 from remora.cli.tuning import CostResult, CostTrial, Load, LoadResult, LoadTrial, Refused, Runtime
-from remora.cli.tuning.measuring import TrialEngine
+from remora.cli.tuning.measuring import TrialEngine, loop_in_thread
 from remora.engine import Engine
+from remora.options import EngineOptions
+from remora.server.startup import with_workers
 
 REQUEST = argparse.Namespace(
     json=None, npy=[], input=[], random=False, shape=[], output=[], classes=0, batch=0
 )  # fmt: skip
 
+SLOW = """
+import threading
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        threading.Event().wait(0.02)
+        inputs = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", array)]) for array in inputs]
+"""
+
 
 @contextmanager
 def trial_engine(root: Path, **options: object) -> Iterator[tuple[TrialEngine, Engine]]:
-    with Engine(root, model_control_mode="explicit", load_model=("*",)) as engine:
-        yield TrialEngine(engine, argparse.Namespace(**{**vars(REQUEST), **options}), cores=2), engine
+    settings = EngineOptions(paths=(str(root),), model_control_mode="explicit", load_model=("*",))
+    with loop_in_thread() as loop, Engine(options=with_workers(settings)) as engine:
+        yield TrialEngine(engine, loop, argparse.Namespace(**{**vars(REQUEST), **options}), cores=2), engine
 
 
 def pipeline(root: Path) -> Path:
@@ -63,6 +77,20 @@ def test_a_load_is_answered_and_measured(load: Load, tmp_path: Path) -> None:
         assert result.latency_ns > 0
         assert result.failures == 0
         assert engine.running == 0
+
+
+def test_a_step_in_a_worker_may_outlast_the_measurement(tmp_path: Path) -> None:
+    """The end of a measurement cancels its requests, while the worker still runs a step of theirs."""
+    model_folders.model(tmp_path, "first", model_folders.COMPLETE, model_folders.negation())
+    slow = model_folders.model(tmp_path, "second", model_folders.COMPLETE.replace("onnxruntime", "python"))
+    (slow / "1").mkdir()
+    (slow / "1" / "model.py").write_text(SLOW)
+    model_folders.ensemble(tmp_path)
+    with trial_engine(tmp_path) as (trials, _):
+        for _ in range(4):
+            result = trials.run(CostTrial(trials.system.present, 1))
+            assert isinstance(result, CostResult)
+            assert result.costs[1], "each measurement has answers"
 
 
 def test_a_plan_is_loaded_and_the_present_one_again(tmp_path: Path) -> None:
