@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -17,14 +18,15 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper, save
 
-from remora.cli.tuning import CostResult, CostTrial, Goal, Load, LoadResult, LoadTrial, Plan, Point, System
-from remora.cli.tuning.candidates import ladder, settings_of
-from remora.cli.tuning.measuring import TrialEngine
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from remora.cli.tuning import Goal, LoadResult, LoadTrial, Point
+from remora.cli.tuning.measuring import TrialEngine, loop_in_thread
 from remora.cli.tuning.search import Search, describe
 from remora.engine import Engine
 from remora.options import EngineOptions
 from remora.server.startup import with_workers
 from remora.traffic.objective import Slo
+from tuning_grid import MARGIN, Grid
 
 WINDOW_S = 0.3
 PAIRS = 7
@@ -125,42 +127,14 @@ MODELS: dict[str, tuple[Callable[[Path], None], float]] = {
 """Models with the limit of their p99 in milliseconds."""
 
 
-def grid(system: System, trials: TrialEngine, slo: Slo) -> tuple[Point | None, float, int]:
-    """Measure all plans at all loads up to twice the limit.
-
-    Returns the best point, the seconds spent, and the number of plans. Of an ensemble each model is varied with the
-    others as they are, twice over.
-    """
-    spent, best, count = 0.0, None, 0
-    base = system.present
-    for _ in range(2 if len(system.models) > 1 else 1):
-        for model, space in enumerate(system.models):
-            result = trials.run(CostTrial(base, 1))
-            row_ns = result.costs[model].get(1, 1e6) if isinstance(result, CostResult) else 1e6
-            for settings in settings_of(space, lambda runtime, rows, ns=row_ns: 2 * ns, slo.limit_ns):  # type: ignore[misc]
-                plan: Plan = (*base[:model], settings, *base[model + 1 :])
-                count += 1
-                for connections in ladder(math.inf):
-                    found = trials.run(LoadTrial(plan, Load(connections), WINDOW_S, slo.percent))
-                    spent += found.spent_s
-                    if not isinstance(found, LoadResult) or found.latency_ns > 2 * slo.limit_ns:
-                        break
-                    held = found.latency_ns <= slo.limit_ns
-                    if held and (best is None or found.rate_per_s > best.rate_per_s):
-                        best = Point(plan, Load(connections), found.rate_per_s, found.latency_ns)
-            if best is not None:
-                base = best.plan
-    return best, spent, count
-
-
-def compare(trials: TrialEngine, one: Point, other: Point, slo: Slo) -> tuple[float, float, float]:
+def compare(trials: TrialEngine, one: Point, other: Point, slo: Slo, window_s: float) -> tuple[float, float, float]:
     """Return the median ratio of throughput in pairs, and the median latency of both in milliseconds."""
     rates, latencies = [], ([], [])  # type: ignore[var-annotated]
     for number in range(PAIRS):
         found = {}
         for which in (0, 1) if number % 2 else (1, 0):
             point = (one, other)[which]
-            found[which] = trials.run(LoadTrial(point.plan, point.load, 3 * WINDOW_S, slo.percent))
+            found[which] = trials.run(LoadTrial(point.plan, point.load, 3 * window_s, slo.percent))
         first, second = found[0], found[1]
         if isinstance(first, LoadResult) and isinstance(second, LoadResult):
             rates.append(first.rate_per_s / second.rate_per_s)
@@ -169,37 +143,50 @@ def compare(trials: TrialEngine, one: Point, other: Point, slo: Slo) -> tuple[fl
     return median(rates), median(latencies[0]), median(latencies[1])
 
 
-def measure(name: str) -> str:
+def measure(name: str, window_s: float) -> str:
     make, limit_ms = MODELS[name]
     slo = Slo(99.0, round(limit_ms * 1e6))
     with tempfile.TemporaryDirectory() as folder:
         make(Path(folder))
         options = EngineOptions(paths=(folder,), model_control_mode="explicit", load_model=("*",))
-        with Engine(options=with_workers(options)) as engine:
-            trials = TrialEngine(engine, NOTHING)
-            best, grid_s, plans = grid(trials.system, trials, slo)
-            search = Search(trials.system, Goal(slo, budget_s=grid_s / 10, window_s=WINDOW_S))
+        with loop_in_thread() as loop, Engine(options=with_workers(options)) as engine:
+            trials = TrialEngine(engine, loop, NOTHING)
+            found = Grid(trials.system, slo, window_s, trials.run).measure()
+            search = Search(trials.system, Goal(slo, budget_s=found.spent_s / 10, window_s=window_s))
             spent = 0.0
             while (trial := search.next_trial()) is not None:
                 result = trials.run(trial)
                 spent += result.spent_s
                 search.record(result)
             decision = search.decision()
+            best = found.best
             if best is None or decision.best is None or not decision.holds:
                 return f"{name}: grid {best and best.rate_per_s}, search {decision.why}"
-            ratio, own_ms, grid_ms = compare(trials, decision.best, best, slo)
+            ratio, own_ms, grid_ms = compare(trials, decision.best, best, slo, window_s)
     return (
-        f"{name} ({slo.text()}): grid {plans} plans {grid_s:.0f} s, {best.rate_per_s:.0f}/s with "
-        f"{'; '.join(map(describe, best.plan))} at {best.load.text()}; search {spent:.0f} s, "
-        f"{decision.best.rate_per_s:.0f}/s with {'; '.join(map(describe, decision.best.plan))} at "
-        f"{decision.best.load.text()}; in {PAIRS} pairs {ratio:.3f} of the grid's throughput, "
-        f"p99 {own_ms:.1f} and {grid_ms:.1f} ms; time {spent / grid_s:.3f} of the grid's"
+        f"{name} ({slo.text()}), load {os.getloadavg()[0]:.1f}\n"
+        f"  grid: {found.plans} plans, {found.windows} windows in {found.spent_s:.0f} s; with the {found.skipped} that "
+        f"the bounds exclude {found.whole_s:.0f} s; largest rate {found.exceeded:.2f} of its bound (margin {MARGIN})\n"
+        f"  best of the grid: {text(best)}\n"
+        f"  best of the search: {text(decision.best)}\n"
+        f"  in {PAIRS} pairs: {ratio:.3f} of the grid's throughput, p99 {own_ms:.1f} and {grid_ms:.1f} ms\n"
+        f"  time of the search: {spent:.0f} s, {spent / found.spent_s:.3f} of the measured windows, "
+        f"{spent / found.whole_s:.3f} of the whole grid"
     )
 
 
+def text(point: Point) -> str:
+    plan = "; ".join(map(describe, point.plan))
+    return f"{plan} at {point.load.text()}: {point.rate_per_s:.0f}/s, p99 {point.latency_ns / 1e6:.1f} ms"
+
+
 def main() -> int:
-    for name in sys.argv[1:] or MODELS:
-        print(measure(name), flush=True)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("models", nargs="*", default=list(MODELS))
+    parser.add_argument("--window", type=float, default=WINDOW_S)
+    options = parser.parse_args()
+    for name in options.models:
+        print(measure(name, options.window), flush=True)
     return 0
 
 
