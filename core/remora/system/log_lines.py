@@ -22,6 +22,16 @@ _COLOURS: Final = {logging.DEBUG: "2", logging.WARNING: "33", logging.ERROR: "31
 """Codes of the colours and intensities of ECMA-48, by severity."""
 
 
+_CONTROLS: Final = {
+    code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    for code in (*range(32), *range(127, 160), 0x2028, 0x2029)
+    if chr(code) not in "\n\t"
+}
+"""Characters that move the cursor, colour a terminal or end a line, and what is written for them."""
+_CONTINUED: Final = "\n    "
+"""Beginning of the further lines of a record."""
+
+
 def utc(seconds: float) -> str:
     """Return a time in seconds since 1970 as RFC 3339 with milliseconds."""
     whole, milliseconds = divmod(int(seconds * 1000), 1000)
@@ -93,6 +103,9 @@ class JsonLines(logging.Formatter):
 class TextLines(logging.Formatter):
     """Formatter of records as lines for people.
 
+    Control characters are escaped and further lines of a record indented, because a client may choose parts of a text:
+    it must forge neither records nor colours.
+
     Args:
         iso8601: print times in UTC, in the form of ISO 8601.
         coloured: colour all severities but INFO.
@@ -105,6 +118,14 @@ class TextLines(logging.Formatter):
         self._coloured = coloured
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
-        line = super().formatMessage(record)
+        line = _one_record(super().formatMessage(record))
         colour = _COLOURS.get(record.levelno) if self._coloured else None
         return f"\x1b[{colour}m{line}\x1b[0m" if colour else line
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the base class's name
+        return _CONTINUED[1:] + _one_record(super().formatException(ei))
+
+
+def _one_record(text: str) -> str:
+    """Return a text without blank lines, of which only the first line begins like a record."""
+    return _CONTINUED.join(line for line in text.translate(_CONTROLS).split("\n") if line.strip())

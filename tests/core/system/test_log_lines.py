@@ -124,3 +124,31 @@ def test_a_log_changes_to_json_and_back() -> None:
     assert json.loads(first)["message"] == "said"
     assert second.endswith(" I root.remora: said")
     assert not log.is_json
+
+
+FORGED = "2026-01-01 00:00:00,000 E remora.keys: forged"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n", "\x0b", "\x1c", "\x85", "\u2028"])
+def test_a_text_forges_no_record(end: str) -> None:
+    line = TextLines(coloured=False).format(record(message=f"no backend 'x{end}{FORGED}'{end}"))
+    assert [each for each in line.splitlines()[1:] if not each.startswith("    ")] == []
+    assert FORGED in line
+
+
+@pytest.mark.parametrize("control", ["\x1b[31m", "\x1b]0;title\x07", "\x08", "\x9b31m", "\x7f"])
+def test_a_text_moves_no_cursor_and_sets_no_colour(control: str) -> None:
+    line = TextLines(coloured=False).format(record(message=f"a{control}b\tc"))
+    assert all(character.isprintable() or character == "\t" for character in line)
+
+
+def test_further_lines_and_tracebacks_are_indented() -> None:
+    try:
+        raise ValueError(f"a\n{FORGED}\x1b[31m")
+    except ValueError:
+        failed = record(message="failed:\n\nat: x", exc_info=sys.exc_info())
+    first, *others = TextLines(coloured=False).format(failed).split("\n")
+    assert first.endswith("failed:")
+    assert others[:2] == ["    at: x", "    Traceback (most recent call last):"]
+    assert all(line.startswith("    ") for line in others)
+    assert others[-1] == f"    {FORGED}\\x1b[31m"
