@@ -196,7 +196,7 @@ def _load(found: list[MetricFamily], load: ServerLoad) -> None:
         _family(found, "remora_http_responses_total", "counter", "Answers over HTTP by status", rows)
     rows = [MetricRow("", (("reason", reason),), count) for reason, count in sorted(load.closed.items())]
     if rows:
-        help_text = "Connections and streams closed by timeouts or for want of descriptors"
+        help_text = "Connections and streams closed by timeouts, for errors or for want of descriptors"
         _family(found, "remora_closed_connections_total", "counter", help_text, rows)
     if load.lateness is not None:
         help_text = "How late the event loop ran a timer, sampled twice a second"

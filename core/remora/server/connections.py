@@ -16,7 +16,6 @@ from remora.server.http.exchange import Service
 from remora.server.http.held_bytes import HeldBytes
 from remora.server.http.http1 import Connection
 from remora.server.http.http1_listener import Handover, Listener
-from remora.server.http.http1_state import Due
 from remora.server.listening import Port, bind
 from remora.server.option_checks import StartError
 from remora.statistics import HeldLoad, Histogram, ServerLoad
@@ -167,8 +166,8 @@ class Connections:
         self._sweeper = loop.call_later(_SWEEP_S, self.sweep)
 
     def _report_closed(self, now: float) -> None:
-        """Log how many connections were closed, without idle ones, at most once a minute."""
-        closed = {reason: count for reason, count in Connections.closed(self).items() if reason != Due.IDLE.value}
+        """Log how many connections were closed, at most once a minute."""
+        closed = Connections.closed(self)
         if closed == self._reported or now < self._report_at:
             return
         news = (f"{count - self._reported.get(reason, 0)} {reason}" for reason, count in sorted(closed.items()))

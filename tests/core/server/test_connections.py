@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Awaitable, Callable
 
@@ -60,6 +61,33 @@ def test_connections_of_all_ports_are_counted_and_idle_ones_close_for_room() -> 
         assert not connections.close()
         for _, writer in clients:
             writer.close()
+
+    run(work)
+
+
+def test_closed_connections_are_logged_by_reason_at_most_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        caplog.set_level(logging.INFO, "remora.http")
+        connections = Connections(ServerOptions())
+        port = await connections.listen(Hello(), PortSpec("HTTP", "127.0.0.1", 0))
+        (listener,) = connections._listeners
+        lines = []
+        for now in (100.0, 130.0, 170.0, 240.0):
+            if now != 240.0:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                await until(lambda: connections.count()["http1"] == 1)
+                listener.sweep(asyncio.get_running_loop().time() + 99.0, 98.0, 97.0)
+                assert await reader.read() == b""
+                writer.close()
+            connections._report_closed(now)
+            lines.append(caplog.messages[-1:])
+            caplog.clear()
+        assert lines == [["connections closed: 1 first_byte"], [], ["connections closed: 2 first_byte"], []]
+        listener.closed["idle"] += 1
+        connections._report_closed(300.0)
+        assert caplog.messages == ["connections closed: 1 idle"]
+        connections.stop_accepting()
+        connections.close()
 
     run(work)
 

@@ -193,6 +193,11 @@ class Http2:
         """True if the client has yet to send the rest of its preface or of a header block."""
         return not self._greeted or bool(self._block) or (bool(self._rest) and not self.open)
 
+    @property
+    def has_received(self) -> bool:
+        """True if the client has sent a byte."""
+        return self._greeted or bool(self._rest)
+
     # -- in ---------------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:

@@ -35,6 +35,8 @@ _UNSENT_BYTES = 1 << 20
 """Unread output in bytes after which the socket of a connection is no longer read."""
 _GOODBYE_S = 1.0
 """Time in seconds between the first GOAWAY and the close, for clients that have gone or do not read."""
+_ABUSE, _FAULT = "abuse", "protocol_error"
+"""Reasons in the metrics for connections that end with an error of the client."""
 _SPREAD = 0.1
 """Relative jitter of the maximum connection age, as in gRPC."""
 
@@ -299,6 +301,8 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def _end(self, error: Http2Error) -> None:
         """Close the connection after a final GOAWAY with the error."""
+        if error.code not in (NO_ERROR, INTERNAL_ERROR):
+            self._listener.closed[_ABUSE if error.code == ENHANCE_YOUR_CALM else _FAULT] += 1
         _log.debug("HTTP/2: %s", error)
         self._transport.write(self.machine.final_goaway(error))
         self._close()
@@ -348,7 +352,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         """See `Http2Listener.sweep`."""
         self._half_since = min(self._half_since, now) if self.machine.is_half else inf
         if now - self._half_since > limit_s:
-            self._listener.closed[Due.SLOW.value] += 1
+            self._listener.closed[(Due.SLOW if self.machine.has_received else Due.SILENT).value] += 1
             self.abort()
             return
         if self.machine.has_opened() or not self.is_idle:

@@ -124,6 +124,7 @@ def test_a_connection_that_sends_half_a_head_is_closed_in_time(part: bytes) -> N
         for now, aborted in ((0.0, False), (100.0, False), (121.0, True)):
             listener.sweep(now, 120.0)
             assert client.cut.is_set() == aborted
+        assert listener.closed == {"slow_request" if part else "first_byte": 1}
 
     played(play())
 
@@ -182,6 +183,7 @@ def test_a_client_that_breaks_the_rules_and_does_not_read_is_cut_off(monkeypatch
             listening(lambda _fields: lambda _stream: call)[0], frame(HEADERS, 4, 1, CALL) + frame(5, 0, 1, b"")
         )
         assert client.closing
+        assert connection._listener.closed == {"protocol_error": 1}
         assert PROTOCOL_ERROR.to_bytes(4, "big") in client.written
         await client.cut.wait()
         connection.connection_lost(None)
@@ -210,6 +212,7 @@ def test_a_client_that_pings_too_often_gets_enhance_your_calm() -> None:
         connection.take_in(ping)
         assert client.closing
         assert client.written.endswith(ENHANCE_YOUR_CALM.to_bytes(4, "big") + b"too_many_pings")
+        assert connection._listener.closed == {"abuse": 1}
 
     played(play())
 
