@@ -19,6 +19,7 @@ from remora.protocols.api_keys import (
     ROLES,
     KeyEntry,
     Keys,
+    caller_of,
     credential_of,
     hashed_entries,
     parse_word,
@@ -59,6 +60,9 @@ def test_a_file_of_keys_is_read_as_it_was_written(entries: list[KeyEntry]) -> No
         ('{"keys": {}}', 'expected {"keys": [...]}'),
         ('{"keys": [3]}', "key 1: expected a name"),
         ('{"keys": [{"name": "a", "roles": ["infer"]}]}', "key 1: expected 64 hexadecimal digits"),
+        ('{"keys": [{"name": "a", "roles": ["infer"], "sha256": "secret"}]}', "key 1: expected 64 hexadecimal digits"),
+        (print_entries([KeyEntry("a", ("all",), DIGEST.upper())]), "key 1: expected 64 hexadecimal digits"),
+        (print_entries([KeyEntry("a", ("all",), DIGEST, "", 0, True)]), "expected a whole number from 0 on as burst"),
         (f'{{"keys": [{{"name": "a", "roles": "infer", "sha256": "{DIGEST}"}}]}}', "key 1: expected a name and a list"),
         (f'{{"keys": [{{"name": "a", "roles": [], "sha256": "{DIGEST}"}}]}}', "got none"),
         (f'{{"keys": [{{"name": "a", "roles": ["root"], "sha256": "{DIGEST}"}}]}}', "got root"),
@@ -76,6 +80,48 @@ def test_a_damaged_file_of_keys_is_refused_without_its_values(text: str, reason:
     with pytest.raises(ValueError, match=re.escape(reason)) as caught:
         read_entries(text)
     assert "secret" not in str(caught.value)
+
+
+def test_each_role_grants_what_the_documentation_lists() -> None:
+    assert dict(ROLES) == {
+        "infer": {INFER, METADATA},
+        "read": {READ, METADATA},
+        "control": {CONTROL, READ, METADATA},
+        "all": {INFER, METADATA, READ, CONTROL},
+    }
+
+
+def test_a_callers_limits_are_those_of_its_key() -> None:
+    limited, free = KeyEntry("a", ("all",), DIGEST, "", 5.0, 2, 3), KeyEntry("b", ("all",), "0" * 64)
+    keys = Keys([limited, free])
+    caller = keys.find(b"secret")
+    assert caller is not None
+    assert caller.limits == (5.0, 2, 3)
+    assert caller_of("b", ("all",), free.limits).limits is None
+
+
+@pytest.mark.parametrize(
+    ("rpc", "permission"),
+    [
+        ("ServerLive", OPEN),
+        ("ServerReady", OPEN),
+        ("ModelReady", METADATA),
+        ("ModelMetadata", METADATA),
+        ("ModelInfer", INFER),
+        ("ModelStreamInfer", INFER),
+        ("ModelConfig", READ),
+        ("ModelStatistics", READ),
+        ("RepositoryIndex", READ),
+        ("SystemSharedMemoryStatus", READ),
+        ("RepositoryModelLoad", CONTROL),
+        ("RepositoryModelUnload", CONTROL),
+        ("CudaSharedMemoryRegister", CONTROL),
+        ("TraceSetting", CONTROL),
+        ("LogSettings", CONTROL),
+    ],
+)
+def test_each_call_of_grpc_needs_a_permission(rpc: str, permission: str) -> None:
+    assert permission_of_call(f"/inference.GRPCInferenceService/{rpc}") == permission
 
 
 def test_each_group_of_calls_needs_a_permission_that_some_role_grants() -> None:

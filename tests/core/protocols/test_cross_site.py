@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remora.protocols.cross_site import host_names, refuse_host, refuse_page
+from remora.protocols.cross_site import SharedOrigins, host_names, refuse_host, refuse_page
 
 ALLOWED = host_names(("Models.Example",))
 
@@ -127,3 +127,45 @@ def test_a_page_must_send_what_needs_a_preflight(kind: str) -> None:
 def test_an_allowed_host_is_a_name(name: str) -> None:
     with pytest.raises(ValueError, match="--allowed-host="):
         host_names((name,))
+
+
+def test_a_page_without_an_origin_is_not_this_servers_even_if_the_request_names_no_host() -> None:
+    for origin in (b"null", b"", b"file://"):
+        assert refuse_page("POST", {b"origin": origin, b"content-type": b"application/json"}.get, ALLOWED)
+
+
+PAGE = b"https://App.example"
+
+
+@pytest.mark.parametrize("origin", [b"https://app.example", b"https://APP.example"])
+def test_a_named_origin_may_read_and_caches_keep_it_apart(origin: bytes) -> None:
+    shared = SharedOrigins((PAGE.decode(),))
+    headers = dict(shared.headers({b"origin": origin}.get))
+    assert headers[b"Access-Control-Allow-Origin"] == origin
+    assert headers[b"Vary"] == b"Origin"
+    assert b"Access-Control-Allow-Credentials" not in headers
+
+
+@pytest.mark.parametrize("origin", [None, b"null", b"http://app.example", b"https://app.example.evil", b"https://a"])
+def test_another_origin_gets_no_headers_that_share(origin: bytes | None) -> None:
+    assert SharedOrigins((PAGE.decode(),)).headers(({} if origin is None else {b"origin": origin}).get) == ()
+
+
+def test_every_origin_is_shared_with_by_one_value_for_all() -> None:
+    headers = dict(SharedOrigins(("*", PAGE.decode())).headers({b"origin": b"null"}.get))
+    assert headers.keys() == {b"Access-Control-Allow-Origin", b"Access-Control-Expose-Headers"}
+    assert headers[b"Access-Control-Allow-Origin"] == b"*"
+
+
+@pytest.mark.parametrize("origin", ["app.example", "https://app.example/", "https://*.example", "null", ""])
+def test_what_is_no_origin_is_refused(origin: str) -> None:
+    with pytest.raises(ValueError, match=r"--cors-origin=.*expected an origin"):
+        SharedOrigins((origin,))
+
+
+def test_a_preflight_repeats_the_names_of_headers_alone() -> None:
+    shared = SharedOrigins((PAGE.decode(),))
+    asked = {b"access-control-request-method": b"POST", b"access-control-request-headers": b"x-api-key, a\rb, ,y"}
+    assert dict(shared.preflight("OPTIONS", asked.get))[b"Access-Control-Allow-Headers"] == b"x-api-key, y"
+    assert shared.preflight("POST", asked.get) == ()
+    assert shared.preflight("OPTIONS", {}.get) == ()

@@ -79,3 +79,11 @@ def test_the_scheme_is_that_of_the_first_proxy(
 def test_other_words_are_no_networks(text: str) -> None:
     with pytest.raises(ValueError, match="--trusted-proxy="):
         TrustedProxies((text,))
+
+
+def test_a_bounded_number_of_decisions_is_remembered() -> None:
+    proxies = TrustedProxies(("10.0.0.0/8",))
+    for number in range(5_000):
+        assert not proxies.trusts(f"203.0.{number >> 8}.{number & 255}")
+    assert proxies.trusts("10.0.0.1")
+    assert len(proxies._known) < 4_500

@@ -49,3 +49,10 @@ def test_full_buckets_are_forgotten_before_others() -> None:
     for peer, now in (("a", 0.0), ("b", 0.0), ("a", 3.0), ("a", 3.0), ("c", 3.0)):
         budget.take(peer, now)
     assert budget.wait_s("a", 3.0) == 1
+
+
+def test_without_a_full_bucket_the_oldest_is_forgotten() -> None:
+    budget = PeerBudget(1.0, 1, most_peers=2)
+    for peer in ("a", "b", "c"):
+        budget.take(peer, 0.0)
+    assert [budget.wait_s(peer, 0.0) for peer in ("a", "b", "c")] == [0, 1, 1]

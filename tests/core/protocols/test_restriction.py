@@ -76,5 +76,40 @@ def test_every_action_and_rpc_belongs_to_a_group_that_can_be_restricted() -> Non
     assert set(GROUP_OF_RPC.values()) == set(GROUPS)
 
 
+@pytest.mark.parametrize(
+    ("action", "rpc"),
+    [
+        ("live", "ServerLive"),
+        ("ready", "ServerReady"),
+        ("model_ready", "ModelReady"),
+        ("server_metadata", "ServerMetadata"),
+        ("model_metadata", "ModelMetadata"),
+        ("infer", "ModelInfer"),
+        ("generate", "ModelInfer"),
+        ("generate_stream", "ModelStreamInfer"),
+        ("model_config", "ModelConfig"),
+        ("model_stats", "ModelStatistics"),
+        ("all_stats", "ModelStatistics"),
+        ("index", "RepositoryIndex"),
+        ("load", "RepositoryModelLoad"),
+        ("unload", "RepositoryModelUnload"),
+        ("release", "RepositoryModelLoad"),
+        ("system_shm", "SystemSharedMemoryRegister"),
+        ("cuda_shm", "CudaSharedMemoryRegister"),
+        ("trace", "TraceSetting"),
+        ("recent_traces", "TraceSetting"),
+        ("logging", "LogSettings"),
+    ],
+)
+def test_a_call_belongs_to_the_same_group_over_http_and_grpc(action: str, rpc: str) -> None:
+    assert GROUP_OF_ACTION[action] == GROUP_OF_RPC[rpc]
+
+
+def test_calls_that_change_the_repository_are_not_among_those_that_read_statistics() -> None:
+    assert {GROUP_OF_RPC[rpc] for rpc in ("RepositoryModelLoad", "RepositoryModelUnload")} == {"model-repository"}
+    assert GROUP_OF_RPC["ModelStreamInfer"] == "inference"
+    assert GROUP_OF_RPC["TraceSetting"] == "trace"
+
+
 def test_nothing_is_restricted_by_default() -> None:
     assert not Restrictions()

@@ -14,7 +14,7 @@ from fakes import ticket_of
 from remora.errors import CancelledError
 from remora.messages import Outcome, Ticket
 from remora.scheduling.delivery import run_replies
-from remora.server.loop import Lateness, LoopMailbox
+from remora.server.loop import Lateness, LoopMailbox, PerTurn
 from remora.statistics import LATENCY_BOUNDS_NS
 
 OUTCOME = CancelledError("done")
@@ -256,3 +256,22 @@ def test_the_lateness_of_a_loop_is_that_of_its_timers() -> None:
     assert histogram.sum_ns == pytest.approx(20.04e9)
     lateness.stop()
     assert not loop.due
+
+
+def test_bytes_that_are_computed_once_in_a_turn_are_fresh_in_the_next() -> None:
+    async def main() -> None:
+        versions = iter(range(10))
+        text = PerTurn(lambda: b"%d" % next(versions), LoopMailbox(asyncio.get_running_loop()))
+        assert [text.get() for _ in range(5)] == [b"0"] * 5
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert [text.get() for _ in range(5)] == [b"1"] * 5
+        assert await asyncio.to_thread(text.get) == b"2"  # another thread has no turn
+
+    asyncio.run(main())
+
+
+def test_without_a_loop_bytes_are_computed_at_each_read() -> None:
+    versions = iter(range(10))
+    text = PerTurn(lambda: b"%d" % next(versions), None)
+    assert [text.get() for _ in range(3)] == [b"0", b"1", b"2"]
