@@ -88,3 +88,22 @@ def test_a_key_in_the_command_line_is_refused_and_not_repeated(
     assert said.returncode == 1
     assert "the process list would show the key" in said.stderr
     assert "hunter2" not in said.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs Linux's process list")
+@pytest.mark.parametrize("fronts", ["--frontends=0", FRONTS])
+def test_a_secret_in_the_command_line_is_not_in_the_process_list(
+    fronts: str, tmp_path: Path, child_environment: dict[str, str]
+) -> None:
+    repository, port = tmp_path / "models", free_port()
+    repository.mkdir()
+    write_version(repository, 3)
+    flags = (fronts, "--http-restricted-api=inference:key=hunter2", "--grpc-restricted-protocol=health:key=hunter3")
+    with process(repository, port, child_environment, *flags) as server:
+        until(port, "/readyz", server)
+        assert ask(port, "POST", "/v2/models/m/infer", REQUEST).status == 403
+        assert ask(port, "POST", "/v2/models/m/infer", REQUEST, {"key": "hunter2"}).status == 200
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+        lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in (server.pid, *children)]
+    assert b"inference:key=*******" in lines[0]
+    assert not any(b"hunter" in line for line in lines)

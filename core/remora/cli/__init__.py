@@ -62,6 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     entered_ns = time.monotonic_ns()
     argv = list(sys.argv[1:] if arguments is None else arguments)
+    if any("=" in word or "://" in word for word in argv):
+        from remora.system.command_line import conceal
+
+        conceal()
     # `remora --model-repository DIR ...` is `remora serve --model-repository DIR ...`: as with tritonserver.
     if argv and argv[0].startswith("--") and argv[0] not in ("--help", "--version"):
         argv.insert(0, "serve")
