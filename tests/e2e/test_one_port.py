@@ -262,12 +262,37 @@ def test_a_restriction_of_http_holds_for_grpc_on_its_port(serving: Serving, tmp_
         assert answer.as_numpy("OUT").tolist() == [1]
 
 
+@pytest.mark.parametrize("transport", ["own", "grpcio"])
+def test_both_ports_of_grpc_have_the_same_restrictions_and_limits(
+    serving: Serving, tmp_path: Path, transport: str
+) -> None:
+    write(tmp_path / "models", "echo", ECHO)
+    flags = (
+        f"--grpc-transport={transport}",
+        "--grpc-on-http-port=true",
+        "--http-restricted-api=inference:key=secret",
+        "--http-max-input-size=1000000",
+        "--backend-config=python,isolation=thread",
+    )
+    key = {"triton-grpc-protocol-key": "secret"}
+    with serving(tmp_path / "models", *flags) as running:
+        for port in (running.grpc, running.http):
+            with grpc.InferenceServerClient(f"127.0.0.1:{port}") as client:
+                with pytest.raises(Exception, match="restricted"):
+                    client.infer("echo", inputs(grpc, np.ones(1, np.int32)))
+                answer = client.infer("echo", inputs(grpc, np.ones(1, np.int32)), headers=key)
+                assert answer.as_numpy("OUT").tolist() == [1]
+                with pytest.raises(Exception, match="larger than max"):
+                    client.infer("echo", inputs(grpc, np.ones(300_000, np.int32)), headers=key)
+        assert ask(running.http, "GET", "/v2/health/ready").status == 200
+
+
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
         (("--grpc-use-ssl=true",), "leave --grpc-use-ssl out"),
         (("--allow-http=false",), "there is no such port"),
-        (("--grpc-transport=grpcio",), "grpcio needs a separate port"),
+        (("--grpc-transport=grpcio",), "grpc-transport=grpcio serves gRPC's separate port alone"),
         (("--grpc-restricted-protocol=nonsense",), "grpc-restricted-protocol"),
     ],
 )

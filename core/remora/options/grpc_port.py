@@ -20,8 +20,8 @@ class GrpcOptions:
         default=False,
     )
     grpc_transport: str = option(
-        "gRPC implementation. own: built-in HTTP/2 (faster; also serves REST over h2c). grpcio: the reference library "
-        "(excludes --grpc-on-http-port).",
+        "gRPC implementation of --grpc-port. own: built-in HTTP/2 (faster). grpcio: the reference library. The HTTP "
+        "port always has the built-in one.",
         default="own",
         choices=("own", "grpcio"),
     )

@@ -100,8 +100,8 @@ def _check_shared_port(options: ServerOptions) -> None:
         raise StartError("--grpc-on-http-port: --http-server-cert is the TLS of that port; leave --grpc-use-ssl out")
     if not options.allow_http:
         raise StartError("--grpc-on-http-port: with --allow-http=false there is no such port; leave one out")
-    if options.grpc_transport == "grpcio":
-        raise StartError("--grpc-on-http-port: grpcio needs a separate port, --grpc-transport=own does not")
+    if options.grpc_transport == "grpcio" and not options.allow_grpc:
+        raise StartError("--grpc-transport=grpcio serves gRPC's separate port alone, and --allow-grpc=false closes it")
 
 
 def _check_tls(options: ServerOptions) -> None:

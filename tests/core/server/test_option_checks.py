@@ -36,8 +36,8 @@ from remora.server.option_checks import (
             "--grpc-on-http-port: with --allow-http=false there is no such port; leave one out",
         ),
         (
-            {"grpc_on_http_port": True, "grpc_transport": "grpcio"},
-            "--grpc-on-http-port: grpcio needs a separate port, --grpc-transport=own does not",
+            {"grpc_on_http_port": True, "grpc_transport": "grpcio", "allow_grpc": False},
+            "--grpc-transport=grpcio serves gRPC's separate port alone, and --allow-grpc=false closes it",
         ),
         (
             {"grpc_on_http_port": True, "grpc_use_ssl": True, "allow_grpc": False},

@@ -39,6 +39,7 @@ from remora.server.grpc.rpcs import (
 )
 from remora.server.grpc.stream import InferStream
 from remora.server.held_mailbox import AHEAD
+from remora.server.option_checks import grpc_restrictions
 from remora.server.tls import read
 from remora.tensors.shared_memory import DISABLED, Regions
 
@@ -186,7 +187,7 @@ class GrpcServer:
     ) -> None:
         self._options = options
         self._keys = keys
-        restricted = Restrictions(options.grpc_restricted_protocol, "--grpc-restricted-protocol")
+        restricted = Restrictions(grpc_restrictions(options), "--grpc-restricted-protocol")
         self._rpcs = Rpcs(engine, restricted, streams, options.grpc_header_forward_pattern, regions)
         self._calls = GrpcioCalls()
         self._asking = self._calls.pool(4, "remora-grpc-asking")
@@ -457,7 +458,7 @@ def _address(peer: str) -> str:
 
 def _channel_options(options: ServerOptions) -> list[tuple[str, int]]:
     chosen = {
-        "grpc.max_receive_message_length": options.grpc_max_message_size,
+        "grpc.max_receive_message_length": options.message_bytes,
         "grpc.max_send_message_length": MAX_MESSAGE_BYTES,
         "grpc.so_reuseport": int(options.reuse_grpc_port),
         "grpc.keepalive_time_ms": options.grpc_keepalive_time,

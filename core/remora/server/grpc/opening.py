@@ -70,9 +70,9 @@ def open_grpc(inside: ServerContext, restricted: Restrictions, regions: Regions,
     options = inside.options
     if not (options.allow_grpc or options.grpc_on_http_port):
         return NoGrpc()
-    if options.grpc_transport == "grpcio":
-        return Grpcio(inside, regions)
     open_own = partial(_open_own, inside, restricted, regions, accept)
+    if options.grpc_transport == "grpcio":
+        return Grpcio(inside, regions, (open_own() or NoGrpc()) if options.grpc_on_http_port else NoGrpc())
     return (open_own() or NoGrpc()) if options.grpc_on_http_port else LateGrpc(open_own)
 
 
@@ -162,21 +162,46 @@ class LateGrpc(NoGrpc):
 
 
 class Grpcio(NoGrpc):
-    """gRPC on grpcio, opened and stopped in other threads.
+    """gRPC on grpcio and a dedicated port, opened and stopped in other threads.
 
-    Both would block the event loop.
+    Both would block the event loop. grpcio cannot take over a connection of the HTTP port.
+
+    Args:
+        inside: the parts of the server.
+        regions: shared-memory regions of clients.
+        on_http: the transport of the HTTP port, whose `GrpcTransport.listen` is not called.
     """
 
     starts_late = True
 
-    def __init__(self, inside: ServerContext, regions: Regions) -> None:
+    def __init__(self, inside: ServerContext, regions: Regions, on_http: GrpcTransport) -> None:
         self._inside = inside
         self._regions = regions
+        self._on_http = on_http
+        self.on_http_port = on_http.on_http_port
         self._server: GrpcServer | None = None
         self._opening: asyncio.Future[int] | None = None
 
+    async def listen(self) -> int:
+        """Return 0, because `start` opens the port."""
+        self.listeners = self._on_http.listeners
+        return 0
+
+    def beside(self, service: Service) -> Handover:
+        """See `GrpcTransport.beside`."""
+        return self._on_http.beside(service)
+
+    def stop_accepting(self) -> None:
+        """See `Drainable.stop_accepting`."""
+        self._on_http.stop_accepting()
+
+    def close(self) -> bool:
+        """See `Drainable.close`."""
+        return self._on_http.close()
+
     async def start(self) -> int:
         """See `GrpcTransport.start`."""
+        self.listeners = ()  # because the server has those of the HTTP port since `listen`
         self._opening = asyncio.get_running_loop().run_in_executor(None, self.start_server)
         return await asyncio.shield(self._opening)
 
