@@ -162,5 +162,5 @@ class ServerOptions(
 
     @property
     def message_bytes(self) -> int:
-        """Limit of a client's message on the gRPC port of the own transport."""
+        """Limit of a client's message on the gRPC port."""
         return self.http_max_input_size if self.grpc_on_http_port else self.grpc_max_message_size

@@ -54,7 +54,7 @@ def _in_value(flag: bytes, value: bytes) -> Iterator[Span]:
 
 
 def conceal() -> None:
-    """Overwrite the secrets in this process's command line with asterisks, where the system permits it.
+    """Overwrite the secrets in the command line of this process, where the system permits it.
 
     It is readable by all users of the machine. Parse the arguments from a copy, as `sys.argv` is.
     """

@@ -114,49 +114,72 @@ class Messages:
         encoding: as in `Opening`.
     """
 
-    __slots__ = ("_encoding", "_have", "_limit", "_parts")
+    __slots__ = ("_at", "_encoding", "_have", "_limit", "_parts")
 
     def __init__(self, limit: int, encoding: bytes) -> None:
         self._limit = limit
         self._encoding = encoding
         self._parts: list[bytes] = []
+        self._at = 0  # where the next message begins in the first part
         self._have = 0
 
     @property
     def held(self) -> int:
-        """Bytes of a message that has begun and not ended."""
+        """Bytes of messages that are not complete, or were not returned yet."""
         return self._have
 
     @property
     def partial(self) -> bool:
-        """True if a message has begun and not ended."""
+        """True if a message has begun and was not returned."""
         return self._have > 0
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the messages that are complete now, some perhaps `Packed`.
+    def add(self, data: bytes) -> None:
+        """Add a piece of the body, which stays as it is until its messages are returned."""
+        self._parts.append(data)
+        self._have += len(data)
+
+    def next(self) -> bytes | None:
+        """Return the next message, perhaps `Packed`, or None while it is not complete.
 
         Raises StatusError for a message that is too long.
         """
-        if not self._have and len(data) >= PREFIX_BYTES:  # the usual case: one message in one piece
-            size = int.from_bytes(data[1:PREFIX_BYTES], "big")
-            if size + PREFIX_BYTES == len(data) and not data[0] and size <= self._limit:
-                return [data[PREFIX_BYTES:]]
-        self._parts.append(data)
-        self._have += len(data)
         if self._have < PREFIX_BYTES:
-            return []
-        if len(self._parts[0]) < PREFIX_BYTES:
-            self._parts = [b"".join(self._parts)]
-        if self._have < self._length_at(self._parts[0], 0):
-            return []
-        whole, at = b"".join(self._parts), 0
+            return None
+        first, at = self._parts[0], self._at
+        if len(first) - at < PREFIX_BYTES:
+            first, at = self._join(), 0
+        size = self._length_at(first, at)
+        if size > self._have:
+            return None
+        if at + size > len(first):
+            first, at = self._join(), 0
+        stop = at + size
+        message = first[at + PREFIX_BYTES : stop]
+        self._have -= size
+        if stop == len(first):
+            del self._parts[0]
+            stop = 0
+        self._at = stop
+        return Packed(message) if first[at] else message
+
+    def _join(self) -> bytes:
+        """Return all pieces from the next message on as the only one."""
+        parts = self._parts
+        if self._at:
+            parts[0] = parts[0][self._at :]
+        whole = b"".join(parts)
+        self._parts, self._at = [whole], 0
+        return whole
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Add a piece of the body and return all messages that are complete now.
+
+        Raises StatusError for a message that is too long.
+        """
+        self.add(data)
         messages: list[bytes] = []
-        while len(whole) - at >= PREFIX_BYTES and (stop := at + self._length_at(whole, at)) <= len(whole):
-            message = whole[at + PREFIX_BYTES : stop]
-            messages.append(Packed(message) if whole[at] else message)
-            at = stop
-        rest = whole[at:]
-        self._parts, self._have = ([rest] if rest else []), len(rest)
+        while (message := self.next()) is not None:
+            messages.append(message)
         return messages
 
     def _length_at(self, data: bytes, at: int) -> int:

@@ -1,4 +1,4 @@
-"""gRPC calls on the built-in HTTP/2 transport, unary and streaming.
+"""gRPC calls on the built-in HTTP/2 transport; this module has those of one message.
 
 Received data, sent data and the end of a call are handled in the event loop. Behaviours use `rpcs.CallContext`, which
 is thread-safe.
@@ -9,14 +9,9 @@ Invariant: a call ends once, with a status, and then runs its callbacks.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from remora.errors import RemoraError
-from remora.messages import Mailbox
 from remora.protocols.grpc.framing import (
     CANCELLED,
     GOOD,
@@ -33,16 +28,11 @@ from remora.protocols.grpc.framing import (
 )
 from remora.protocols.http2.stream import Stream
 from remora.server.grpc.rpcs import DEADLINE_EXCEEDED, FOREVER_S, status_of_error
-from remora.server.held_mailbox import HeldMailbox
 from remora.server.http.exchange import Cancellable
 from remora.server.http.held_bytes import FREE_BYTES, TEXT
 
-_log = logging.getLogger("remora.grpc")
-
-_UNTAKEN_ITEMS = 65_536
-"""Messages of a stream that may wait to be processed, because flow control counts bytes and messages may be empty."""
 _LATE = "Deadline Exceeded"
-_ENDED = "the call was ended by the server"
+ENDED = "the call was ended by the server"
 T = TypeVar("T")
 
 
@@ -59,15 +49,6 @@ class Threads(Protocol):
 
         An error ends the call.
         """
-
-
-class StreamThreads(Threads, Protocol):
-    """Interface of the front end that opens streams."""
-
-    mailbox: Mailbox
-
-    def stream_ended(self, call: Streaming, /) -> None:
-        """Remove a stream from the count."""
 
 
 def status_of_failure(error: Exception) -> tuple[int, str]:
@@ -137,7 +118,7 @@ class GrpcCall:
         return False
 
     def cancel(self) -> None:
-        self._front.post(self.fail, CANCELLED, _ENDED)
+        self._front.post(self.fail, CANCELLED, ENDED)
 
     # -- in the loop ------------------------------------------------------------------------------------------------
 
@@ -167,7 +148,7 @@ class GrpcCall:
 
     @property
     def _partial(self) -> int:
-        """Bytes of a message that has begun and not ended."""
+        """Bytes of messages that are not complete, or not processed."""
         return 0 if self._messages is None else self._messages.held
 
     def _plain(self, message: bytes) -> bytes:
@@ -314,282 +295,3 @@ class UnaryCall(GrpcCall):
     def lost(self) -> None:
         if self._end() and self.ticket is not None:
             self.ticket.cancel()
-
-
-class StreamBehaviour(Protocol):
-    """Behaviour of a call with any number of messages and answers, in the loop."""
-
-    @property
-    def backlog(self) -> int:
-        """Number of messages that wait to be processed."""
-
-    def receive(self, message: bytes, credit: int, /) -> None:
-        """Take a message. The client may send ``credit`` more bytes once it is processed."""
-
-    def half_close(self) -> None:
-        """Handle the end of the messages."""
-
-    def leave(self) -> None:
-        """Handle the end of the call."""
-
-
-class Streaming(GrpcCall):
-    """Call with any number of messages and answers, without a thread.
-
-    It implements `stream.StreamCall` and `exchange.Flow`. Its behaviour begins with the first message, so that calls
-    without messages do not count as streams.
-
-    Args:
-        begin: returns the behaviour, or raises an error that ends the call.
-        convert: applied to each message in another thread before the behaviour receives it.
-    """
-
-    __slots__ = (
-        "_answers", "_begin", "_behaviour", "_coding", "_convert", "_ending", "_headed", "_incoming", "_packing",
-        "_resumes", "_streams", "_untaken", "mailbox", "paused",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        front: StreamThreads,
-        opening: Opening,
-        begin: Callable[[Streaming], StreamBehaviour],
-        coding: bytes,
-        link: Stream,
-        convert: Callable[[bytes], bytes] | None = None,
-    ) -> None:
-        super().__init__(front, opening, link)
-        self._streams = front
-        self.mailbox = front.mailbox
-        """See `stream.StreamCall`."""
-        self._begin = begin
-        self._behaviour: StreamBehaviour | None = None
-        self._coding = coding
-        self._convert = convert
-        self._incoming: deque[tuple[bytes | None, int]] = deque()  # messages behind one that a thread converts
-        self._answers: list[bytes] = []  # answers to be compressed
-        self._packing = False  # a thread compresses answers
-        self._ending: tuple[int, str] | None = None  # status of a call that ends when they are sent
-        self._headed = False
-        self._resumes: list[Callable[[], None]] = []
-        self._untaken = 0  # bytes received and not credited
-        self.paused = 0
-        """Bytes of answers that wait for the client's windows, or to be compressed."""
-
-    # -- from the client ---------------------------------------------------------------------------------------------
-
-    def begin(self) -> None:
-        """Begin the behaviour, unless it has begun or the call has ended."""
-        if self._behaviour is None and not self._ended:
-            try:
-                self._behaviour = self._begin(self)
-            except Exception as error:
-                self.fail(*status_of_failure(error))
-
-    def received(self, data: bytes, ended: bool) -> None:
-        if self._ended:
-            return
-        try:
-            messages = self._feed(data) if data else []
-            self._untaken += len(data)
-            self._hold(self._untaken + self._partial)
-        except StatusError as error:
-            self.fail(error.status, error.message)
-            return
-        if not messages and not ended:
-            self.consumed(len(data))
-            return
-        self.begin()
-        # Received bytes are credited when the last message that they complete is processed.
-        for at, message in enumerate(messages, 1):
-            self._pass_on(message, len(data) if at == len(messages) else 0)
-        if ended:
-            self._pass_on(None, 0)
-        if self._behaviour is not None and self._behaviour.backlog + len(self._incoming) > _UNTAKEN_ITEMS:
-            self.fail(RESOURCE_EXHAUSTED, f"more than {_UNTAKEN_ITEMS} messages wait to be read: send larger ones")
-
-    def _pass_on(self, message: bytes | None, credit: int) -> None:
-        """Pass a message, or None for the end, to the behaviour, behind those that a thread converts."""
-        if self._incoming or isinstance(message, Packed) or self._convert is not None:
-            self._incoming.append((message, credit))
-            if len(self._incoming) == 1:
-                self._convert_next()
-        else:
-            self._deliver(message, credit)
-
-    def _convert_next(self) -> None:
-        """Pass on the messages up to the next that a thread must convert, and have it converted."""
-        while self._incoming and not self._ended:
-            message, credit = self._incoming[0]
-            if isinstance(message, Packed) or (self._convert is not None and message is not None):
-                self._front.convert(self, partial(self._converted, message), self._go_on)
-                return
-            self._incoming.popleft()
-            self._deliver(message, credit)
-
-    def _deliver(self, message: bytes | None, credit: int) -> None:
-        if self._behaviour is None or self._ended:
-            return
-        if message is None:
-            self._behaviour.half_close()
-        else:
-            self._behaviour.receive(message, credit)
-
-    def _converted(self, message: bytes) -> bytes:
-        plain = self._plain(message)
-        return plain if self._convert is None else self._convert(plain)
-
-    def _go_on(self, message: bytes) -> None:
-        if not self._ended:
-            _, credit = self._incoming.popleft()
-            self._deliver(message, credit)
-            self._convert_next()
-
-    def lost(self) -> None:
-        self._end()
-
-    def sent(self, size: int) -> None:
-        self.paused -= size
-        if not self.unsent:
-            self._resume()
-
-    def stalls(self) -> bool:
-        return False
-
-    # -- for the behaviour -------------------------------------------------------------------------------------------
-
-    @property
-    def connection(self) -> object:
-        """Identity of the connection."""
-        return self._link.connection
-
-    def hold(self) -> HeldMailbox:
-        """See `stream.StreamCall.hold`."""
-        return HeldMailbox(self.mailbox, self)
-
-    def consumed(self, size: int) -> None:
-        """Let the client send ``size`` more bytes."""
-        self._untaken -= size
-        self._link.consumed(size)
-        if self._held and not self._ended:
-            self._hold(min(self._untaken + self._partial, self._held))
-
-    def post(self, work: Callable[..., object], /, *arguments: Any) -> None:
-        """Schedule ``work`` in the loop's thread. Any thread may call it."""
-        self._front.post(work, *arguments)
-
-    def wait(self, work: Callable[[], object], then: Callable[[Exception | None], None]) -> None:
-        """See `stream.StreamCall.wait`."""
-
-        def waited() -> Exception | None:
-            try:
-                work()
-            except Exception as error:
-                return error
-            return None
-
-        self._front.convert(self, waited, then)
-
-    def send(self, message: bytes) -> None:
-        """Send an answer."""
-        if self._ended:
-            return
-        if self._coding:
-            self.paused += len(message)
-            self._answers.append(message)
-            if not self._packing:
-                self._pack()
-        else:
-            self._send(framed(message))
-
-    def end(self, error: RemoraError | None) -> None:
-        """End the call with the error's status, or with success."""
-        status = (0, "") if error is None else status_of_error(error)
-        if self._packing:
-            self._ending = self._ending or status
-        else:
-            self.fail(*status)
-
-    def _pack(self) -> None:
-        answers, self._answers = self._answers, []
-        self._packing = True
-        self._front.convert(
-            self,
-            lambda: b"".join([framed(each, self._coding) for each in answers]),
-            partial(self._packed, sum(map(len, answers))),
-        )
-
-    def _packed(self, size: int, body: bytes) -> None:
-        self._packing = False
-        self._send(body)
-        self.sent(size)
-        if self._answers and not self._ended:
-            self._pack()
-        elif self._ending is not None:
-            self.fail(*self._ending)
-
-    def _send(self, body: bytes) -> None:
-        if self._ended:
-            return
-        if not self._headed:
-            self._headed = True
-            self._link.headers(HEADS[self._coding])
-        if len(body) > FREE_BYTES and not self._link.has_room(len(body)):
-            self.fail(RESOURCE_EXHAUSTED, TEXT)
-            return
-        self.paused += self._link.data(body)
-
-    def fail(self, status: int, text: str) -> None:
-        if self._end():
-            self._link.headers(trailers(status, text, alone=not self._headed), end=True)
-
-    def _end(self) -> bool:
-        ended = super()._end()
-        if ended:
-            self._incoming.clear()
-            if self._behaviour is not None:
-                self._behaviour.leave()
-            self._streams.stream_ended(self)
-            self._resume()
-        return ended
-
-    @property
-    def unsent(self) -> int:
-        """See `exchange.Flow`."""
-        return 0 if self._ended else self.paused + self._link.backlog
-
-    def when_sent(self, resume: Callable[[], None]) -> None:
-        """Call ``resume`` once, when all answers are sent or the call has ended."""
-        self._resumes.append(resume)
-
-    def give_up(self, reason: str) -> None:
-        """See `exchange.Flow`."""
-        _log.warning("a client of gRPC %s: its call is ended", reason)
-        self.fail(CANCELLED, _ENDED)
-
-    def _resume(self) -> None:
-        resumes, self._resumes = self._resumes, []
-        for resume in resumes:
-            resume()
-
-
-class Converted:
-    """Behaviour that answers each message with its conversion."""
-
-    backlog = 0
-
-    def __init__(self, call: Streaming) -> None:
-        self._call = call
-
-    def receive(self, message: bytes, credit: int) -> None:
-        """See `StreamBehaviour.receive`."""
-        if credit:
-            self._call.consumed(credit)
-        self._call.send(message)
-
-    def half_close(self) -> None:
-        """See `StreamBehaviour.half_close`."""
-        self._call.end(None)
-
-    def leave(self) -> None:
-        """See `StreamBehaviour.leave`."""

@@ -9,6 +9,7 @@ Invariant: an inference starts and is answered in the loop, and nothing that may
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -34,11 +35,15 @@ from remora.protocols.grpc.infer import (
 from remora.protocols.grpc.status import DECOUPLED_TEXT, SHUTDOWN_TEXT, forwarded
 from remora.protocols.http2.frames import Fields
 from remora.protocols.http2.stream import Opener, Stream
-from remora.server.grpc.call import Converted, GrpcCall, Streaming, T, UnaryCall, status_of_failure
+from remora.server.grpc.call import GrpcCall, T, UnaryCall, status_of_failure
 from remora.server.grpc.rpcs import INFER, STREAM, Behaviour, Rpcs, arrival_of, status_of_error
 from remora.server.grpc.stream import InferStream
+from remora.server.grpc.streaming import Converted, Streaming
 from remora.server.turn_groups import SMALL_BYTES, TurnGroups
 from remora.tensors.shared_memory import Target
+
+_TURN_MESSAGES = 128
+"""Messages of streams that one turn of the event loop processes."""
 
 
 class GrpcFront:
@@ -83,6 +88,11 @@ class GrpcFront:
         self._reflection = reflection
         self._compression = compression
         self._connection_streams = max(streams // 2, 1)
+        self._turns = MessageTurns(asyncio.get_running_loop().call_soon)
+        self.take_turn = self._turns.take
+        """See `StreamThreads.take_turn`."""
+        self.await_turn = self._turns.wait
+        """See `StreamThreads.await_turn`."""
         self._silent: set[Streaming] = set()  # streams without a message so far
         self._begun: dict[Streaming, object] = {}  # all other streams with their connections
         self._loop = asyncio.get_running_loop()
@@ -265,6 +275,46 @@ class GrpcFront:
         except Exception as error:
             call.fail(*status_of_failure(error))
         ticket.context = None  # ends the reference cycle through the call's ticket, so that no collector has to
+
+
+class MessageTurns:
+    """Budget of the messages of all streams together in one turn of the event loop.
+
+    Without it small messages of one client, thousands of which arrive together, would keep other clients waiting.
+
+    Args:
+        call_soon: calls a function in the next turn.
+        most: messages of one turn.
+    """
+
+    def __init__(self, call_soon: Callable[[Callable[[], None]], object], most: int = _TURN_MESSAGES) -> None:
+        self._call_soon = call_soon
+        self._most = self._left = most
+        self._counts = False  # the next turn is scheduled
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def take(self) -> bool:
+        """Return True if one more message may be processed in this turn."""
+        self._left -= 1
+        self._schedule()
+        return self._left >= 0
+
+    def wait(self, resume: Callable[[], None]) -> None:
+        """Call ``resume`` in a later turn, after those that wait already."""
+        self._waiting.append(resume)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._counts:
+            self._counts = True
+            self._call_soon(self._begin)
+
+    def _begin(self) -> None:
+        self._left, self._counts = self._most, False
+        while self._waiting and self._left > 0:
+            self._waiting.popleft()()
+        if self._waiting:
+            self._schedule()
 
 
 class InferenceCall(UnaryCall):

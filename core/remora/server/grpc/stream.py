@@ -244,8 +244,7 @@ class InferStream:
         self._settle()
 
     def _accept(self, message: bytes, credit: int) -> None:
-        if credit:
-            self._call.consumed(credit)
+        self._call.consumed(credit)
         entry = Entry(in_line=True)  # also for the refusal of an unknown model, as in Triton
         entry.size = len(message)
         self._start(entry, message)
