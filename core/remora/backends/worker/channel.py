@@ -151,7 +151,7 @@ def create(arena_bytes: int) -> tuple[Ends, Ends]:
     )
 
 
-def _fence() -> Callable[[], None]:
+def memory_fence() -> Callable[[], None]:
     """Return a full memory barrier for one user.
 
     Releasing and acquiring a lock orders memory accesses on every machine that Python runs on.
@@ -185,8 +185,8 @@ class MemoryChannel:
         rings = [whole[:RING_BYTES], whole[RING_BYTES : 2 * RING_BYTES]]
         starts = [2 * RING_BYTES, 2 * RING_BYTES + arena_bytes]
         mine = 0 if serves else 1
-        self._out = Ring(rings[mine], _fence())
-        self._in = Ring(rings[1 - mine], _fence())
+        self._out = Ring(rings[mine], memory_fence())
+        self._in = Ring(rings[1 - mine], memory_fence())
         self._out_start = starts[mine]
         self._out_memory = whole[starts[mine] :][:arena_bytes]
         self._in_memory = whole[starts[1 - mine] :][:arena_bytes]

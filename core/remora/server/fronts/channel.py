@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from remora.backends.worker.channel import Arena, ArenaError
+from remora.backends.worker.channel import Arena, ArenaError, memory_fence
 from remora.backends.worker.polling import Look, LoopPoll, PollBudget
 from remora.backends.worker.ring import AWAKE, HEADER_BYTES, WAITING, Ring, RingError
 from remora.messages import Array, Buffer
@@ -80,23 +80,6 @@ def create(arena_bytes: int = ARENA_BYTES) -> tuple[Ends, Ends]:
     return Ends(memory, first, second), Ends(os.dup(memory), os.dup(second), os.dup(first))
 
 
-def _fence() -> Callable[[], None]:
-    """Return a full memory barrier.
-
-    Releasing and acquiring a lock is one on every machine that Python runs on.
-    """
-    import threading
-
-    lock = threading.Lock()
-    lock.acquire()
-
-    def fence() -> None:
-        lock.release()
-        lock.acquire()
-
-    return fence
-
-
 class LoopChannel:
     """One side of a channel. Use it in the loop's thread.
 
@@ -128,7 +111,7 @@ class LoopChannel:
         rings = (whole[:RING_BYTES], whole[RING_BYTES : 2 * RING_BYTES])
         starts = (2 * RING_BYTES, 2 * RING_BYTES + arena_bytes)
         mine = 0 if serves else 1
-        self._out, self._in = Ring(rings[mine], _fence()), Ring(rings[1 - mine], _fence())
+        self._out, self._in = Ring(rings[mine], memory_fence()), Ring(rings[1 - mine], memory_fence())
         self._out_start = starts[mine]
         self._out_memory = np.frombuffer(whole, np.uint8, arena_bytes, starts[mine])
         self._in_memory = np.frombuffer(whole, np.uint8, arena_bytes, starts[1 - mine])
