@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from conftest import free_ports
-from eventually import eventually
-from live_server import client, status_of
+from live_server import client
+from real_triton import needs_triton, triton_server
 
-TRITON = os.environ.get("TRITON", "")
-pytestmark = pytest.mark.skipif(not TRITON, reason="no Triton is installed: run make test-triton")
+pytestmark = needs_triton
 
 APP = """
 import numpy as np
@@ -72,16 +69,8 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     (folder / "negate.tests.json").write_text(json.dumps(GOLDEN))
     words = [sys.executable, "-m", "remora", "export", str(folder / "models"), str(folder / "app.py")]
     subprocess.run(words, check=True, capture_output=True)
-    ports = free_ports(3)
-    log = folder / "triton.log"
-    with log.open("w") as sink:
-        triton = subprocess.Popen([TRITON, str(folder / "models"), *map(str, ports)], stdout=sink, stderr=sink)
-    try:
-        eventually(lambda: status_of(ports[0], "/v2/health/ready") == 200, process=triton, log=log)
+    with triton_server(folder / "models", folder / "triton.log") as ports:
         yield ports[0]
-    finally:
-        triton.terminate()
-        triton.wait()
 
 
 def _ask(port: int, path: str, body: dict[str, Any]) -> tuple[int, str]:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 
-from conftest import free_ports
-from eventually import eventually
-from live_server import status_of, write_version
+from live_server import write_version
 from load_models import write_counter
+from real_triton import needs_triton, triton_server
 from remora.cli import main
 
-TRITON = os.environ.get("TRITON", "")
-pytestmark = pytest.mark.skipif(not TRITON, reason="no Triton is installed: run make test-triton")
+pytestmark = needs_triton
 
 LOAD = ("--duration=1.5", "--window=0.5", "--warm-up=0.5", "--concurrency=2", "--quiet", "--json-out")
 
@@ -26,16 +22,8 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[int]]:
     folder = tmp_path_factory.mktemp("models")
     write_counter(folder / "models", "counter", length=3)
     write_version(folder / "models", 1)
-    found = free_ports(3)
-    log = folder / "triton.log"
-    with log.open("w") as sink:
-        triton = subprocess.Popen([TRITON, str(folder / "models"), *map(str, found)], stdout=sink, stderr=sink)
-    try:
-        eventually(lambda: status_of(found[0], "/v2/health/ready") == 200, process=triton, log=log)
+    with triton_server(folder / "models", folder / "triton.log") as found:
         yield found
-    finally:
-        triton.terminate()
-        triton.wait()
 
 
 @pytest.mark.parametrize(
