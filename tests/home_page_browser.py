@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,15 @@ def send(page: Page, model: str, values: dict[str, str], until: str) -> str:
     return page.inner_text(ANSWER)
 
 
+@contextmanager
+def opened(chromium: str) -> Iterator[Browser]:
+    """Yield a new headless Chromium."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
 def watched(browser: Browser, url: str, seen: dict[str, Any]) -> Page:
     """Return a page whose errors, and requests to other places, are noted."""
     page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
@@ -60,8 +71,7 @@ def watched(browser: Browser, url: str, seen: dict[str, Any]) -> Page:
 def visit(url: str, folder: Path, chromium: str, files: Path) -> dict[str, Any]:
     """Use the page as a person would and return what it showed."""
     seen: dict[str, Any] = {"errors": [], "elsewhere": []}
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with opened(chromium) as browser:
         page = watched(browser, url, seen)
         page.goto(url)
         page.wait_for_selector("#models button")
@@ -139,7 +149,6 @@ def visit(url: str, folder: Path, chromium: str, files: Path) -> dict[str, Any]:
         narrow.wait_for_selector(".charts")
         seen["narrow_server_width"] = narrow.evaluate("document.documentElement.scrollWidth")
         seen["bytes"], seen["first_paint_ms"] = first_paint(narrow, url)
-        browser.close()
     return seen
 
 
@@ -155,14 +164,12 @@ def copied(page: Page) -> str:
 def visit_gpus(url: str, folder: Path, chromium: str) -> dict[str, Any]:
     """Return the charts of a server that has GPUs, once they have values."""
     seen: dict[str, Any] = {"errors": [], "elsewhere": []}
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with opened(chromium) as browser:
         page = watched(browser, url, seen)
         page.goto(f"{url}#/server")
         page.wait_for_selector("figcaption:has-text('GPU 1, memory, MiB') b:text-matches('[1-9]')")
         seen["charts"] = charts_of(page)
         page.screenshot(path=str(folder / "gpus.png"), full_page=True)
-        browser.close()
     return seen
 
 
@@ -205,8 +212,7 @@ def reached_by_keyboard(page: Page) -> list[str]:
 def visit_openai(url: str, folder: Path, chromium: str) -> dict[str, Any]:
     """Chat with the model `tiny`, stop an answer, and compare texts with `meaning`."""
     seen: dict[str, Any] = {"errors": [], "elsewhere": []}
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with opened(chromium) as browser:
         page = watched(browser, url, seen)
         page.goto(f"{url}#tiny")
         page.wait_for_selector("#chat-text")
@@ -248,15 +254,13 @@ def visit_openai(url: str, folder: Path, chromium: str) -> dict[str, Any]:
         page.click("text=/^Load again$/")
         page.wait_for_selector("#models button[data-name='flower/1']:has-text('ready')")
         page.screenshot(path=str(folder / "embeddings.png"), full_page=True)
-        browser.close()
     return seen
 
 
 def visit_with_key(url: str, folder: Path, chromium: str, key: str) -> dict[str, Any]:
     """Open the page of a server that requires a key: without one, with a wrong one, with ``key``, and without again."""
     seen: dict[str, Any] = {"errors": [], "elsewhere": [], "sent": []}
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with opened(chromium) as browser:
         page = watched(browser, url, seen)
         page.on("request", lambda request: seen["sent"].append([request.url, request.headers.get("x-api-key")]))
         page.goto(url)
@@ -288,7 +292,6 @@ def visit_with_key(url: str, folder: Path, chromium: str, key: str) -> dict[str,
         page.click("#forget-key")
         page.wait_for_selector("dialog #api-key")
         seen["after"] = page.evaluate("[sessionStorage.length, document.querySelectorAll('#models button').length]")
-        browser.close()
     return seen
 
 
@@ -378,8 +381,7 @@ def first_paint(page: Page, url: str) -> tuple[int, float]:
 
 def pictures(url: str, folder: Path, chromium: str) -> None:
     """Write the pictures of the README: the answer of the README's function, and the explanation of its batches."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with opened(chromium) as browser:
         page = browser.new_page(viewport={"width": 960, "height": 640}, color_scheme="light")
         page.set_default_timeout(TIMEOUT_MS)
         page.goto(f"{url}#distance")
@@ -390,7 +392,6 @@ def pictures(url: str, folder: Path, chromium: str) -> None:
         page.click("text=Explain this model")
         page.wait_for_selector(".output h3:has-text('Predicted')")
         page.locator("section:has(> h2:text-is('Explain'))").screenshot(path=str(folder / "explain.png"))
-        browser.close()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ import struct
 import subprocess
 import sys
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +113,19 @@ def _wav() -> bytes:
     return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
 
 
+@contextmanager
+def _served(models: Path, *flags: str, **variables: str) -> Iterator[int]:
+    """Serve models with more environment variables, and yield the port once the server is ready."""
+    (port,) = free_ports(1)
+    with process(models, port, {**os.environ, **variables}, *flags) as server:
+        until(port, "/v2/health/ready", server)
+        yield port
+
+
 def _visit(kind: str, port: int, kept: Path, *more: str) -> str:
     """Return what a visit printed; see `home_page_browser`."""
     script = [PYTHON, str(ROOT / "tests" / "home_page_browser.py"), kind, f"http://127.0.0.1:{port}/", str(kept)]
+    kept.mkdir(parents=True, exist_ok=True)
     done = subprocess.run([*script, CHROMIUM, *more], capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -126,11 +138,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "app.py").write_text(APP)
     (folder / "picture.png").write_bytes(_png(5, 3))
     (folder / "sound.wav").write_bytes(_wav())
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    (port,) = free_ports(1)
     traced = f"--trace-config=triton,file={folder}/traces.json"
-    with process(folder / "app.py", port, dict(os.environ), traced, "--allow-metrics=true") as server:
-        until(port, "/v2/health/ready", server)
+    with _served(folder / "app.py", traced, "--allow-metrics=true") as port:
         found: dict[str, Any] = json.loads(_visit("models", port, SCREENSHOTS, str(folder)))
         found["ran"] = {
             name: _ran(command, found[name]) for name, (program, command) in LANGUAGES.items() if shutil.which(program)
@@ -197,11 +206,8 @@ def chatted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         (models / name / "config.pbtxt").write_text(config)
         (models / name / "1" / "model.py").write_text(code)
     (models / "flower" / "labels.txt").write_text("rose\ntulip\niris\n")
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    (port,) = free_ports(1)
     controlled = ("--model-control-mode=explicit", "--load-model=*")
-    with process(models, port, dict(os.environ), "--openai", "--allow-metrics=true", *controlled) as server:
-        until(port, "/v2/health/ready", server)
+    with _served(models, "--openai", "--allow-metrics=true", *controlled) as port:
         found: dict[str, Any] = json.loads(_visit("openai", port, SCREENSHOTS))
         eventually(lambda: _rows(port, "vllm:num_requests_running") == [0])
         found["aborted"] = sum(_rows(port, "vllm:request_success_total", 'finished_reason="abort"'))
@@ -234,12 +240,9 @@ def gpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "pynvml.py").write_text(PYNVML)
     (folder / "libnvidia-ml.so.1").symlink_to(_ctypes.__file__)
     (folder / "app.py").write_text(README_APP)
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    (port,) = free_ports(1)
-    environment = dict(os.environ, LD_LIBRARY_PATH=str(folder), CUDA_VISIBLE_DEVICES="0,1")
-    environment["PYTHONPATH"] = os.pathsep.join([str(folder), environment.get("PYTHONPATH", "")])
-    with process(folder / "app.py", port, environment, "--allow-metrics=true") as server:
-        until(port, "/v2/health/ready", server)
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    environment = {"LD_LIBRARY_PATH": str(folder), "CUDA_VISIBLE_DEVICES": "0,1", "PYTHONPATH": path}
+    with _served(folder / "app.py", "--allow-metrics=true", **environment) as port:
         found: dict[str, Any] = json.loads(_visit("gpus", port, SCREENSHOTS))
     return found
 
@@ -383,10 +386,7 @@ def signed_in(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "app.py").write_text(APP)
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     (folder / "keys.json").write_text(json.dumps({"keys": [{"name": "ann", "roles": ["all"], "sha256": digest}]}))
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    (port,) = free_ports(1)
-    with process(folder / "app.py", port, dict(os.environ), f"--api-keys-file={folder}/keys.json") as server:
-        until(port, "/v2/health/ready", server)
+    with _served(folder / "app.py", f"--api-keys-file={folder}/keys.json") as port:
         found: dict[str, Any] = json.loads(_visit("keys", port, SCREENSHOTS, KEY))
     return found
 
@@ -464,9 +464,7 @@ def distance(points: remora.Array[np.float32, -1, 2]) -> remora.Array[np.float32
 def test_the_pictures_of_the_readme_can_be_taken_again(tmp_path: Path) -> None:
     """With KEEP_PICTURES they replace those in docs/images (`make pictures`)."""
     (tmp_path / "app.py").write_text(README_APP)
-    (port,) = free_ports(1)
-    with process(tmp_path / "app.py", port, dict(os.environ)) as server:
-        until(port, "/v2/health/ready", server)
+    with _served(tmp_path / "app.py") as port:
         with client(port) as connection:
             for number in range(400):
                 connection.request("POST", "/models/distance", json.dumps({"points": [[3, number]] * (number % 5 + 1)}))
