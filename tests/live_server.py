@@ -25,6 +25,10 @@ backend: "python" max_batch_size: 8
 input { name: "IN" data_type: TYPE_INT32 dims: 1 }
 output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
 """
+SEQUENCES = CONFIG + "sequence_batching { max_sequence_idle_microseconds: 600000000 }\n"
+"""Configuration of a model for sequences with these tensors."""
+STREAM = CONFIG + "model_transaction_policy { decoupled: true }\n"
+"""Configuration of a decoupled model with these tensors."""
 MODEL = """
 import numpy as np
 import triton_python_backend_utils as pb_utils

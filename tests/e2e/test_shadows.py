@@ -20,13 +20,12 @@ from conftest import free_ports
 from eventually import eventually
 from generation_models import tiny
 from hosting import ask
-from live_server import CONFIG, PATIENCE_S, process, until, write_version
+from live_server import PATIENCE_S, SEQUENCES, STREAM, process, until, write_version
 from released_model import infer, release, release_server
 from remora.models.recordings import MAX_WAITING
 
 AT_ANY_TIME = "--shadow-processors=1"
 FRONTS = pytest.param("--frontends=2", marks=pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux"))
-STREAM = CONFIG + "model_transaction_policy { decoupled: true }\n"
 STREAMING = """
 import triton_python_backend_utils as pb_utils
 
@@ -39,7 +38,6 @@ class TritonPythonModel:
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array * value)]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
-SEQUENCES = CONFIG + "sequence_batching { max_sequence_idle_microseconds: 600000000 }\n"
 SUMMING = """
 import triton_python_backend_utils as pb_utils
 

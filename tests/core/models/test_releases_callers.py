@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from eventually import eventually
-from live_server import CONFIG, write_version
+from live_server import CONFIG, SEQUENCES, STREAM, write_version
 from released_engine import released_engine
 from remora.calls import ModelRelease
 from remora.engine import Engine
@@ -39,8 +39,6 @@ class TritonPythonModel:
             answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]))
         return answers
 """
-SEQUENCES = CONFIG + "sequence_batching { max_sequence_idle_microseconds: 600000000 }\n"
-STREAM = CONFIG + "model_transaction_policy { decoupled: true }\n"
 STREAMING = """
 import triton_python_backend_utils as pb_utils
 

@@ -16,7 +16,7 @@ import pytest
 
 from eventually import eventually
 from fakes import FakeClock
-from live_server import CONFIG, free_port, process, until, write_version
+from live_server import STREAM, free_port, process, until, write_version
 from released_engine import released_engine
 from remora.calls import ModelRelease
 from remora.engine import Engine
@@ -201,7 +201,7 @@ class TritonPythonModel:
 
 def test_a_stop_of_the_server_waits_for_no_copy_and_counts_none(repository: Path, tmp_path: Path) -> None:
     begun, rows = tmp_path / "begun", tmp_path / "differences.jsonl"
-    (repository / "other" / "config.pbtxt").write_text(CONFIG + "model_transaction_policy { decoupled: true }\n")
+    (repository / "other" / "config.pbtxt").write_text(STREAM)
     (repository / "other" / "3" / "model.py").write_text(ENDLESS.format(begun=str(begun)))
     with released_engine(repository, shadow_differences=str(rows)) as engine:
         _shadow(engine, model="other")
