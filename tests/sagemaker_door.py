@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from hosting import Got, ask, running
 from remora.server.host import Host
@@ -69,6 +70,23 @@ def python_model(folder: Path, config: str, code: str) -> None:
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text(config)
     (folder / "1" / "model.py").write_text(code)
+
+
+@contextmanager
+def runtime_client(port: int) -> Iterator[Any]:
+    """Yield boto3's client of a runtime API at a port, which sends each request once."""
+    import boto3  # imported here, because most tests of the platform need no client
+
+    client = boto3.client(
+        "sagemaker-runtime",
+        endpoint_url=f"http://127.0.0.1:{port}",
+        region_name="us-east-1",
+        aws_access_key_id="x",
+        aws_secret_access_key="y",
+        config=boto3.session.Config(retries={"total_max_attempts": 1}, read_timeout=70),
+    )
+    with closing(client):
+        yield client
 
 
 class Door:

@@ -17,8 +17,9 @@ from remora import Engine
 from remora_adapters import sagemaker
 from remora_adapters.emulate.asking import Address
 from remora_adapters.emulate.sagemaker_runtime import Endpoint, runtime_api
+from sagemaker_door import runtime_client
 
-boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[deploy-sagemaker]'")
+pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[deploy-sagemaker]'")
 CHAT: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 12, "temperature": 0, "ignore_eos": True
 }  # fmt: skip
@@ -49,16 +50,8 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
         engine = Engine(options=host.engine)
         ports = stack.enter_context(running(host, engine))
         api = stack.enter_context(runtime_api(Endpoint(Address("127.0.0.1", ports.http), base)))
-        port = api.server_address[1]
-        client = boto3.client(
-            "sagemaker-runtime",
-            endpoint_url=f"http://127.0.0.1:{port}",
-            region_name="us-east-1",
-            aws_access_key_id="x",
-            aws_secret_access_key="y",
-        )
-        stack.callback(client.close)
-        yield Runtime(int(port), engine, client)
+        port = int(api.server_address[1])
+        yield Runtime(port, engine, stack.enter_context(runtime_client(port)))
 
 
 def invocation(**more: Any) -> dict[str, Any]:

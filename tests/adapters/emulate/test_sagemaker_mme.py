@@ -18,8 +18,8 @@ from remora.cli import main
 from remora_adapters.emulate import EmulateSettings
 from remora_adapters.emulate.running import FAILED, SKIPPED, run_checks
 from remora_adapters.emulate.sagemaker_mme import MODELS, PLATFORM
+from sagemaker_door import V2, runtime_client
 
-V2 = json.dumps({"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]})
 SERVER = Path(__file__).parent / "faulty_sagemaker_mme.py"
 FAULTS = {
     "": set(),
@@ -76,7 +76,7 @@ def test_without_a_folder_or_a_body_the_checks_that_need_one_are_skipped_with_th
 def test_real_clients_reach_the_models_of_archives_by_their_targets(
     tmp_path: Path, child_environment: dict[str, str]
 ) -> None:
-    boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[dev]'")
+    pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[dev]'")
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
     archives = tmp_path / "archives"
     write_scale(archives / "folder" / "scale")
@@ -91,27 +91,19 @@ def test_real_clients_reach_the_models_of_archives_by_their_targets(
         try:
             assert process.stdout is not None
             assert f"http://127.0.0.1:{port}" in process.stdout.readline()
-            client = boto3.client(
-                "sagemaker-runtime",
-                endpoint_url=f"http://127.0.0.1:{port}",
-                region_name="us-east-1",
-                aws_access_key_id="x",
-                aws_secret_access_key="y",
-                config=boto3.session.Config(retries={"total_max_attempts": 1}),
-            )
+            with runtime_client(port) as client:
 
-            def invoke(target: str) -> Any:
-                answer = client.invoke_endpoint(
-                    EndpointName="e", Body=V2, ContentType="application/json", TargetModel=target
-                )
-                return json.loads(answer["Body"].read())
+                def invoke(target: str) -> Any:
+                    answer = client.invoke_endpoint(
+                        EndpointName="e", Body=V2, ContentType="application/json", TargetModel=target
+                    )
+                    return json.loads(answer["Body"].read())
 
-            for target in ("team/one.tar.gz", "folder", "team/one.tar.gz"):
-                assert invoke(target)["outputs"][0]["data"] == [2.0, 4.0, 6.0, 8.0]
-            for target in ("none.tar.gz", "../archives", "team/../../secret", "broken.tar.gz", "."):
-                with pytest.raises(client.exceptions.ClientError, match="cannot unpack model"):
-                    invoke(target)
-            client.close()
+                for target in ("team/one.tar.gz", "folder", "team/one.tar.gz"):
+                    assert invoke(target)["outputs"][0]["data"] == [2.0, 4.0, 6.0, 8.0]
+                for target in ("none.tar.gz", "../archives", "team/../../secret", "broken.tar.gz", "."):
+                    with pytest.raises(client.exceptions.ClientError, match="cannot unpack model"):
+                        invoke(target)
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(40) == 0

@@ -23,7 +23,7 @@ from hosting import write_scale
 from remora_adapters import sagemaker
 from remora_adapters.emulate.asking import Address
 from remora_adapters.emulate.sagemaker_runtime import PAYLOAD_BYTES, Endpoint, runtime_api
-from sagemaker_door import COUNTER, COUNTS, V2, opened, python_model
+from sagemaker_door import COUNTER, COUNTS, V2, opened, python_model, runtime_client
 
 boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[deploy-sagemaker]'")
 botocore = pytest.importorskip("botocore")
@@ -32,20 +32,8 @@ NAME = {"EndpointName": "endpoint-1"}
 
 @contextmanager
 def client_of(endpoint: Endpoint) -> Iterator[Any]:
-    with runtime_api(endpoint) as api:
-        config = botocore.config.Config(retries={"total_max_attempts": 1}, read_timeout=70)
-        client = boto3.client(
-            "sagemaker-runtime",
-            endpoint_url=f"http://127.0.0.1:{api.server_address[1]}",
-            region_name="us-east-1",
-            aws_access_key_id="x",
-            aws_secret_access_key="y",
-            config=config,
-        )
-        try:
-            yield client
-        finally:
-            client.close()
+    with runtime_api(endpoint) as api, runtime_client(api.server_address[1]) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
