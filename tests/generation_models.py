@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,3 +37,14 @@ def tiny(repository: Path, name: str = "tiny", config: str = "") -> Path:
     if config:
         (repository / name / "config.pbtxt").write_text(config)
     return version
+
+
+def text_inputs(text: str = "Once", stream: bool = False, **parameters: Any) -> dict[str, Any]:
+    """Return the inputs of a request to a language model for 12 tokens, the likeliest ones."""
+    sampling = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, **parameters}
+    return {
+        "text_input": np.array([text.encode()], object),
+        "stream": np.array([stream]),
+        "exclude_input_in_output": np.array([True]),
+        "sampling_parameters": np.array([json.dumps(sampling).encode()], object),
+    }

@@ -9,10 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from generation_models import tiny
+from generation_models import text_inputs, tiny
 from remora import Engine
 from remora.errors import InvalidArgumentError
 from remora.generation import Generation
@@ -26,18 +25,8 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
         yield started
 
 
-def inputs(text: str = "Once", stream: bool = False, **parameters: Any) -> dict[str, Any]:
-    sampling = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, **parameters}
-    return {
-        "text_input": np.array([text.encode()], object),
-        "stream": np.array([stream]),
-        "exclude_input_in_output": np.array([True]),
-        "sampling_parameters": np.array([json.dumps(sampling).encode()], object),
-    }
-
-
 def whole(engine: Engine, **parameters: Any) -> bytes:
-    (answer,) = engine.infer_stream("tiny", inputs(**parameters))
+    (answer,) = engine.infer_stream("tiny", text_inputs(**parameters))
     text: bytes = answer["text_output"][0]
     return text
 
@@ -51,7 +40,7 @@ def generation_of(engine: Engine) -> Generation:
 def test_a_stream_stays_with_its_version_when_the_model_is_swapped(engine: Engine, tmp_path: Path) -> None:
     expected = whole(engine, max_tokens=200)
     old = generation_of(engine)
-    stream = engine.infer_stream("tiny", inputs(stream=True, max_tokens=200))
+    stream = engine.infer_stream("tiny", text_inputs(stream=True, max_tokens=200))
     parts = [next(stream)["text_output"][0]]
     shutil.copytree(tmp_path / "tiny" / "1", tmp_path / "tiny" / "2")
     engine.load("tiny")
@@ -63,7 +52,7 @@ def test_a_stream_stays_with_its_version_when_the_model_is_swapped(engine: Engin
 
 
 def test_a_client_that_does_not_read_holds_its_own_text_and_delays_no_other(engine: Engine) -> None:
-    slow = engine.infer_stream("tiny", inputs(stream=True, max_tokens=400))
+    slow = engine.infer_stream("tiny", text_inputs(stream=True, max_tokens=400))
     first = next(slow)["text_output"][0]
     beside = [whole(engine, max_tokens=40) for _ in range(12)]
     assert len(set(beside)) == 1

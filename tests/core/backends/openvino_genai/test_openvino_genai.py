@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
+from generation_models import text_inputs
 from gguf_models import write_gguf
 from remora import Engine
 from remora.backends import Source
@@ -52,13 +52,7 @@ def engine(file: Path) -> Iterator[Engine]:
 
 
 def ask(engine: Engine, text: str, stream: bool = False, **parameters: Any) -> list[bytes]:
-    sampling = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, **parameters}
-    inputs = {
-        "text_input": np.array([text.encode()], object),
-        "stream": np.array([stream]),
-        "exclude_input_in_output": np.array([True]),
-        "sampling_parameters": np.array([json.dumps(sampling).encode()], object),
-    }
+    inputs = text_inputs(text, stream, **parameters)
     return [answer["text_output"][0] for answer in engine.infer_stream("tiny", inputs)]
 
 

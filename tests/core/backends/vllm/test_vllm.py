@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+from generation_models import text_inputs
 from hf_models import write_hf
 from remora import Engine
 from remora.backends import Source
@@ -93,13 +93,7 @@ def test_the_engine_passes_the_conformance_kit(check: EngineCheck, engine: Engin
 
 
 def ask(engine: Engine, text: str, stream: bool = False, **parameters: Any) -> list[str]:
-    sampling = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, **parameters}
-    inputs = {
-        "text_input": np.array([text.encode()], object),
-        "stream": np.array([stream]),
-        "exclude_input_in_output": np.array([True]),
-        "sampling_parameters": np.array([json.dumps(sampling).encode()], object),
-    }
+    inputs = text_inputs(text, stream, **parameters)
     return [answer["text_output"][0].decode() for answer in engine.infer_stream("tiny", inputs)]
 
 
