@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from remora.engine import Engine
+from remora.errors import RetiredError
+from remora.messages import Ticket
+from remora.models.served_model import ServedModel
 from remora.server.host import Host, find_adapter
 from remora.server.main import Ports, Server
 
@@ -169,6 +172,19 @@ def hosted(platform: str, environ: Mapping[str, str]) -> Iterator[int]:
     """Run a platform's server with that environment, as `running`, and yield its HTTP port."""
     with running(find_adapter(platform).host(environ)) as ports:
         yield ports.http
+
+
+def retire_once(monkeypatch: pytest.MonkeyPatch) -> list[RetiredError]:
+    """Replace the version of the next request before it is submitted; the list is empty from then on."""
+    submit, retired = ServedModel.submit, [RetiredError("replaced")]
+
+    def submit_late_once(self: ServedModel, *arguments: Any, **more: Any) -> Ticket:
+        if retired:
+            raise retired.pop()
+        return submit(self, *arguments, **more)
+
+    monkeypatch.setattr(ServedModel, "submit", submit_late_once)
+    return retired
 
 
 def v2_request(rows: list[list[float]], **more: Any) -> dict[str, Any]:

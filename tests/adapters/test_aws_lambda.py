@@ -19,11 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import ROOT
-from hosting import write_scale, write_words
+from hosting import retire_once, write_scale, write_words
 from remora.engine import Engine
-from remora.errors import InvalidArgumentError, NotFoundError, RetiredError, UnavailableError, UnsupportedError
-from remora.messages import Ticket
-from remora.models.served_model import ServedModel
+from remora.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError
 from remora_adapters.aws_lambda import PAYLOAD_LIMIT, Function, Settings, base_path_of, flush_telemetry, load
 from trace_receiver import collector
 
@@ -281,14 +279,7 @@ def test_a_direct_event_is_a_v2_request_and_its_answer_plain_json(function: Func
 def test_a_direct_event_whose_version_is_replaced_is_answered_by_the_next_one(
     function: Function, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit, retired = ServedModel.submit, [RetiredError("replaced")]
-
-    def too_late_once(self: ServedModel, *arguments: Any, **more: Any) -> Ticket:
-        if retired:
-            raise retired.pop()
-        return submit(self, *arguments, **more)
-
-    monkeypatch.setattr(ServedModel, "submit", too_late_once)
+    retired = retire_once(monkeypatch)
     assert function(v2(model_name="scale"), Context())["outputs"][0]["data"] == DOUBLED
     assert retired == []
 

@@ -12,10 +12,7 @@ from typing import Any
 
 import pytest
 
-from hosting import write_scale
-from remora.errors import RetiredError
-from remora.messages import Ticket
-from remora.models.served_model import ServedModel
+from hosting import retire_once, write_scale
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 
@@ -80,13 +77,6 @@ def test_an_unknown_model_is_refused(run: Callable[[Any], Answer]) -> None:
 def test_a_request_whose_version_is_replaced_is_answered_by_the_next_one(
     run: Callable[[Any], Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit, retired = ServedModel.submit, [RetiredError("replaced")]
-
-    def too_late_once(self: ServedModel, *arguments: Any, **more: Any) -> Ticket:
-        if retired:
-            raise retired.pop()
-        return submit(self, *arguments, **more)
-
-    monkeypatch.setattr(ServedModel, "submit", too_late_once)
+    retired = retire_once(monkeypatch)
     answer = run(Request(BODY))
     assert (answer.status, retired) == (200, [])
