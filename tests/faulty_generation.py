@@ -9,6 +9,8 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 FAULT = os.environ.get("FAULT", "")
@@ -58,6 +60,18 @@ def whole() -> dict[str, Any]:
     if FAULT == "no-usage":
         del answer["usage"]
     return answer
+
+
+def answer_stream(request: BaseHTTPRequestHandler) -> None:
+    """Answer a request with the events of a chat, in chunks."""
+    request.close_connection = True
+    request.send_response(200)
+    request.send_header("Content-Type", "text/event-stream")
+    request.send_header("Transfer-Encoding", "chunked")
+    request.end_headers()
+    stream(lambda event: request.wfile.write(b"%x\r\n%b\r\n" % (len(event), event)))
+    with suppress(OSError):  # the client may have left
+        request.wfile.write(b"0\r\n\r\n")
 
 
 def stream(send: Callable[[bytes], object]) -> None:

@@ -7,7 +7,6 @@ It doubles the numbers of {"instances": [...]}, and knows the routes of the plat
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -152,14 +151,7 @@ class Handler(BaseHTTPRequestHandler):
             answer = language.whole()
             self.answer(200, {"predictions": answer} if "instances" in asked else answer)
             return
-        self.close_connection = True
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        language.stream(lambda event: self.wfile.write(b"%x\r\n%b\r\n" % (len(event), event)))
-        with contextlib.suppress(OSError):  # the client may have left
-            self.wfile.write(b"0\r\n\r\n")
+        language.answer_stream(self)
 
     def predicted(self, body: bytes) -> None:
         if tell("requests") == 1 and FAULT == "first-request":

@@ -7,7 +7,6 @@ It doubles the numbers of {"numbers": [...]}, and answers {"stream": true} in pi
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import os
@@ -105,14 +104,7 @@ class Handler(BaseHTTPRequestHandler):
         if not asked.get("stream"):
             self.answer(200, json.dumps(language.whole()).encode())
             return
-        self.close_connection = True
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        language.stream(lambda event: self.wfile.write(b"%x\r\n%b\r\n" % (len(event), event)))
-        with contextlib.suppress(OSError):  # the client may have left
-            self.wfile.write(b"0\r\n\r\n")
+        language.answer_stream(self)
 
     def records(self, lines: list[bytes]) -> None:
         if FAULT == "loses-records":
