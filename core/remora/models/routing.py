@@ -316,6 +316,10 @@ class RoutedModel:
         self.identify(carrier)
         return self.bind()
 
+    def bind_version(self, model: ServedModel) -> None:
+        """Choose a version that the caller keeps open."""
+        self._chosen = model
+
     def counter(self) -> Callable[[object], None]:
         """Return the function that counts the end of a request that begins now."""
         router, version, begin_ns = self._router, self.bind().version, self._router.now()

@@ -24,7 +24,7 @@ import orjson
 
 from remora._version import __version__
 from remora.engine import Engine
-from remora.errors import ConfigError, NotFoundError, RemoraError, UnavailableError
+from remora.errors import ConfigError, NotFoundError, RemoraError
 from remora.generation import Generation
 from remora.generation.expectation import refuse_if_late
 from remora.generation.tasks import ParameterError, Piece, Task
@@ -34,16 +34,25 @@ from remora.models.table import LoadingError
 from remora.protocols.http1 import Head
 from remora.protocols.openai.mapping import TensorUse, derive_use
 from remora.protocols.openai.replies import Heading
-from remora.protocols.openai.requests import Query, decode, encode_prompts, tasks_of
+from remora.protocols.openai.requests import Query, decode, tasks_of
 from remora.protocols.openai.responses import decode_response
 from remora.protocols.openai.routes import ApiError, Route, error_answer
 from remora.protocols.openai.vectors import VECTORS, VectorQuery, decode_vectors
 from remora.protocols.rest.answer import JSON, Headers, HttpAnswer
 from remora.protocols.rest.content_encoding import inflate
 from remora.server.http import deadlines
-from remora.server.http.exchange import Cancellable, Exchange, arrival_of
+from remora.server.http.exchange import Cancellable, Exchange, VersionExchange, arrival_of
 from remora.server.http.large_bodies import LargeBodies
-from remora.server.http.openai_delivery import Delivery, ErrorExchange, FollowedTasks, answer_to, cancelled, reply_to
+from remora.server.http.openai_delivery import (
+    Delivery,
+    ErrorExchange,
+    FollowedTasks,
+    answer_to,
+    cancelled,
+    reply_to,
+    tokens_answer,
+    unloaded,
+)
 from remora.server.http.waiting import Wait
 from remora.system.clock import SystemClock
 
@@ -343,18 +352,21 @@ class _Call:
                 raise ParameterError("model", "the parameter model is missing")
             model, adapter = self._routes.find(name)
             timeout_ns = deadlines.timeout_ns(self._head.get(deadlines.HEADER), plain=True)
-            if model.is_routed and model.generation is not None:
-                # One version from here on: its tokenizer encodes what its engine reads.
-                routed = cast("RoutedModel", model)
+            routed = cast("RoutedModel", model) if model.is_routed else None
+            if routed is not None:
+                # One version from here on: its tokenizer encodes what its engine reads, and its vectors have one space.
                 model = routed.bind_to(self._head.get)
-                self._count = routed.counter()
+                if routed.is_divided:
+                    self._exchange = VersionExchange(self._exchange, routed)
             generation = model.generation
             if generation is None:
-                return self._begin_tensors(query, model, timeout_ns)
+                return self._begin_tensors(query, model, timeout_ns, keeps_version=routed is not None)
+            if routed is not None:
+                self._count = routed.counter()
             if isinstance(query, VectorQuery):
                 raise ApiError(400, f"the model '{name}' writes text and gives no vectors or scores", param="model")
             if query.action not in _GENERATES:
-                self._exchange.respond(_tokens(query, generation))
+                self._exchange.respond(tokens_answer(query, generation))
                 return None
             return self._begin_tasks(query, model, generation, adapter, timeout_ns)
         except LoadingError:
@@ -374,7 +386,7 @@ class _Call:
                     self._count(error)
                 raise
         if not model.acquire():
-            raise UnavailableError(f"the model '{model.name}' is being unloaded")
+            raise unloaded(model)
         traces = self._routes.engine.traces
         trace = traces.begin_task(model, arrival_of(self._head, self._exchange)) if traces.on else None
         request = _Request(self._exchange, query, model, generation, self._routes.news)
@@ -389,7 +401,9 @@ class _Call:
             begin()
         return request
 
-    def _begin_tensors(self, query: Query | VectorQuery, model: ServedModel, timeout_ns: int) -> Cancellable | None:
+    def _begin_tensors(
+        self, query: Query | VectorQuery, model: ServedModel, timeout_ns: int, *, keeps_version: bool
+    ) -> Cancellable | None:
         from remora.server.http.openai_tensors import (  # imported here, because few servers need it
             Origin,
             TensorRequests,
@@ -404,7 +418,8 @@ class _Call:
                 param="model",
             )
         origin = Origin(self._exchange, self._head, timeout_ns, self._routes.heading, self._routes.large)
-        return TensorRequests(self._routes.engine, self._routes.mailbox, model, use, origin).begin(query)
+        requests = TensorRequests(self._routes.engine, self._routes.mailbox, model, use, origin)
+        return requests.begin(query, keeps_version=keeps_version)
 
     def _began(self, request: _Request) -> None:
         if self._cancelled:  # while the tasks were being begun
@@ -426,21 +441,6 @@ def _key_of(head: Head) -> str:
     """
     key = head.get(b"authorization")
     return "" if key is None else blake2b(key, digest_size=8).hexdigest()
-
-
-def _tokens(query: Query, generation: Generation) -> HttpAnswer:
-    """Return the answer to tokenize and detokenize."""
-    tokens = generation.tokens
-    if query.action == "detokenize":
-        (given,) = query.prompts
-        assert not isinstance(given, str)
-        return HttpAnswer(200, (JSON,), [orjson.dumps({"prompt": tokens.decode(given, skip_special=False)})])
-    (encoded,) = encode_prompts(query, generation)
-    context = generation.engine.facts.context
-    document: dict[str, object] = {"count": len(encoded), "max_model_len": context, "tokens": list(encoded)}
-    if query.token_ids:
-        document["token_strs"] = [tokens.token_name(token) for token in encoded]
-    return HttpAnswer(200, (JSON,), [orjson.dumps(document)])
 
 
 class _News:

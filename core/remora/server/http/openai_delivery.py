@@ -6,12 +6,15 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from remora.errors import CancelledError, InternalError, RemoraError
-from remora.generation import Sink, Tokens
+import orjson
+
+from remora.errors import CancelledError, InternalError, RemoraError, UnavailableError
+from remora.generation import Generation, Sink, Tokens
 from remora.generation.measurements import TracedSink
 from remora.generation.tasks import Piece, Task
+from remora.models.served_model import ServedModel
 from remora.protocols.openai.replies import Heading, Reply
-from remora.protocols.openai.requests import Query
+from remora.protocols.openai.requests import Query, encode_prompts
 from remora.protocols.openai.response_replies import ResponseReply
 from remora.protocols.openai.routes import ApiError, error_answer, refused
 from remora.protocols.rest.answer import INTERNAL, JSON, PLAIN, Headers, HttpAnswer, Refusal
@@ -161,6 +164,21 @@ class ErrorExchange(ForwardingExchange):
         self._exchange.respond(refused(answer))
 
 
+def tokens_answer(query: Query, generation: Generation) -> HttpAnswer:
+    """Return the answer to tokenize and detokenize."""
+    tokens = generation.tokens
+    if query.action == "detokenize":
+        (given,) = query.prompts
+        assert not isinstance(given, str)
+        return HttpAnswer(200, (JSON,), [orjson.dumps({"prompt": tokens.decode(given, skip_special=False)})])
+    (encoded,) = encode_prompts(query, generation)
+    context = generation.engine.facts.context
+    document: dict[str, object] = {"count": len(encoded), "max_model_len": context, "tokens": list(encoded)}
+    if query.token_ids:
+        document["token_strs"] = [tokens.token_name(token) for token in encoded]
+    return HttpAnswer(200, (JSON,), [orjson.dumps(document)])
+
+
 def answer_to(error: Exception) -> HttpAnswer:
     """Return the answer for an error, and log one without a known cause."""
     if isinstance(error, Refusal):
@@ -170,6 +188,11 @@ def answer_to(error: Exception) -> HttpAnswer:
     if not isinstance(error, RemoraError):
         _log.error("a request to OpenAI's routes failed", exc_info=error)
     return error_answer(error)
+
+
+def unloaded(model: ServedModel) -> RemoraError:
+    """Return the error of a request whose model was unloaded meanwhile."""
+    return UnavailableError(f"the model '{model.name}' is being unloaded")
 
 
 def cancelled() -> RemoraError:

@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,11 @@ from remora.protocols.rest.answer import JSON, HttpAnswer
 from remora.server.held_mailbox import HeldMailbox
 from remora.server.http.exchange import Cancellable, Exchange, arrival_of
 from remora.server.http.large_bodies import LARGE_BYTES, LargeBodies
-from remora.server.http.openai_delivery import AnyReply, Delivery, cancelled, ignored_header, reply_to
+from remora.server.http.openai_delivery import AnyReply, Delivery, cancelled, ignored_header, reply_to, unloaded
 from remora.system.clock import SystemClock
+
+if TYPE_CHECKING:
+    from remora.models.routing import RoutedModel
 
 _MAX_UNBATCHED = 256
 """Texts of one request to a model without batches, each of which is a request to it."""
@@ -93,7 +96,7 @@ class TensorRequests:
     Args:
         engine: has the model.
         mailbox: receives the responses.
-        model: as it was found.
+        model: the version that answers.
         use: of its tensors.
         origin: of the request.
     """
@@ -110,14 +113,28 @@ class TensorRequests:
         self._inputs, self._outputs = tensors_of(model.config)
         self._batch = model.config.max_batch_size
 
-    def begin(self, query: Query | VectorQuery) -> Cancellable:
+    def begin(self, query: Query | VectorQuery, *, keeps_version: bool) -> Cancellable:
         """Submit the requests to the model.
+
+        Args:
+            query: the client's request.
+            keeps_version: the version stays open until all requests are submitted, because a release chose it.
 
         Raises:
             ApiError: the model does something else.
             ParameterError: a parameter cannot be honoured.
             RemoraError: the model refuses a request.
         """
+        if not keeps_version:
+            return self._begin(query)
+        if not self._model.acquire():
+            raise unloaded(self._model)
+        try:
+            return self._begin(query)
+        finally:
+            self._model.release()
+
+    def _begin(self, query: Query | VectorQuery) -> Cancellable:
         if isinstance(query, VectorQuery):
             self._begin_vectors(query)
         elif self._use.task != "text":
@@ -141,7 +158,7 @@ class TensorRequests:
             return model.submit(form, data, reply, mailbox=mailbox, timeout_ns=self._timeout_ns)
 
         try:
-            front_end = FrontEnd(submit, arrival_of)
+            front_end = FrontEnd(submit, arrival_of, routed=self._keep_version)
             ticket = self._engine.submit_to(front_end, self._model.name, -1, self._head, self._exchange)
         except BaseException:
             self._group.stop()
@@ -149,6 +166,11 @@ class TensorRequests:
         if held is not None and ticket is not None:
             held.release_with(ticket.request)
         self._group.add(ticket)
+
+    def _keep_version(self, routed: ServedModel, *arguments: object) -> tuple[object, ...]:
+        """Send a request that a release routes to the version of all the others."""
+        cast("RoutedModel", routed).bind_version(self._model)
+        return arguments
 
     # -- Texts ---------------------------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ TEXT = "Hello, world"
 class FakeModel:
     """A served language model whose steps the test runs."""
 
-    name = "m"
+    name, version_text = "m", "1"
     loaded_ms = 7000
     is_routed = False
     config = ModelConfig()
@@ -71,7 +71,7 @@ class FakeModel:
 class FakeRouted(FakeModel):
     """A model with a release, which chooses another version for the request."""
 
-    is_routed = True
+    is_routed = is_divided = True
 
     def __init__(self, canary: FakeModel) -> None:
         super().__init__("from the stable version")
