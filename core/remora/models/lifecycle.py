@@ -88,7 +88,8 @@ class Lifecycle:
     @property
     def releases(self) -> Releases:
         """The releases of the models, which most servers never use. Raises InternalError."""
-        from remora.models.releases import Releases, ReleaseStore
+        from remora.models.release_store import ReleaseStore
+        from remora.models.releases import Releases
 
         with self._releases_lock:
             if self._releases is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from remora.errors import InvalidArgumentError
 from remora.model_files import RELEASE_FILE, RELEASE_STATE_FILE, RELEASE_STATE_FOLDER
 from remora.models.release_members import declared_release, number_of
-from remora.models.releases import ReleaseStore
+from remora.models.release_store import ReleaseStore
 from remora.traffic import releases
 from remora.traffic.releases import SHADOW, STABLE, Release, Shadow
 

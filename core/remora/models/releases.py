@@ -1,4 +1,4 @@
-"""Releases of models: commands, declarations, judgement, and the file of their state.
+"""Releases of models: commands, declarations and judgement.
 
 Invariant: the routes change before the versions do, so that no request reaches a version without a weight, and a
 version is unloaded only after requests stopped going to it.
@@ -6,15 +6,10 @@ version is unloaded only after requests stopped going to it.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from remora.calls import ReleaseShare
@@ -30,6 +25,7 @@ from remora.models.release_members import (
     text_of,
     version_of,
 )
+from remora.models.release_store import ReleaseStore
 from remora.models.routing import Router, Tally
 from remora.models.shadow_targets import ShadowSettings, make_shadowing, target_of
 from remora.models.shadowing import Shadowing
@@ -77,53 +73,6 @@ class _Live(NamedTuple):
     router: Router
 
 
-class ReleaseStore:
-    """File of all releases, replaced as a whole.
-
-    Args:
-        path: the file, None to keep nothing.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-
-    def read(self) -> dict[str, Release]:
-        """Return the stored releases by model. Raises InternalError for a file that cannot be read."""
-        if self.path is None:
-            return {}
-        try:
-            document = json.loads(self.path.read_bytes())
-            rows = document["releases"]
-            return {str(key): releases.from_document(row) for key, row in rows.items()}
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InternalError(
-                f"the stored releases in '{self.path}' cannot be read ({type(error).__name__}: {error}): restore the "
-                "file, or remove it to serve by the version policies"
-            ) from error
-
-    def write(self, stored: Mapping[str, Release]) -> None:
-        """Replace the file. Raises OSError; the file then is as before."""
-        if self.path is None:
-            return
-        text = json.dumps(
-            {"releases": {key: releases.as_document(row) for key, row in sorted(stored.items())}}, indent=1
-        )
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, draft = tempfile.mkstemp(dir=self.path.parent, prefix=".releases.")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, self.path)
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(draft)
-            raise
-
-
 class Releases:
     """Releases of all models of an engine. Thread-safe.
 
@@ -151,7 +100,8 @@ class Releases:
             self._route(key, release)
 
     def close(self) -> None:
-        """End the copies to shadows."""
+        """Store what could not be stored before, and end the copies to shadows."""
+        self._save_again()
         for live in self._live.values():
             if live.router.shadowing is not None:
                 live.router.shadowing.close()
@@ -183,7 +133,7 @@ class Releases:
             if missing:
                 raise InvalidArgumentError(missing_version("release.yaml", missing[0], available))
             _log.info("model '%s' has a declared release: %s", key, _summary(release))
-            self._put(key, release)
+            self._put(key, release, forced=True)  # without the state the file declares it again
 
     def failed(self, key: str, reasons: Mapping[int, str]) -> bool:
         """Roll back the arms whose versions cannot be loaded.
@@ -206,7 +156,7 @@ class Releases:
                 _log.error("release of model '%s': the shadow is ended: %s", key, reason)
             if release is live.release:
                 return False
-            self._put(key, release)
+            self._put(key, release, forced=True)
             return True
 
     # -- commands -----------------------------------------------------------------------------------------------------
@@ -219,6 +169,7 @@ class Releases:
         key = self._key(name)
         if not action:
             self.look(key)
+            self._save_again()
             return self.status(key)
         if action not in _PARAMETERS:
             raise InvalidArgumentError(f"release action {action[:40]!r} is not known: there are {', '.join(ACTIONS)}")
@@ -268,6 +219,7 @@ class Releases:
     def _start(self, key: str, parameters: Mapping[str, object], now_ms: int, reason: str) -> None:
         if self._models.is_sent(key):
             raise ValueError("a client sent this model's configuration: versions come from the repository only")
+        self._check_loaded(key)
         before = self._live.get(key)
         stable = before.release.stable if before is not None else self._serving_version(key)
         version = version_of(parameters, self._models.available(key))
@@ -297,6 +249,7 @@ class Releases:
         if not parameters.keys() & {"version", "model", "url"}:
             self._settle(key, releases.set_shadow(release, None, now_ms))
             return
+        self._check_loaded(key)
         before = self._live.get(key)
         shadow = shadow_of(parameters, self._models.available(key))
         self._check_shadow(key, shadow)
@@ -329,6 +282,14 @@ class Releases:
         else:
             self._drop(key)
 
+    def _is_unloaded(self, key: str) -> bool:
+        state = self._table.state(key)
+        return state is not None and state.is_unloaded
+
+    def _check_loaded(self, key: str) -> None:
+        if self._is_unloaded(key):
+            raise ValueError("the model is unloaded: load it first")
+
     def _serving_version(self, key: str) -> int:
         newest = self._table.newest(key)
         if newest is None:
@@ -351,6 +312,8 @@ class Releases:
         self._load(key)
 
     def _load(self, key: str) -> None:
+        if self._is_unloaded(key):
+            return  # the next load is of the versions of the release
         with occasion(RELEASE):
             self._models.load(key)
 
@@ -380,17 +343,25 @@ class Releases:
         if ended is not None:
             ended.close()
 
+    def _save_again(self) -> None:
+        with self._lock:
+            if self._unsaved:
+                self._save({key: live.release for key, live in self._live.items()}, forced=True)
+
     def _save(self, stored: Mapping[str, Release], *, forced: bool) -> None:
         try:
             self._store.write(stored)
             self._unsaved = ""
         except OSError as error:
+            before = self._unsaved
             self._unsaved = (
                 f"the state of releases cannot be written to '{self._store.path}': {error.strerror or error}"
             )
-            _log.error("%s", self._unsaved)
+            if self._unsaved != before:
+                _log.error("%s", self._unsaved)
             if not forced:
-                raise InternalError(f"{self._unsaved}; nothing has changed") from error
+                hint = "nothing has changed; make room, or name another folder with --release-directory"
+                raise InternalError(f"{self._unsaved}; {hint}") from error
 
     def _route(self, key: str, release: Release) -> None:
         live = self._live.get(key)
@@ -442,6 +413,8 @@ class Releases:
         canary = live.release.canary if live is not None else None
         if live is None or canary is None:
             return Verdict(WAIT, "no canary is running")
+        if self._is_unloaded(key):
+            return Verdict(WAIT, "the model is unloaded")
         elapsed_s = max(self._clock.wall_ms() - live.release.since_ms, 0) / 1e3
         observed = live.router.tally.observed(canary.version)
         shadow, shadowing = live.release.shadow, live.router.shadowing

@@ -8,7 +8,7 @@ import pytest
 
 from remora.errors import InternalError, InvalidArgumentError
 from remora.models.release_sources import find_release, parse_release
-from remora.models.releases import ReleaseStore
+from remora.models.release_store import ReleaseStore
 from remora.traffic.releases import Arm, Release, Shadow
 
 

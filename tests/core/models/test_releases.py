@@ -17,7 +17,7 @@ from released_engine import released_engine
 from remora.calls import Metrics, ModelRelease
 from remora.engine import Engine
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError, RemoraError
-from remora.models.releases import ReleaseStore
+from remora.models.release_store import ReleaseStore
 from remora.traffic.releases import Release
 
 FAILING = "raise ValueError('broken file')"
@@ -197,6 +197,10 @@ def test_a_full_disk_refuses_a_start_and_lets_a_rollback_pass(
         assert status["stage"] == "settled"
         assert "No space left on device" in status["warning"]
         assert _answers(engine, 5) == [2] * 5
+        monkeypatch.undo()
+        assert _release(engine)["warning"] == ""
+    with released_engine(repository) as engine:
+        assert _release(engine)["rejected"] == [1]
 
 
 # -- restarts ---------------------------------------------------------------------------------------------------------
