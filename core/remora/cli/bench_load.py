@@ -23,7 +23,7 @@ from remora.cli.client import (
     raise_for_status,
     request_headers,
 )
-from remora.cli.load import GRPC, GRPC_STREAM, HTTP, Plan, Results, merge_results, results_from_json
+from remora.cli.load import GRPC, GRPC_STREAM, HTTP, MOST_WAITING, Plan, Results, merge_results, results_from_json
 from remora.cli.load.report import Level, as_csv, as_document, as_html, as_table
 from remora.cli.load.requests import (
     bodies_of,
@@ -36,7 +36,7 @@ from remora.cli.load.requests import (
     server_address,
 )
 from remora.cli.load.resources import Usage, mean_usage, read_usage
-from remora.cli.output import UsageError
+from remora.cli.output import UsageError, check_writable, one_line
 from remora.errors import RemoraError, UnavailableError
 from remora.system.cpus import usable_cpus
 from remora.traffic.stability import WINDOWS, Window, is_stable
@@ -45,6 +45,8 @@ _SATURATED = 0.9
 """Share of a processor above which the generator limits the load."""
 _LATE = 0.02
 """Share of the requests of an open loop that may wait for a connection at the end."""
+_MANY_WAITING = MOST_WAITING // 2
+"""Number of waiting requests from which there may be more that the generator does not count."""
 _START_NS = 50_000_000
 _HTTP_PORT, _METRICS_PORT = 8000, 8002
 """Triton's ports, which are ours, too."""
@@ -75,32 +77,36 @@ def bench_load(options: argparse.Namespace) -> int:
         raise UsageError("--stream needs --grpc: streams of HTTP are measured with --path")
     if options.rate and options.concurrency:
         raise UsageError("choose --concurrency (closed loop) or --rate (open loop)")
+    for path in (options.csv, options.html):
+        if path is not None:
+            check_writable(path)
     offers = [_Offer(options.connections, rate) for rate in options.rate]
     offers = offers or [_Offer(count, 0.0) for count in options.concurrency or (1,)]
     progress = _Progress(options.quiet)
     server = _Server(open_client(options), options)
+    levels: list[Level] = []
     try:
         plan = _plan(server.client, options)
-        levels = []
         processes = options.processes or 1
         for offer in offers:
-            level, processes = _measure(server, options, plan, offer, processes, progress)
-            levels.append(level)
-            progress.note(as_table([level]).splitlines()[1])
+            processes = _measure(server, options, plan, offer, processes, progress, levels)
+            progress.note(as_table(levels[-1:]).splitlines()[1])
     finally:
         progress.clear()
         server.close()
-    _write(options, levels)
+        if levels:  # also after Ctrl-C, or if the server is gone: what was measured stays true
+            _write(options, levels)
     return 1 if any(not level.results.latency.count for level in levels) else 0
 
 
 def _write(options: argparse.Namespace, levels: Sequence[Level]) -> None:
+    """Print the results, then write them to files, whose disk may be full."""
     title = f"remora bench load {' '.join(name for name, _ in options.models) or options.path}"
+    print(json.dumps(as_document(levels), indent=2) if options.json_out else as_table(levels), flush=True)
     if options.csv:
         options.csv.write_text(as_csv(levels), encoding="utf-8")
     if options.html:
         options.html.write_text(as_html(title, levels), encoding="utf-8")
-    print(json.dumps(as_document(levels), indent=2) if options.json_out else as_table(levels))
 
 
 class _Progress:
@@ -194,7 +200,7 @@ def _plan(client: ApiClient, options: argparse.Namespace) -> Plan:
         part=0,
         parts=1,
         sequence=options.sequence,
-        window_ns=int(options.window * 1e9),
+        window_ns=int(min(options.window, options.duration) * 1e9),
         timeout_s=options.timeout,
         metadata=tuple(headers.items()) if options.grpc else (),
     )
@@ -219,60 +225,109 @@ def split_plan(plan: Plan, connections: int, rate_per_s: float, processes: int) 
 
 
 def _measure(
-    server: _Server, options: argparse.Namespace, plan: Plan, offer: _Offer, processes: int, progress: _Progress
-) -> tuple[Level, int]:
-    """Measure a load, and return the number of processes that it takes."""
+    server: _Server,
+    options: argparse.Namespace,
+    plan: Plan,
+    offer: _Offer,
+    processes: int,
+    progress: _Progress,
+    levels: list[Level],
+) -> int:
+    """Measure a load and append its results to ``levels``, also those before an exception.
+
+    Returns the number of processes that it takes.
+    """
     load = offer.text(options.arrivals)
     most = options.processes or max(usable_cpus() - 1, 1)
     while True:
         plans = split_plan(plan, offer.connections, offer.rate_per_s, processes)
-        windows, stable, share, usage = _run(
-            server, options, plans, lambda number, found: progress.window(load, number, found)
-        )
-        results = merge_results(windows, same_time=False)
-        if results.cpu < _SATURATED or processes >= min(most, offer.connections):
+        run = _Run(server, options)
+        try:
+            run.measure(plans, lambda number, found: progress.window(load, number, found))
+        except (KeyboardInterrupt, RemoraError) as error:
+            if run.windows:
+                reason = "it was interrupted" if isinstance(error, KeyboardInterrupt) else one_line(error)
+                levels.append(run.level(offer, load, len(plans), [f"the load ended early: {reason}"]))
+            raise
+        if run.cpu < _SATURATED or processes >= min(most, offer.connections):
             break
         processes = min(processes * 2, most)
         progress.note(f"the generator is saturated: again with {processes} processes")
-    notes = []
-    if results.cpu >= _SATURATED:
-        notes.append(f"the generator is saturated ({results.cpu:.0%} of a processor): the server can do more")
-    if offer.rate_per_s and results.waiting > _LATE * offer.rate_per_s * results.seconds:
-        notes.append(
-            f"{results.rate_per_s:.1f} of {offer.rate_per_s:g} requests per second were answered; {results.waiting} "
-            f"were waiting for one of {offer.connections} connections at the end"
-        )
-    return Level(load, results, stable, len(plans), share, notes, usage), processes
+    levels.append(run.level(offer, load, len(plans)))
+    return processes
 
 
-def _run(
-    server: _Server, options: argparse.Namespace, plans: Sequence[Plan], show: Callable[[int, Results], None]
-) -> tuple[list[Results], bool, dict[str, float], Usage]:
-    """Return the windows to report, whether they are stable, and the server's figures for them.
+class _Window(NamedTuple):
+    """Results of a window, and the totals and the use of the server's machine at its end."""
+
+    results: Results
+    totals: Totals
+    usage: Sequence[Usage]
+
+
+class _Run:
+    """Windows of one load, with the server's figures for them.
 
     The figures are mean times from its statistics, and the use of its machine from its metrics.
     """
-    windows: list[Results] = []
-    totals: list[Totals] = []
-    usages: list[Usage] = []
-    server.usage()  # metrics that do not answer delay this, and no window
-    warm_up = max(round(options.warm_up / options.window), 0)
-    longest = max(round(options.duration / options.window), 1)
-    with _generators(plans) as next_window:
-        for _ in range(warm_up):
-            show(0, next_window())
-        totals.append(server.statistics())
-        server.usage()  # the next one counts from here
-        while len(windows) < longest:
-            windows.append(next_window())
-            totals.append(server.statistics())
-            usages += server.usage()
-            show(len(windows), windows[-1])
-            if not options.fixed and is_stable([_settled(each) for each in windows]):
-                break
-    stable = is_stable([_settled(each) for each in windows])
-    used = WINDOWS if stable and not options.fixed else len(windows)
-    return windows[-used:], stable, mean_times(totals[-used - 1], totals[-1]), mean_usage(usages[-used:])
+
+    def __init__(self, server: _Server, options: argparse.Namespace) -> None:
+        self._server = server
+        self._options = options
+        self._before: Totals = {}
+        self.windows: list[_Window] = []
+
+    def measure(self, plans: Sequence[Plan], show: Callable[[int, Results], None]) -> None:
+        """Measure until the windows are stable or the time is over. Raises RemoraError."""
+        server, options = self._server, self._options
+        server.usage()  # metrics that do not answer delay this, and no window
+        window_s = plans[0].window_ns / 1e9
+        with _generators(plans) as next_window:
+            for _ in range(max(round(options.warm_up / window_s), 0)):
+                show(0, next_window())
+            self._before = server.statistics()
+            server.usage()  # the next one counts from here
+            for number in range(1, max(round(options.duration / window_s), 1) + 1):
+                results = next_window()
+                self.windows.append(_Window(results, server.statistics(), server.usage()))
+                show(number, results)
+                if not options.fixed and self.stable:
+                    return
+
+    @property
+    def stable(self) -> bool:
+        """True if the last windows agree."""
+        return is_stable([_settled(each.results) for each in self.windows])
+
+    @property
+    def _reported(self) -> list[_Window]:
+        return self.windows[-WINDOWS:] if self.stable and not self._options.fixed else self.windows
+
+    @property
+    def cpu(self) -> float:
+        """Share of a processor that the generator's busiest process used."""
+        return max(each.results.cpu for each in self._reported)
+
+    def level(self, offer: _Offer, load: str, processes: int, notes: Sequence[str] = ()) -> Level:
+        """Return the results of the windows to report, with notes on what limits their meaning."""
+        windows = self._reported
+        skipped = len(self.windows) - len(windows)
+        before = self.windows[skipped - 1].totals if skipped else self._before
+        results = merge_results([each.results for each in windows], same_time=False)
+        usage = mean_usage([reading for each in windows for reading in each.usage])
+        notes = [*notes, *_limits(offer, results)]
+        return Level(load, results, self.stable, processes, mean_times(before, windows[-1].totals), notes, usage)
+
+
+def _limits(offer: _Offer, results: Results) -> Iterator[str]:
+    if results.cpu >= _SATURATED:
+        yield f"the generator is saturated ({results.cpu:.0%} of a processor): the server can do more"
+    if offer.rate_per_s and results.waiting > min(_LATE * offer.rate_per_s * results.seconds, _MANY_WAITING):
+        yield (
+            f"{results.rate_per_s:.1f} of {offer.rate_per_s:g} requests per second were answered; {results.waiting} "
+            f"{'or more ' if results.waiting > _MANY_WAITING else ''}were waiting for one of {offer.connections} "
+            "connections at the end"
+        )
 
 
 def _settled(results: Results) -> Window:

@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class UsageError(Exception):
@@ -45,6 +46,15 @@ def reason_of(error: BaseException) -> str:
             texts.append(text)
         cause = cause.__cause__
     return ": ".join(texts) or type(error).__name__
+
+
+def check_writable(path: Path) -> None:
+    """Raise OSError for a file of results that cannot be written, before the work."""
+    is_new = not path.exists()
+    with path.open("ab"):
+        pass
+    if is_new:
+        path.unlink()
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from typing import Any
 from remora.traffic.arrivals import SHAPES
 from remora.traffic.objective import Slo
 
+_MOST_PER_S = 1_000_000
+"""Largest rate of an open loop; a process sends about 10,000 requests per second."""
 Count = Callable[[str], int]
 Pair = Callable[[str], tuple[str, str]]
 
@@ -239,7 +241,7 @@ def add_bench_load(kinds: Any, count: Count, seconds: Callable[[str], float]) ->
     )
     load.add_argument(
         "--rate",
-        type=lambda text: [seconds(each) for each in text.split(",")],
+        type=lambda text: [_rate(each) for each in text.split(",")],
         default=[],
         metavar="R,...",
         help="requests per second of an open loop",
@@ -295,6 +297,16 @@ def add_bench_load(kinds: Any, count: Count, seconds: Callable[[str], float]) ->
     results.add_argument("--html", type=Path, metavar="FILE", help="also write a page with curves of latency")
     results.add_argument("--quiet", action="store_true", help="print no progress")
     return parser
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= _MOST_PER_S:
+        raise argparse.ArgumentTypeError(f"expected requests per second, above 0 to {_MOST_PER_S:,}, got {text!r}")
+    return value
 
 
 _RELEASE_VERBS = {

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Protocol
 from remora.traffic.latencies import Histogram, from_json, merge
 
 HTTP, GRPC, GRPC_STREAM = "http", "grpc", "grpc-stream"
+MOST_WAITING = 100_000
+"""Most requests of an open loop in one process that are due and not sent; the schedule goes on after them."""
 _TIMES = ("latency", "service", "first", "between")
 
 
@@ -108,7 +110,8 @@ class Results:
         tokens: generated tokens, from the usage in the streams.
         failures: number of failed requests by reason. They count in no histogram.
         cpu: share of a processor that the busiest process used.
-        waiting: requests that were due and not sent at the end, because all connections were busy.
+        waiting: requests that were due and not sent at the end, because all connections were busy; at most
+            `MOST_WAITING` for each process.
     """
 
     seconds: float = 0.0

@@ -1,14 +1,16 @@
 """Process that sends requests by a plan and reports each window.
 
 It runs as `python -m remora.cli.load.generator`. The plan comes as a line of JSON on stdin, a line with the start time
-follows, and the end of stdin ends the process. Each window is a line of JSON on stdout. The loop waits in `select`,
-because its timeout has microseconds; those of epoll and of event loops have milliseconds.
+follows, and the end of stdin ends the process. Ctrl-C does not, because it is for the command. Each window is a line of
+JSON on stdout. The loop waits in `select`, because its timeout has microseconds; those of epoll and of event loops have
+milliseconds.
 """
 
 from __future__ import annotations
 
 import json
 import select
+import signal
 import socket
 import ssl
 import sys
@@ -18,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TextIO
 
-from remora.cli.load import GRPC_STREAM, HTTP, Answer, Codec, Plan, Results, plan_from_json
+from remora.cli.load import GRPC_STREAM, HTTP, MOST_WAITING, Answer, Codec, Plan, Results, plan_from_json
 from remora.cli.load.grpc_codec import GrpcCodec
 from remora.cli.load.http_codec import HttpCodec
 from remora.traffic.arrivals import arrivals
@@ -155,7 +157,7 @@ class Generator:
         window_ns, cpu_ns = begin_ns, time.process_time_ns()
         while not self._stopped:
             now_ns = time.monotonic_ns()
-            while due_ns is not None and due_ns <= now_ns:
+            while due_ns is not None and due_ns <= now_ns and len(self._due) < MOST_WAITING:
                 self._due.append(due_ns)
                 due_ns = next(schedule, None)
             self._send_due(now_ns, begin_ns)
@@ -330,5 +332,6 @@ def main(source: TextIO = sys.stdin, target: TextIO = sys.stdout) -> int:
 
 
 if __name__ == "__main__":
-    with suppress(KeyboardInterrupt, BrokenPipeError):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(BrokenPipeError):
         sys.exit(main())

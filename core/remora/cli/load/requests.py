@@ -61,7 +61,10 @@ def read_lines(path: Path) -> Iterator[Any]:
 
     Raises InvalidArgumentError, OSError.
     """
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"{path} is not text in UTF-8: expected a JSON document per line") from error
     try:
         yield json.loads(text)
         return

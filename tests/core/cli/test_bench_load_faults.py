@@ -1,0 +1,214 @@
+"""`remora bench load` with real servers and terminals that end, fill up or take more than a server can answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import RunningServer
+from generation_models import tiny
+from hosting import ask
+from live_server import free_port, process, until, write_version
+from remora.cli import main
+
+SHORT = ("--fixed", "--duration=0.4", "--window=0.2", "--warm-up=0.1")
+TERMINAL = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job inherits that it is ignored
+terminal = os.open(sys.argv[1], os.O_RDWR)  # a session without a terminal takes the first one that it opens
+for number in (0, 1, 2):
+    os.dup2(terminal, number)
+os.execv(sys.executable, [sys.executable, "-m", "remora", *sys.argv[2:]])
+"""
+"""Program that runs a command of remora in a terminal, whose name comes first."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, serving: Any) -> Iterator[RunningServer]:
+    models = tmp_path_factory.mktemp("faults") / "models"
+    write_version(models, 1)
+    write_version(models, 1, name="other")
+    tiny(models)
+    with serving(models, "--backend-config=python,isolation=thread") as running:
+        yield running
+
+
+def _url(server: RunningServer) -> tuple[str, ...]:
+    return ("--url", f"http://127.0.0.1:{server.http}")
+
+
+def _levels(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> list[dict[str, Any]]:
+    assert main(["bench", "load", *SHORT, "--quiet", "--json-out", *words]) == code
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return found
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_models_of_a_mix_share_the_requests_that_a_server_counts(
+    server: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answered(name: str) -> int:
+        reply = ask(server.http, "GET", f"/v2/models/{name}/stats")
+        return int(json.loads(reply.body)["model_stats"][0]["inference_stats"]["success"]["count"])
+
+    before = answered("m"), answered("other")
+    (level,) = _levels(capsys, "m=3", "other", *_url(server))
+    assert level["failures"] == {}
+    first, second = answered("m") - before[0], answered("other") - before[1]
+    assert second > 0
+    assert abs(first - 3 * second) <= 3
+
+
+def test_the_requests_of_a_file_reach_a_server_in_turn(
+    server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "requests.jsonl").write_text('{"IN": [[1]]}\n{"IN": [[1]]}\n{"IN": [[1, 2]]}\n')
+    (level,) = _levels(capsys, "m", "--requests", str(tmp_path / "requests.jsonl"), *_url(server))
+    assert level["requests"] > 3
+    assert abs(level["requests"] - 2 * level["failures"]["HTTP 400"]) <= 2, "the third has another shape"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_answers_of_a_language_model_have_the_times_and_rates_of_their_tokens(
+    stream: bool, server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = {"model": "tiny", "prompt": "Once", "max_tokens": 6, "ignore_eos": True}
+    body |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    (tmp_path / "body.json").write_text(json.dumps(body))
+    words = ("--path=/v1/completions", "--body", str(tmp_path / "body.json"))
+    (level,) = _levels(capsys, *words, "--concurrency=2", *_url(server))
+    assert level["failures"] == {}
+    assert ("first_event_us" in level, "between_events_us" in level, "tokens_per_s" in level) == (stream,) * 3
+    if stream:
+        assert level["tokens_per_s"] == pytest.approx(6 * level["requests_per_s"], rel=0.01)
+        for times in (level["first_event_us"], level["between_events_us"]):
+            assert 0 < times["p50"] <= times["p99"] <= times["max"] <= level["latency_us"]["max"]
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_dies_leaves_the_results_until_then(tmp_path: Path, child_environment: dict[str, str]) -> None:
+    write_version(tmp_path / "models", 1)
+    port = free_port()
+    loads = ("--concurrency=1,2,3", "--csv", str(tmp_path / "r.csv"))
+    command = [sys.executable, "-m", "remora", "bench", "load", "m", f"--url=http://127.0.0.1:{port}", "--json-out"]
+    with process(tmp_path / "models", port, child_environment) as running:
+        until(port, "/readyz", running)
+        with subprocess.Popen(
+            [*command, *SHORT, *loads],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=child_environment,
+        ) as load:
+            assert load.stderr is not None
+            assert load.stderr.readline().startswith("1 connections")
+            running.kill()
+            out, err = load.communicate()
+    assert load.returncode == 1
+    assert f"cannot connect to 127.0.0.1:{port}: Connection refused" in err
+    first, *rest = json.loads(out)
+    assert (first["failures"], first["requests"] > 0) == ({}, True)
+    assert all(level["failures"] for level in rest)
+    assert (tmp_path / "r.csv").read_text().count("\n") == 1 + 1 + len(rest)
+
+
+def _read(terminal: int, until_seen: bytes) -> bytes:
+    """Return what a terminal shows until a text or, for an empty one, until the last program has closed it."""
+    shown = b""
+    with suppress(OSError):  # EIO after the last close
+        while not (until_seen and until_seen in shown) and (data := os.read(terminal, 4096)):
+            shown += data
+    return shown
+
+
+def test_control_c_in_a_terminal_prints_what_was_measured(
+    server: RunningServer, child_environment: dict[str, str]
+) -> None:
+    ours, theirs = os.openpty()
+    words = ("bench", "load", "m", *_url(server), "--duration=600", "--window=0.2", "--fixed", "--processes=2")
+    command = [sys.executable, "-c", TERMINAL, os.ttyname(theirs), *words, "--concurrency=2"]
+    with subprocess.Popen(command, env=child_environment, start_new_session=True) as load:
+        try:
+            shown = _read(ours, b"window 2: ")
+            os.close(theirs)  # the load has it open, so that the end of the load is the end of what can be read
+            os.write(ours, b"\x03")
+            shown += _read(ours, b"")
+            assert load.wait() == 130
+        finally:
+            load.kill()
+            os.close(ours)
+    text = shown.decode()
+    assert "warm-up: " in text
+    assert "req/s, p99 " in text
+    assert "2 connections: the load ended early: it was interrupted" in text
+    assert "Traceback" not in text
+
+
+def test_a_file_for_results_that_cannot_be_written_is_refused_before_the_load(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "old.html").write_text("old")
+    missing = tmp_path / "missing" / "r.csv"
+    words = ["bench", "load", "m", "--url=http://127.0.0.1:1", "--html", str(tmp_path / "old.html")]
+    assert main([*words, "--csv", str(missing)]) == 1
+    assert f"No such file or directory: '{missing}'" in capsys.readouterr().err
+    assert main([*words, "--csv", str(tmp_path / "new.csv")]) == 1
+    assert "cannot connect" in capsys.readouterr().err
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["old.html"]
+    assert (tmp_path / "old.html").read_text() == "old"
+
+
+def test_a_full_disk_at_the_end_costs_no_results(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "load", "m", *SHORT, *_url(server), "--csv=/dev/full"]) == 1
+    shown = capsys.readouterr()
+    assert "1 connections" in shown.out
+    assert "No space left on device" in shown.err
+
+
+def test_a_rate_far_above_what_can_be_sent_ends_in_time_and_is_noted(
+    server: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (level,) = _levels(capsys, "m", "--rate=1000000", *_url(server))
+    assert level["requests"] > 0
+    assert any("of 1e+06 requests per second were answered" in note for note in level["notes"])
+
+
+@pytest.mark.parametrize("rate", ["0", "-1", "nan", "inf", "1e7", "fast", "1,,2"])
+def test_a_wrong_rate_is_refused(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "load", "m", f"--rate={rate}"])
+    assert "expected requests per second, above 0 to 1,000,000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\x94\x00", "is not text in UTF-8"),
+        (b"", "is empty: expected a JSON document per line"),
+        (b'{"IN": [[1]]}\n{"IN', "line 2 is not JSON"),
+        (b'{"OTHER": [[1]]}', "has no input 'OTHER'; its inputs are IN"),
+    ],
+)
+def test_a_damaged_file_of_requests_is_refused(
+    content: bytes, reason: str, server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "requests.jsonl").write_bytes(content)
+    assert main(["bench", "load", "m", *_url(server), "--requests", str(tmp_path / "requests.jsonl")]) == 1
+    assert reason in capsys.readouterr().err
+
+
+def test_an_unknown_model_is_named(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "load", "absent", *_url(server)]) == 1
+    assert "Request for unknown model: 'absent' is not found" in capsys.readouterr().err
