@@ -23,7 +23,9 @@ PATIENCE_S = 30.0
 
 @dataclass
 class Served:
-    name: str
+    """A model as a front end sees it."""
+
+    name: str = "m"
     version: int = 3
     decoupled: bool = False
     submit: Any = None

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import orjson
 
+from fakes import FakeExchange
 from remora.calls import TensorInfo
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
-from remora.protocols.rest.answer import Headers, HttpAnswer
+from remora.protocols.rest.answer import HttpAnswer
 from remora.server.http.exchange import Exchange
 from remora_adapters.sagemaker.exchanges import FanIn
 
@@ -19,29 +20,6 @@ HEADER = orjson.dumps(
 )
 GOOD = HttpAnswer(200, ((b"Inference-Header-Content-Length", b"%d" % len(HEADER)),), [HEADER, b"\7"])
 BAD = HttpAnswer(400, (), [b"no"])
-
-
-class Client:
-    """What is sent to a client."""
-
-    receiving_since = 0.0
-    peer = ""
-    flow = None
-
-    def __init__(self) -> None:
-        self.answers: list[HttpAnswer] = []
-
-    def respond(self, answer: HttpAnswer) -> None:
-        self.answers.append(answer)
-
-    def begin(self, status: int, headers: Headers) -> None:
-        raise AssertionError
-
-    def send(self, piece: Buffer) -> None:
-        raise AssertionError
-
-    def finish(self) -> None:
-        raise AssertionError
 
 
 class Waiting:
@@ -75,7 +53,7 @@ def inline(work: Callable[[], HttpAnswer], exchange: Exchange) -> None:
     exchange.respond(work())
 
 
-def gathering(service: Service, client: Client, rows: int) -> FanIn:
+def gathering(service: Service, client: FakeExchange, rows: int) -> FanIn:
     head = Head("POST", "/v2/models/m/infer", ())
     found = FanIn(service, lambda length: head, "*/*", inline, client)  # type: ignore[arg-type]
     assert found.read("text/csv", b"1,2,3,4\n" * rows, [ROW], 1) is None
@@ -83,7 +61,7 @@ def gathering(service: Service, client: Client, rows: int) -> FanIn:
 
 
 def test_the_answer_is_made_of_all_parts_whichever_comes_first() -> None:
-    service, client = Service(), Client()
+    service, client = Service(), FakeExchange()
     assert gathering(service, client, 3).submit() is not None
     for each in reversed(service.waiting):
         assert client.answers == []
@@ -92,7 +70,7 @@ def test_the_answer_is_made_of_all_parts_whichever_comes_first() -> None:
 
 
 def test_a_client_that_leaves_has_all_parts_cancelled_and_no_more_sent_on() -> None:
-    service, client = Service(), Client()
+    service, client = Service(), FakeExchange()
     ticket = gathering(service, client, 100).submit()
     assert ticket is not None
     sent = len(service.waiting)
@@ -103,7 +81,7 @@ def test_a_client_that_leaves_has_all_parts_cancelled_and_no_more_sent_on() -> N
 
 
 def test_a_client_that_leaves_while_its_body_is_read_has_nothing_sent_on() -> None:
-    service, client = Service(), Client()
+    service, client = Service(), FakeExchange()
     found = gathering(service, client, 3)
     found.cancel()
     assert found.submit() is None
@@ -113,7 +91,7 @@ def test_a_client_that_leaves_while_its_body_is_read_has_nothing_sent_on() -> No
 
 
 def test_parts_that_run_already_end_and_the_others_are_not_begun() -> None:
-    service, client = Service(), Client()
+    service, client = Service(), FakeExchange()
     ticket = gathering(service, client, 100).submit()
     assert ticket is not None
     sent = len(service.waiting)
@@ -128,7 +106,7 @@ def test_parts_that_run_already_end_and_the_others_are_not_begun() -> None:
 
 
 def test_a_part_that_fails_is_the_answer_and_its_neighbours_are_cancelled() -> None:
-    service, client = Service(), Client()
+    service, client = Service(), FakeExchange()
     gathering(service, client, 4).submit()
     service.waiting[2].exchange.respond(BAD)
     assert client.answers == [BAD]
@@ -136,12 +114,12 @@ def test_a_part_that_fails_is_the_answer_and_its_neighbours_are_cancelled() -> N
 
 
 def test_a_part_that_fails_at_once_keeps_the_rest_from_being_sent_on() -> None:
-    service, client = Service(GOOD, BAD), Client()
+    service, client = Service(GOOD, BAD), FakeExchange()
     assert gathering(service, client, 4).submit() is None
     assert (client.answers, service.waiting) == ([BAD], [])
 
 
 def test_parts_that_are_answered_at_once_need_no_ticket() -> None:
-    service, client = Service(*[GOOD] * 100), Client()
+    service, client = Service(*[GOOD] * 100), FakeExchange()
     assert gathering(service, client, 100).submit() is None
     assert [answer.status for answer in client.answers] == [200]

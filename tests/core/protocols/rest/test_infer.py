@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,24 +16,9 @@ from remora.messages import DTYPES, InferForm, InputSpec, OutputSpec, Response, 
 from remora.protocols.rest.answer import Refusal
 from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.response import ReplyFormat
+from rest_infer_requests import FP32, JSON_INPUT, binary, body_of
 
-FP32 = {"name": "IN", "shape": [1, 4], "datatype": "FP32"}
-JSON_INPUT = {**FP32, "data": [1, 2, 3, 4]}
 PRINTED = {name: dtype for name, dtype in DTYPES.items() if name not in ("FP16", "BF16", "BYTES")}
-
-
-def body_of(*inputs: Mapping[str, Any], **members: Any) -> bytes:
-    return json.dumps({**members, "inputs": list(inputs or [JSON_INPUT])}).encode()
-
-
-def binary(*sizes: int, **members: Any) -> tuple[bytes, bytes]:
-    """A JSON header for raw inputs of those sizes, and its length as the HTTP header says it."""
-    inputs = [
-        {"name": f"IN{i}", "shape": [size // 4], "datatype": "FP32", "parameters": {"binary_data_size": size}}
-        for i, size in enumerate(sizes)
-    ]
-    header = json.dumps({**members, "inputs": inputs}).encode()
-    return header, str(len(header)).encode()
 
 
 def test_a_json_request_becomes_a_form_and_flat_arrays() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,23 +12,7 @@ from remora.errors import InvalidArgumentError, MalformedError, RemoraError, Uns
 from remora.messages import DTYPES
 from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.request import MAX_TENSORS, RequestLimits, check_values
-
-FP32 = {"name": "IN", "shape": [1, 4], "datatype": "FP32"}
-JSON_INPUT = {**FP32, "data": [1, 2, 3, 4]}
-
-
-def body_of(*inputs: Mapping[str, Any], **members: Any) -> bytes:
-    return json.dumps({**members, "inputs": list(inputs or [JSON_INPUT])}).encode()
-
-
-def binary(*sizes: int, **members: Any) -> tuple[bytes, bytes]:
-    """A JSON header for raw inputs of those sizes, and its length as the HTTP header says it."""
-    inputs = [
-        {"name": f"IN{i}", "shape": [size // 4], "datatype": "FP32", "parameters": {"binary_data_size": size}}
-        for i, size in enumerate(sizes)
-    ]
-    header = json.dumps({**members, "inputs": inputs}).encode()
-    return header, str(len(header)).encode()
+from rest_infer_requests import FP32, JSON_INPUT, binary, body_of
 
 
 def one(datatype: str, shape: list[int], data: object) -> Any:

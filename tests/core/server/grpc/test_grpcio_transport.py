@@ -18,6 +18,7 @@ import grpc
 import numpy as np
 import pytest
 
+from engine_by_hand import Served
 from fakes import UNTRACED
 from remora import calls
 from remora.calls import Call
@@ -31,20 +32,6 @@ from remora.server.grpc.grpcio_transport import GrpcServer
 from remora.tracing.tracer import Traces
 
 WAIT_S = 20.0
-
-
-@dataclass
-class Served:
-    name: str = "m"
-    version: int = 3
-    decoupled: bool = False
-    submit: Any = None
-    version_text: str = "3"
-    is_routed: bool = False
-
-    @property
-    def is_plain(self) -> bool:
-        return not self.decoupled
 
 
 @dataclass

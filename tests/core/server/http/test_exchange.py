@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes import FakeExchange
 from http1_bench import Bench, benches
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
@@ -29,28 +30,8 @@ class Failing(Plain):
         raise ZeroDivisionError
 
 
-class Recorder:
-    """Exchange that keeps its answer."""
-
-    receiving_since = 0.0
-    peer = ""
-    flow = None
-
-    def __init__(self) -> None:
-        self.answers: list[HttpAnswer] = []
-
-    def respond(self, answer: HttpAnswer) -> None:
-        self.answers.append(answer)
-
-    def begin(self, status: int, headers: object) -> None: ...
-
-    def send(self, piece: Buffer) -> None: ...
-
-    def finish(self) -> None: ...
-
-
 def test_a_service_whose_binding_fails_answers_all_the_same() -> None:
-    recorder = Recorder()
+    recorder = FakeExchange()
     bind(Failing(), Head("GET", "/x", ()))(b"", recorder)
     assert recorder.answers == [HttpAnswer(200, (), [b"/x"])]
 
@@ -68,7 +49,7 @@ def test_a_port_of_loopback_decides_about_a_repeated_head_as_about_a_new_one(see
     allowed = ("models.example",)
     port = at("127.0.0.1", Plain(), allowed)
     for head in seen * 2:
-        bound, handled, fresh = Recorder(), Recorder(), Recorder()
+        bound, handled, fresh = FakeExchange(), FakeExchange(), FakeExchange()
         bind(port, head)(b"", bound)
         port.handle(head, b"", handled)
         at("127.0.0.1", Plain(), allowed).handle(Head("GET", head.path, head.headers), b"", fresh)
