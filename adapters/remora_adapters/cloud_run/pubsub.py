@@ -95,15 +95,15 @@ class Publisher:
         headers = {"Content-Type": "application/json"}
         if self._token_url:
             headers["Authorization"] = f"Bearer {self._read_token()}"
-        asked = urllib.request.Request(self._url, json.dumps({"messages": [message]}).encode(), headers)
-        with urllib.request.urlopen(asked, timeout=_TIMEOUT_S) as answer:
+        request = urllib.request.Request(self._url, json.dumps({"messages": [message]}).encode(), headers)
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
             answer.read()
 
     def _read_token(self) -> str:
         with self._lock:
             if self._clock() >= self._ends_s:
-                asked = urllib.request.Request(self._token_url, headers={"Metadata-Flavor": "Google"})
-                with urllib.request.urlopen(asked, timeout=_TIMEOUT_S) as answer:
+                request = urllib.request.Request(self._token_url, headers={"Metadata-Flavor": "Google"})
+                with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
                     found = json.load(answer)
                 self._token = str(found["access_token"])
                 self._ends_s = self._clock() + float(found["expires_in"]) - _SPARE_S

@@ -496,9 +496,9 @@ def connect(options: argparse.Namespace) -> RestCalls:
         if not host.endswith(".azurecr.io"):
             return None
         fields = {"grant_type": "access_token", "service": host, "access_token": token("")}
-        asked = urllib.request.Request(f"https://{host}/oauth2/exchange", data=urlencode(fields).encode())
+        request = urllib.request.Request(f"https://{host}/oauth2/exchange", data=urlencode(fields).encode())
         try:
-            with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
                 return _USER, str(json.load(answer)["refresh_token"])
         except (OSError, ValueError, KeyError) as error:
             raise CallError("denied", f"{host} refuses the login: az acr login --name {host}") from error

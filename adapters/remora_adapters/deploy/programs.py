@@ -108,8 +108,8 @@ def request(call: Call) -> dict[str, Any]:
     body = arguments.get("body") or None
     headers = {"Content-Type": "application/json", **arguments.get("headers", {})}
     try:
-        asked = urllib.request.Request(url, data=body, headers=headers, method=call.operation)
-        with urllib.request.urlopen(asked, timeout=_HTTP_TIMEOUT_S) as answer:
+        outgoing = urllib.request.Request(url, data=body, headers=headers, method=call.operation)
+        with urllib.request.urlopen(outgoing, timeout=_HTTP_TIMEOUT_S) as answer:
             return {"status": answer.status, "body": answer.read(_MOST_BYTES)}
     except urllib.error.HTTPError as error:
         with error:

@@ -74,8 +74,8 @@ class RestCalls:
         headers["Authorization"] = f"Bearer {arguments.get('key') or self._token(audience)}"
         url = f"{root}{arguments['path']}{query}"
         try:
-            asked = urllib.request.Request(url, data=data, headers=headers, method=arguments.get("method", "POST"))
-            with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
+            request = urllib.request.Request(url, data=data, headers=headers, method=arguments.get("method", "POST"))
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
                 text = answer.read(_MOST_BYTES)
         except urllib.error.HTTPError as error:
             with error:

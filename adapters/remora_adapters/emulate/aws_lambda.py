@@ -138,7 +138,7 @@ def reports_a_failed_init(stage: Stage) -> None:
     empty = stage.mounts / "empty"
     empty.mkdir()
     with _restarted(stage, "failed-init.txt", LAMBDA_TASK_ROOT=str(empty)) as (api, process):
-        if api.asked.is_set():
+        if api.polled_once.is_set():
             raise Skipped("it starts without models as well")
         if process.running:
             raise Failed(f"without models it neither started nor ended within {_AGAIN_S:g} s")
@@ -155,7 +155,7 @@ def _restarted(stage: Stage, log: str, **environ: str) -> Iterator[tuple[Runtime
         process = Process(stage.settings.command, variables, stage.mounts / log)
         try:
             end = time.monotonic() + _AGAIN_S
-            while process.running and not api.asked.is_set() and time.monotonic() < end:
+            while process.running and not api.polled_once.is_set() and time.monotonic() < end:
                 time.sleep(_LOOK_S)
             yield api, process
         finally:
@@ -165,11 +165,11 @@ def _restarted(stage: Stage, log: str, **environ: str) -> Iterator[tuple[Runtime
 def goes_on_from_a_snapshot(stage: Stage) -> None:
     """Start the command again as SnapStart does, which snapshots it before its first event."""
     with _restarted(stage, "snapshot.txt", AWS_LAMBDA_INITIALIZATION_TYPE="snap-start") as (api, process):
-        if not api.restored.is_set() and api.asked.is_set():
+        if not api.restored.is_set() and api.polled_once.is_set():
             raise Skipped("its runtime client does not support snapshots")
         if api.restore_error is not None:
             raise Failed(f"it failed to restore its snapshot: {api.restore_error[:300].decode('utf-8', 'replace')}")
-        if not api.asked.is_set():
+        if not api.polled_once.is_set():
             raise Failed(f"it did not ask for an event: {process.log_tail()}")
         must_answer(
             _invoke(api, process, stage.body, TIMEOUT_S, _spare_s(stage, TIMEOUT_S)), "the first event after a snapshot"

@@ -68,7 +68,7 @@ class RuntimeApi:
     """Server of the API within its context.
 
     Attributes:
-        asked: set when the function has polled for its first event, which ends its init phase.
+        polled_once: set when the function has polled for its first event, which ends its init phase.
         idle: set while the function waits for an event, when Lambda may freeze it.
         init_error: report of a failed init.
         restored: set when the function is ready for SnapStart's snapshot and was allowed to continue.
@@ -79,7 +79,7 @@ class RuntimeApi:
     """
 
     def __init__(self, port: int) -> None:
-        self.asked = threading.Event()
+        self.polled_once = threading.Event()
         self.idle = threading.Event()
         self.init_error: bytes | None = None
         self.restored = threading.Event()
@@ -127,7 +127,7 @@ class RuntimeApi:
     def next_event(self) -> Invocation | None:
         """Wait for the next event, or return None if one is in flight or the API has closed."""
         with self._changed:
-            self.asked.set()
+            self.polled_once.set()
             if self._current is not None and self._current.taken:
                 self.early += 1
                 return None
@@ -189,7 +189,7 @@ class _Api(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer `next` and the additional ready route."""
         if self.path == READY:
-            self._answer(200 if self.api.asked.is_set() else 503, b"")
+            self._answer(200 if self.api.polled_once.is_set() else 503, b"")
             return
         if self.path == f"{_API}/restore/next":
             self.api.restored.set()

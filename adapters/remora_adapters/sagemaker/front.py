@@ -172,9 +172,9 @@ class SageMakerService:
             exchange.respond(_GONE)
             return None
         if self._rules.as_triton:  # which identifies a model by the target's name only [N07]
-            asked = _target(head) or row.name
-            if asked != row.target:
-                exchange.respond(failure(400, f"Request for unknown model: '{asked}' is not found", plain=False))
+            target = _target(head) or row.name
+            if target != row.target:
+                exchange.respond(failure(400, f"Request for unknown model: '{target}' is not found", plain=False))
                 return None
         model = self._hosts.get(row.name)
         if model is None or model.rest is not row.rest:

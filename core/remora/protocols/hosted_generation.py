@@ -111,12 +111,12 @@ def _shaped_instance(instances: Sequence[Any]) -> Shaped:
     if len(instances) != 1:
         raise ParameterError("instances", f"{len(instances)} instances with {_FORMAT} were sent; send one a request")
     instance = dict(instances[0])
-    asked = instance.pop(_FORMAT)
-    if asked not in _FORMATS:
-        raise ParameterError(_FORMAT, f"{_FORMAT} is {asked!r}; it must be one of {', '.join(_FORMATS)}")
+    name = instance.pop(_FORMAT)
+    if name not in _FORMATS:
+        raise ParameterError(_FORMAT, f"{_FORMAT} is {name!r}; it must be one of {', '.join(_FORMATS)}")
     if instance.get("stream"):
         raise ParameterError("stream", "a predict request cannot stream: send the plain body to streamRawPredict")
-    return Shaped(Route(_FORMATS[asked], "POST"), orjson.dumps(instance), predictions=True)
+    return Shaped(Route(_FORMATS[name], "POST"), orjson.dumps(instance), predictions=True)
 
 
 def _shaped_texts(document: Mapping[str, Any]) -> Shaped:
