@@ -1,7 +1,7 @@
 """Deployment to AWS Lambda: a function, its versions, and the alias that clients call.
 
-A new version is published and asked a golden request before the alias moves to it, so what serves is never the subject
-of a trial. A version's description has the digest of its settings.
+A new version is published and tested with a golden request before the alias moves to it, so clients never reach an
+untested version. A version's description has the digest of its settings.
 """
 
 from __future__ import annotations

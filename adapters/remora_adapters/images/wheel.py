@@ -25,7 +25,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 class WheelError(Exception):
-    """Raised when no wheel can be made; the text says what to do."""
+    """Raised when no wheel can be made; the text names the remedy."""
 
 
 def make_wheel(folder: Path, checkout: Path) -> Path:

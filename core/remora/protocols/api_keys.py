@@ -281,7 +281,7 @@ class Keys:
     def find(self, credential: bytes) -> Caller | None:
         """Return the caller with this key, or None.
 
-        The time tells nothing about the keys: the lookups are by hashes that a client cannot predict (SHA-256, and
+        The time reveals nothing about the keys: the lookups are by hashes that a client cannot predict (SHA-256, and
         Python's keyed hash for keys that were found before), and the comparison of digests takes constant time.
         """
         caller = self._found.get(credential)

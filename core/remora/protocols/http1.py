@@ -254,7 +254,7 @@ def _origin_form(target: str) -> str:
 def _keep_alive(line: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Return True if the connection outlives the request (RFC 9112 9.3).
 
-    Computed here because llhttp forgets it when a request has no body.
+    Computed here because llhttp drops it when a request has no body.
     """
     options = b",".join(value for name, value in headers if name.lower() == b"connection").lower()
     tokens = [token.strip(b" \t") for token in options.split(b",")]

@@ -20,7 +20,7 @@ from remora.options import ServerOptions
 _log = logging.getLogger("remora.server")
 
 _LOOK_S = 1.0
-"""Interval at which the files are looked at."""
+"""Interval at which the files are checked for changes."""
 _TLS_1_2_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Suites with forward secrecy and authenticated encryption (RFC 9325 4.2, RFC 9113 9.2.2), as all of TLS 1.3."""
 _DAYS = 30
@@ -70,7 +70,7 @@ class PortTls:
 
     Args:
         files: PEM files.
-        alpn: protocols that the port speaks, the preferred one first.
+        alpn: protocols of the port, the preferred one first.
 
     Raises ConfigError.
     """

@@ -92,7 +92,7 @@ class ModelCache:
     ) -> Fetched:
         """Return a folder ``name`` that contains the objects at the paths of ``files``.
 
-        The folder does not change while this process lives. Any thread of any process may call; others wait for the one
+        The folder does not change while this process runs. Any thread of any process may call; others wait for the one
         that downloads.
 
         Raises UnavailableError when the storage cannot be read or the folder not be written; ChangedError when objects

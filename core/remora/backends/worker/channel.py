@@ -241,7 +241,7 @@ class MemoryChannel:
     ) -> bool:
         """Send a message, waiting at most ``wait_s`` for room.
 
-        None waits as long as the other side lives; 0 does not wait, and returns False without room. Reading threads
+        None waits as long as the other side runs; 0 does not wait, and returns False without room. Reading threads
         must not wait. An execution is for the front only: it does not wake the background thread, and the front finds
         it at its next read.
 

@@ -48,7 +48,7 @@ _ANY_FIELD: Mapping[str, Json] = {
     "input": _TEXTS,
     "prompt": {"anyOf": [*_TEXTS["anyOf"], _TOKENS, {"type": "array", "items": _TOKENS}]},
 }
-"""Schemas of fields whose kind says less than the routes require."""
+"""Schemas of fields whose kind is wider than what the routes accept."""
 _ERRORS = {
     "400": "A parameter is wrong",
     "404": "The model does not exist",

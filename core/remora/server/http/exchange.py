@@ -247,7 +247,7 @@ class Bound:
         if head.chunked or self.length > max_body_bytes:
             self.length = -1
         self.persists = head.keep_alive and not head.http10
-        """True if the connection stays open without being told."""
+        """True if the connection stays open after an answer that has no ``Connection`` header."""
 
 
 def arrival_of(head: Head, exchange: Exchange, *_: object) -> Arrival:

@@ -16,7 +16,7 @@ Refuse = Callable[[str, Head], HttpAnswer | None]
 
 
 class BodyPlan:
-    """What a head says of the request's body and of the answer's encoding.
+    """Facts of a head about the request's body and the answer's encoding.
 
     ``json_length`` is the length of a binary body's JSON, 0 without a valid ``header_length``. ``encoding`` and
     ``accept`` are content encodings, empty for none.
