@@ -185,6 +185,7 @@ class Stream(Flow):
             sender.data(self, data, end=not trailers)
             if trailers:
                 sender.headers(self, trailers, end=True)
+            self.receiver = ANSWERED  # frees the request while the response waits for a window
         if not connection.awake:
             connection.wake()
 

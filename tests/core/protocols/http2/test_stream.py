@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +38,19 @@ class Owner:
     def pinged(self) -> None: ...
 
 
+class Held:
+    """Receiver that ignores its stream."""
+
+    def received(self, data: bytes, ended: bool) -> None: ...
+
+    def lost(self) -> None: ...
+
+    def sent(self, size: int) -> None: ...
+
+    def stalls(self) -> bool:
+        return False
+
+
 def opened() -> tuple[Http2, Stream]:
     owner = Owner()
     server = Http2(owner)
@@ -62,6 +77,24 @@ def test_a_response_in_one_step_has_the_bytes_of_its_pieces(size: int, trailers:
         stream.headers(trailers, end=True)
     assert server.take() == in_one
     assert stream.is_open == (waits > 0)
+
+
+def test_a_response_that_waits_for_a_window_frees_what_received_the_request() -> None:
+    class Request(Held):
+        """Receiver that can be observed."""
+
+    request = Request()
+    freed = weakref.ref(request)
+    owner = Owner(request)
+    server = Http2(owner)
+    server.receive(PREFACE + frame(SETTINGS, 0, 0, b"") + OPEN)
+    del request
+    owner.receiver = None
+    assert owner.stream is not None
+    assert freed() is not None
+    owner.stream.respond(HEAD, bytes(100_000), TRAILERS)
+    assert owner.stream.is_open
+    assert freed() is None
 
 
 @given(st.lists(st.integers(0, 20_000), max_size=8))
