@@ -18,6 +18,8 @@ _MEMO_BYTES = 512
 _MEMO_FIELDS = 64
 _MEMO_FIELD_BYTES = 4_096
 """Largest size of the fields of a memoized block, because a short block may refer to long ones in the table."""
+_BLOCK_BYTES = 16
+"""Bytes of a block in Huffman's code whose decoding takes as long as the handling of a frame."""
 
 M = TypeVar("M")
 
@@ -37,6 +39,8 @@ class Unpacker(Generic[M]):
         self._memo: dict[bytes, M] = {}
         self.known: Callable[[bytes], M | None] = self._memo.get
         """Returns the fields of a block that is in the memo, else None."""
+        self.work = 0
+        """Work of decoding since the reader last reset it, in units of handling a frame."""
 
     def fields(self, block: bytes) -> M:
         """Return the fields of a block, in the form of ``read``. Raises Http2Error."""
@@ -56,6 +60,7 @@ class Unpacker(Generic[M]):
             fields = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True))
         except HPACKError as error:
             raise Http2Error(COMPRESSION_ERROR, f"invalid header block: {error}") from error
+        self.work += len(fields) + len(block) // _BLOCK_BYTES
         kept = self._read(fields)
         same = (entries[0] if entries else None) is newest
         if not same or (len(entries), self._decoder.header_table_size) != before:

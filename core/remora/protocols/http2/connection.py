@@ -286,6 +286,9 @@ class Http2:
         Depends on the fields alone.
         """
         if not request_fault(fields):
+                if self._openers.work:
+                    budget -= self._openers.work
+                    self._openers.work = 0
             return self.handler.read(fields)
         return Malformed(is_trailer=not trailers_fault(fields))
 

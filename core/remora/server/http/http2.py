@@ -32,6 +32,7 @@ _TLS_RECORD = b"\x16"
 
 _SCRATCH_BYTES = 262_144
 _UNSENT_BYTES = 1 << 20
+"""Bytes that one connection may receive in a turn of the loop."""
 """Unread output in bytes after which the socket of a connection is no longer read."""
 _GOODBYE_S = 1.0
 """Time in seconds between the first GOAWAY and the close, for clients that have gone or do not read."""
@@ -180,7 +181,8 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._unread = False
-        self._transport.resume_reading()
+        if not self._pausing:
+            self._transport.resume_reading()
         self.flush()
         for stream in list(self.machine.streams):
             stream.receiver.sent(0)
@@ -194,6 +196,8 @@ class Http2Connection(asyncio.BufferedProtocol):
     def take_in(self, data: bytes) -> None:
         """Handle received bytes."""
         if self._gone:
+        if count == _SCRATCH_BYTES:  # the transport may have more, which uvloop would read in the same turn
+            self._wait_for_next_turn()
             return
         self._upkeep.last_received = self._loop.time()
         try:
@@ -208,19 +212,25 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._end(Http2Error(INTERNAL_ERROR, INTERNAL))
             return
         self.flush()
-        if self.machine.paused and not self._pausing:
+        if self.machine.paused:
+            self._wait_for_next_turn()
+
+    def _wait_for_next_turn(self) -> None:
+        """Let other connections have their turn before more of this one is handled."""
+        if not self._pausing and not self._gone and not self._transport.is_closing():
             self._pausing = True
             self._transport.pause_reading()
             self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """Handle the frames that exceeded the budget of the last turn."""
+        """Read on, and handle the frames that exceeded the budget of the last turn."""
         self._pausing = False
         if self._gone or self._transport.is_closing():
             return
         if not self._unread or self._transport.get_write_buffer_size() <= _UNSENT_BYTES:
             self._transport.resume_reading()
-        self.take_in(b"")
+        if self.machine.paused:
+            self.take_in(b"")
 
     # -- sending ----------------------------------------------------------------------------------------------------
 
