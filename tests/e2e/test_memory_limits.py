@@ -6,20 +6,44 @@ import os
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
+pytest.importorskip("h2", reason="needs h2: pip install '.[dev]'")
+import h2.config
+import h2.connection
+import h2.events
+import h2.settings
 
+from conftest import free_ports
 from eventually import eventually
+from grpc_infer_requests import request
 from live_server import PATIENCE_S, ask, client, free_port, process, until, write_version
-from remora.protocols.http2.frames import DATA, HEADERS, INITIAL_WINDOW, PREFACE, SETTING, SETTINGS, frame, pack
+from remora.proto import inference_pb2 as pb
+from remora.protocols.http2.frames import (
+    DATA,
+    FRAME_BYTES,
+    HEADERS,
+    INITIAL_WINDOW,
+    PREFACE,
+    SETTING,
+    SETTINGS,
+    frame,
+    pack,
+)
 
 UPLOADS, UPLOAD_BYTES = 40, 64 << 20
 LIMIT = 150 << 20
 ANSWERS, ANSWER_BYTES = 100, 4 << 20
+CALLS, CALL_BYTES = 40, 1 << 20
+GRPC_HEAD = (
+    (b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"localhost"),
+    (b":path", b"/inference.GRPCInferenceService/ModelInfer"), (b"content-type", b"application/grpc"),
+    (b"te", b"trailers"),
+)  # fmt: skip
 
 
 def peak_bytes(pid: int) -> int:
@@ -171,3 +195,130 @@ def test_answers_that_are_not_read_hold_no_more_than_the_limit(
             assert limit - 2 * ANSWER_BYTES < metric(port, "remora_held_bytes") <= limit + 100_000
         eventually(lambda: metric(port, "remora_held_bytes") == 0, process=server)
         assert server.poll() is None
+
+
+ECHO = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", each.inputs()[0].as_numpy())]) for each in requests]
+"""
+ECHO_CONFIG = """
+backend: "python"
+input { name: "IN" data_type: TYPE_INT8 dims: -1 }
+output { name: "OUT" data_type: TYPE_INT8 dims: -1 }
+"""
+
+
+class LateReader:
+    """Client of gRPC that heeds all windows and opens none for answers until it reads.
+
+    Each call sends ``CALL_BYTES`` to a model that returns them.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._connection = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding=None))
+        self._connection.initiate_connection()
+        self._connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+        self._reads = False
+        self._pings = 0
+        tensor = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="INT8", shape=[CALL_BYTES])
+        message = request(tensor, raw=(bytes(CALL_BYTES),))
+        self._body = b"\0" + len(message).to_bytes(4, "big") + message
+        self._unsent = 0  # of the last call
+        self.begun = 0
+        self.answered: dict[int, int] = {}
+        """Bytes of answers by stream, from their headers on."""
+        self.ended: list[bytes] = []
+        """The status of each answer that is complete."""
+
+    def send(self, calls: int) -> bool:
+        """Send more calls, up to as many in all; return False if the server does not let it go on."""
+        while self._unsent or self.begun < calls:
+            if not self._unsent:
+                self.begun += 1
+                self._connection.send_headers(2 * self.begun - 1, GRPC_HEAD)
+                self._unsent = len(self._body)
+            stream = 2 * self.begun - 1
+            size = min(FRAME_BYTES, self._unsent, self._connection.local_flow_control_window(stream))
+            if size:
+                at = len(self._body) - self._unsent
+                self._unsent -= size
+                self._connection.send_data(stream, self._body[at : at + size], end_stream=not self._unsent)
+                self._flush()
+            elif not self._gains_window(stream):
+                return False
+        return True
+
+    def _gains_window(self, stream: int) -> bool:
+        """Wait until it may send more; return False once all calls are answered and it still may not."""
+        while not self._connection.local_flow_control_window(stream):
+            if len(self.answered) == self.begun - 1 and self._pings == 0:
+                self._pings = 1
+                self._connection.ping(b"any more")
+                self._flush()
+            self.receive()
+            if self._pings == 2:
+                self._pings = 0
+                return bool(self._connection.local_flow_control_window(stream))
+        return True
+
+    def read(self) -> None:
+        """Open all windows from now on."""
+        self._reads = True
+        self._connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 1 << 30})
+        self._connection.increment_flow_control_window(1 << 30)
+        self._flush()
+
+    def receive(self) -> None:
+        """Wait for bytes of the server."""
+        data = self._socket.recv(1 << 20)
+        assert data
+        for event in self._connection.receive_data(data):
+            if isinstance(event, h2.events.ResponseReceived):
+                self.answered[event.stream_id] = 0
+            elif isinstance(event, h2.events.DataReceived):
+                self.answered[event.stream_id] += len(event.data)
+            elif isinstance(event, h2.events.TrailersReceived):
+                self.ended.append(dict(event.headers)[b"grpc-status"])
+            elif isinstance(event, h2.events.PingAckReceived):
+                self._pings = 2
+            assert not isinstance(event, h2.events.StreamReset | h2.events.ConnectionTerminated)
+        self._flush()
+
+    def _flush(self) -> None:
+        self._socket.sendall(self._connection.data_to_send())
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.mark.parametrize("fronts", [(), ("--frontends=1",)], ids=["alone", "front"])
+@pytest.mark.parametrize("port_name", ["http", "grpc"])
+def test_a_client_that_reads_late_waits_and_then_gets_every_answer(
+    tmp_path: Path, child_environment: dict[str, str], fronts: tuple[str, ...], port_name: str
+) -> None:
+    (tmp_path / "models" / "m" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "m" / "config.pbtxt").write_text(ECHO_CONFIG)
+    (tmp_path / "models" / "m" / "1" / "model.py").write_text(ECHO)
+    http, grpc = free_ports(2)
+    flags = (
+        "--max-connection-bytes=67108864", "--grpc-on-http-port=true", f"--grpc-port={grpc}", "--allow-grpc=true",
+        "--allow-metrics=true", *fronts,
+    )  # fmt: skip
+    with process(tmp_path / "models", http, child_environment, *flags) as server:
+        until(http, "/readyz", server)
+        with closing(LateReader(http if port_name == "http" else grpc)) as reader:
+            assert not reader.send(CALLS)
+            most = (8 << 20) + (16 << 20) + 2 * CALL_BYTES
+            eventually(lambda: 8 << 20 < metric(http, "remora_held_bytes") < most, process=server)
+            reader.read()
+            for calls in range(reader.begun, CALLS + 1):
+                assert reader.send(calls)
+                while len(reader.ended) < calls:
+                    reader.receive()
+        assert reader.ended == [b"0"] * CALLS
+        assert all(size > CALL_BYTES for size in reader.answered.values())
+        eventually(lambda: metric(http, "remora_held_bytes") == 0, process=server)

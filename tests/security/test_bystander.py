@@ -21,7 +21,9 @@ import pytest
 
 from conftest import free_ports
 from eventually import eventually
+from grpc_infer_requests import request
 from live_server import CONFIG, PATIENCE_S, client, process, until, write_version
+from remora.proto import inference_pb2 as pb
 from remora.protocols.http2.frames import DATA, HEADERS, PREFACE, SETTINGS, frame, pack, window_update
 
 hpack = pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
@@ -88,6 +90,35 @@ def grpc_bombs(count: int) -> bytes:
         for call in range(count)
     ]
     return PREFACE + frame(SETTINGS, 0, 0, b"") + b"".join(calls)
+
+
+def long_to_decode(count: int) -> bytes:
+    """Requests with a header of 15 kB in Huffman's code."""
+    names, answers = (b":method", b":scheme", b":authority", b":path"), (b"GET", b"http", b"localhost", b"/readyz")
+    field = hpack.NeverIndexedHeaderTuple(b"x", b"a" * 24_000)
+    block = pack(tuple(zip(names, answers, strict=True))) + hpack.Encoder().encode([field], huffman=True)
+    frames = b"".join(frame(HEADERS, 5, 2 * number + 1, block) for number in range(count))
+    return PREFACE + frame(SETTINGS, 0, 0, b"") + frames
+
+
+def unread_answers(count: int) -> bytes:
+    """Calls of a model that returns their 4 MB, by a client that opens no window for answers."""
+    size = 1_000_000
+    tensor = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[size])
+    message = request(tensor, raw=(bytes(4 * size),), model_name="numbers")
+    names = (b":method", b":scheme", b":authority", b":path", b"content-type", b"te")
+    path = b"/inference.GRPCInferenceService/ModelInfer"
+    block = pack(
+        tuple(zip(names, (b"POST", b"http", b"localhost", path, b"application/grpc", b"trailers"), strict=True))
+    )
+    body = b"\0" + len(message).to_bytes(4, "big") + message
+    parts = [body[at : at + 16_384] for at in range(0, len(body), 16_384)]
+    calls = [
+        frame(HEADERS, 4, 2 * call + 1, block)
+        + b"".join(frame(DATA, int(part is parts[-1]), 2 * call + 1, part) for part in parts)
+        for call in range(count)
+    ]
+    return no_window() + b"".join(calls)
 
 
 def values(text: bytes, size: int) -> bytes:
@@ -165,6 +196,8 @@ ATTACKS: dict[str, tuple[str, bytes, str]] = {
         "200",
     ),
     "gRPC messages of 15 kB that inflate to 15 MB": ("http", grpc_bombs(4), "200 8"),
+    "9 MB of header blocks that take long to decode": ("http", long_to_decode(600), "200"),
+    "32 MB of gRPC answers that are not read": ("http", unread_answers(8), "200"),
     "16 MB of JSON, compressed": (
         "http",
         posted(gzip.compress(numbers(b"1234567", 16 << 20), 1), b"Content-Encoding: gzip"),

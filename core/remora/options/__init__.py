@@ -59,7 +59,8 @@ class _ConnectionOptions:
         metavar="BYTES",
     )
     max_connection_bytes: int = option(
-        "The same for one connection. A single request or answer may be larger. 0: half of --max-held-bytes, at most "
+        "The same for one connection. A single request or answer may be larger. HTTP/2: a client that leaves more than "
+        "an eighth of it unread may send no further bodies until it reads. 0: half of --max-held-bytes, at most "
         "256 MiB; -1: unlimited.",
         default=0,
         metavar="BYTES",

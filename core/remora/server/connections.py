@@ -33,6 +33,8 @@ _log = logging.getLogger("remora.http")
 
 _SWEEP_S = 5.0
 _REPORT_S = 60.0
+_TRIM_S = 1.0
+"""Shortest time between two calls of the allocator to return memory to the system."""
 _POLL_S = 0.01
 _STALL_LIMIT_S = 120.0
 """How long a request may take to arrive; also the timeout for the first request of a connection."""
@@ -79,6 +81,8 @@ class Connections:
         self._report_at = 0.0
         self.held = HeldBytes(options.max_held_bytes, options.max_connection_bytes, processes)
         """Bytes that the connections hold."""
+        self.held.when_closed = self._return_memory
+        self._return_at = 0.0
 
     def is_alone(self) -> bool:
         """Return True if no other inference can arrive in this loop turn while a request is handled.
@@ -161,9 +165,15 @@ class Connections:
         for listener in self._listeners:
             listener.sweep(loop.time(), _STALL_LIMIT_S, self._options.idle_connection_secs or inf)
         self._report_closed(loop.time())
-        if self.held.has_freed_much():
-            loop.run_in_executor(None, give_back)  # to the system, because malloc keeps it
+        self._return_memory()
         self._sweeper = loop.call_later(_SWEEP_S, self.sweep)
+
+    def _return_memory(self) -> None:
+        """Have the allocator return memory to the system if connections have given back much."""
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._return_at and self.held.has_freed_much():
+            self._return_at = loop.time() + _TRIM_S
+            loop.call_soon(loop.run_in_executor, None, give_back)  # when the objects of the connection are freed
 
     def _report_closed(self, now: float) -> None:
         """Log how many connections were closed, at most once a minute."""

@@ -135,6 +135,24 @@ def test_draining_waits_for_the_answer_in_flight_and_refuses_new_connections() -
     run(work)
 
 
+def test_memory_is_returned_to_the_system_when_a_connection_with_much_of_it_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    returned: list[bool] = []
+    monkeypatch.setattr("remora.server.connections.give_back", lambda: returned.append(True))
+
+    async def work() -> None:
+        held = Connections(ServerOptions()).held
+        for size in (1 << 20, 100 << 20):
+            account = held.account()
+            account.add(size)
+            assert not returned
+            account.close()
+        await until(lambda: bool(returned))
+
+    run(work)
+
+
 def test_an_announced_end_tells_clients_to_close() -> None:
     async def work() -> None:
         connections = Connections(ServerOptions())

@@ -107,11 +107,19 @@ class Handler(Owner, Protocol):
 
 
 class Http2:
-    """State of one connection. Use it and its streams in one thread."""
+    """State of one connection. Use it and its streams in one thread.
 
-    def __init__(self, handler: Handler, limits: type[Http2Limits] = Http2Limits) -> None:
+    Args:
+        handler: owner of the connection.
+        limits: its limits.
+        most_paused: bytes of responses that wait for the client's windows, beyond which the client may not send further
+            bodies; 0 for any number.
+    """
+
+    def __init__(self, handler: Handler, limits: type[Http2Limits] = Http2Limits, most_paused: int = 0) -> None:
         self.handler = handler
         self._limits = limits
+        self._most_paused = most_paused
         self._half_window = limits.connection_window // 2
         self._openers = Unpacker[Opener](limits.header_bytes, self._read)
         self._rest = b""
@@ -273,6 +281,9 @@ class Http2:
             if handle is not None:  # other kinds are extensions and ignored
                 check_frame(kind, number & MOST_STREAM, flags, payload)
                 handle(self, number & MOST_STREAM, flags, payload)
+                if self._openers.work:
+                    budget -= self._openers.work
+                    self._openers.work = 0
             else:
                 self._count_abuse()
         self._rest = data[at:]
@@ -286,9 +297,6 @@ class Http2:
         Depends on the fields alone.
         """
         if not request_fault(fields):
-                if self._openers.work:
-                    budget -= self._openers.work
-                    self._openers.work = 0
             return self.handler.read(fields)
         return Malformed(is_trailer=not trailers_fault(fields))
 
@@ -317,9 +325,7 @@ class Http2:
         self._credit -= size
         if self._credit < 0:
             raise Http2Error(FLOW_CONTROL_ERROR, "data beyond the connection's flow-control window")
-        if self._credit * 2 <= self._limits.connection_window:  # each stream has a separate window besides
-            self.sender.credit(0, self._limits.connection_window - self._credit)
-            self._credit = self._limits.connection_window
+        self._renew_credit()
         if flags & PADDED:
             payload = without_padding(payload)
         state = self._streams.get(stream)
@@ -342,6 +348,15 @@ class Http2:
         if size > len(payload) and not ended:
             self.consumed(state, size - len(payload))
         state.receiver.received(payload, ended)
+
+    def _renew_credit(self) -> None:
+        """Let the client send more bodies, as far as its unread responses permit.
+
+        Each stream has a separate window besides.
+        """
+        if self._credit <= self._half_window and not 0 < self._most_paused < self.sender.paused_bytes:
+            self.sender.credit(0, self._limits.connection_window - self._credit)
+            self._credit = self._limits.connection_window
 
     def _on_headers(self, stream: int, flags: int, payload: bytes) -> None:
         if not stream % 2:
@@ -492,9 +507,11 @@ class Http2:
             stream.is_open = False
             if stream.paused is not None:
                 self.sender.forget(number)
+                self._renew_credit()
         return stream
 
     def _sent(self, number: int, size: int) -> None:
+        self._renew_credit()
         stream = self._streams.get(number)
         if stream is not None:
             stream.receiver.sent(size)

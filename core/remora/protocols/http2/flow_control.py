@@ -38,7 +38,10 @@ class _Piece(NamedTuple):
 class Flow:
     """Send window of one stream, named by its number, and its paused data."""
 
-    __slots__ = ("number", "paused", "window")
+    __slots__ = ("moved", "number", "paused", "window")
+
+    moved: int
+    """The value of `Sender.moved` when the stream's data last moved; unset before the first pause."""
 
     def __init__(self, number: int, window: int) -> None:
         self.number = number
@@ -64,6 +67,8 @@ class Sender:
         self._paused: dict[int, Flow] = {}
         self.paused_bytes = 0
         """Bytes of all streams that wait for a window."""
+        self.moved = 0
+        """Bytes of paused data that were sent so far."""
         self.frame_bytes = FRAME_BYTES
         """Longest frame that the client accepts."""
         self.out: list[bytes | memoryview] = []
@@ -135,6 +140,7 @@ class Sender:
             flow.paused.append(piece)
             return piece.view.nbytes
         flow.paused = deque((piece,))
+        flow.moved = self.moved
         self._paused[flow.number] = flow
         self._flush(flow, reports=False)
         return flow.paused[0].view.nbytes if flow.paused else 0
@@ -170,8 +176,11 @@ class Sender:
         if not paused:
             flow.paused = None
             self._paused.pop(stream, None)
-        if sent and reports:
-            self._sent(stream, sent)
+        if sent:
+            self.moved += sent
+            flow.moved = self.moved
+            if reports:
+                self._sent(stream, sent)
 
     def _frames(self, stream: int, view: memoryview, *, ends: bool) -> None:
         self.sent_data = True

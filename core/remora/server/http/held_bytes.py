@@ -27,6 +27,8 @@ ROOM_WAIT_S = 5.0
 """How long an upload waits for memory before it is refused."""
 UNREAD_S = 60.0
 """How long a client may read nothing of its answers before they are dropped."""
+UNREAD_FULL_S = 20.0
+"""The same for a connection whose unread answers exceed `HeldBytes.most_unread`."""
 RETRY_AFTER_S = 1
 TEXT = "the server holds as many bytes of requests and answers as it may: try again later"
 _RETRY: Headers = ((b"Retry-After", b"%d" % RETRY_AFTER_S),)
@@ -36,6 +38,8 @@ _SHARE = 4
 _LEAST_BYTES = 64 << 20
 _MOST_OF_ONE = 256 << 20
 """Largest default limit of one connection."""
+_UNREAD_SHARE = 8
+"""The share of a connection's limit that unread answers may take before its requests wait is one in this number."""
 _WORTH_TRIMMING_BYTES = 64 << 20
 _READ_BYTES = 262_144
 """Bytes that one connection may receive in a turn of the loop."""
@@ -59,9 +63,13 @@ class HeldBytes:
         """Limit of the total, 0 without one."""
         self.most_of_one = max(most_of_one, 0)
         """Limit of one connection, 0 without one."""
+        self.most_unread = self.most_of_one // _UNREAD_SHARE
+        """Unread answers of an HTTP/2 connection beyond which it may not send further bodies, 0 without a limit."""
         self.total = 0
         self.answers = 0
         """The part of `total` that is answers."""
+        self.when_closed: Callable[[], None] = lambda: None
+        """Called when a connection has given back everything."""
         self.refused: Counter[str] = Counter()
         """Refused requests and answers by the limit that they met: ``connection`` or ``server``."""
         self._peak = 0
@@ -167,7 +175,9 @@ class Account:
         """Give back everything; later calls have no effect."""
         self.set_requests(0)
         self.set_answers(0)
-        self._closed = True
+        if not self._closed:
+            self._closed = True
+            self._all.when_closed()
 
 
 class RoomWait:

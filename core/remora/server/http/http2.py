@@ -19,9 +19,10 @@ from remora.protocols.http2.connection import Http2
 from remora.protocols.http2.frames import CANCEL, ENHANCE_YOUR_CALM, INTERNAL_ERROR, NO_ERROR, Fields, Http2Error, pack
 from remora.protocols.http2.keepalive import Keepalive, KeepalivePolicy
 from remora.protocols.http2.stream import Opener, Stream
+from remora.protocols.http2.unread import UnreadResponses, Waiting
 from remora.protocols.rest.answer import INTERNAL
 from remora.server.http.exchange import SILENCE_S, TlsNotice, peer_of
-from remora.server.http.held_bytes import UNREAD_S, HeldBytes
+from remora.server.http.held_bytes import UNREAD_FULL_S, UNREAD_S, HeldBytes
 from remora.server.http.http1_state import Due
 
 _log = logging.getLogger("remora.http")
@@ -31,8 +32,8 @@ _TLS_RECORD = b"\x16"
 """First byte of a TLS connection, which never begins an HTTP/2 connection (RFC 8446 5.1)."""
 
 _SCRATCH_BYTES = 262_144
-_UNSENT_BYTES = 1 << 20
 """Bytes that one connection may receive in a turn of the loop."""
+_UNSENT_BYTES = 1 << 20
 """Unread output in bytes after which the socket of a connection is no longer read."""
 _GOODBYE_S = 1.0
 """Time in seconds between the first GOAWAY and the close, for clients that have gone or do not read."""
@@ -130,20 +131,21 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, None)
         self._loop = cast(asyncio.AbstractEventLoop, None)
         self._account = listener.held.account()
-        self._stuck: dict[Stream, tuple[int, float]] = {}  # paused streams with their windows, and since when
+        self._unread_responses = UnreadResponses[Stream]()
         self._coming: dict[Stream, float] = {}  # incomplete requests at the last sweep, and since when
         self._upkeep = cast(Keepalive, None)
         self._look_again: asyncio.TimerHandle | None = None
         self._parting: asyncio.TimerHandle | None = None
         self._ending: asyncio.TimerHandle | None = None
         self._unread = False
+        self._passed_on = 0  # bytes passed to the transport since the client reads too slowly, with those before
         self._pausing = False  # the socket is not read until the next turn
         self._peer: str | None = None  # the client's address once it was used
         self._gone = False
         self.idle_since = 0.0
         """Loop time of the last sweep that saw a stream."""
         self._half_since = inf  # since when sweeps have seen an incomplete preface or header block
-        self.machine = Http2(self)
+        self.machine = Http2(self, most_paused=listener.held.most_unread)
 
     # -- transport callbacks -------------------------------------------------------------------------------------------
 
@@ -170,7 +172,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         for receiver in self.machine.abandon():
             receiver.lost()
         self._account.close()
-        self._coming, self._stuck = {}, {}
+        self._coming = {}
+        self._unread_responses.clear()
 
     def eof_received(self) -> bool:
         """Close, because a client that has closed its sending side cannot open windows."""
@@ -178,6 +181,7 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._unread = True
+        self._passed_on = self._transport.get_write_buffer_size()
 
     def resume_writing(self) -> None:
         self._unread = False
@@ -192,12 +196,12 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, count: int) -> None:
         self.take_in(bytes(self._listener.scratch[:count]))
+        if count == _SCRATCH_BYTES:  # the transport may have more, which uvloop would read in the same turn
+            self._wait_for_next_turn()
 
     def take_in(self, data: bytes) -> None:
         """Handle received bytes."""
         if self._gone:
-        if count == _SCRATCH_BYTES:  # the transport may have more, which uvloop would read in the same turn
-            self._wait_for_next_turn()
             return
         self._upkeep.last_received = self._loop.time()
         try:
@@ -247,6 +251,8 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._leave()
         output = machine.take()
         if output:
+            if self._unread:
+                self._passed_on += len(output)
             transport.write(output)
             if self._unread and transport.get_write_buffer_size() > _UNSENT_BYTES:
                 transport.pause_reading()
@@ -309,10 +315,15 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.machine.stop_accepting()
         self.flush()
 
-    def _end(self, error: Http2Error) -> None:
-        """Close the connection after a final GOAWAY with the error."""
-        if error.code not in (NO_ERROR, INTERNAL_ERROR):
-            self._listener.closed[_ABUSE if error.code == ENHANCE_YOUR_CALM else _FAULT] += 1
+    def _end(self, error: Http2Error, reason: str = "") -> None:
+        """Close the connection after a final GOAWAY with the error.
+
+        The error's code selects the reason in the metrics without a ``reason``.
+        """
+        if not reason and error.code not in (NO_ERROR, INTERNAL_ERROR):
+            reason = _ABUSE if error.code == ENHANCE_YOUR_CALM else _FAULT
+        if reason:
+            self._listener.closed[reason] += 1
         _log.debug("HTTP/2: %s", error)
         self._transport.write(self.machine.final_goaway(error))
         self._close()
@@ -387,21 +398,38 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.flush()
 
     def _drop_unread(self, now: float) -> None:
-        """Reset streams of whose answer the client has read nothing for ``UNREAD_S``."""
-        stuck: dict[Stream, tuple[int, float]] = {}
-        for stream in self.machine.streams:
-            if stream.paused is not None:
-                window, since = self._stuck.get(stream, (stream.window, now))
-                stuck[stream] = (stream.window, since if window == stream.window else now)
-        late = [stream for stream, (_, since) in stuck.items() if now - since > UNREAD_S]
+        """Reset the streams, or close the connection, of which the client reads nothing.
+
+        The connection is closed if its answers fill the socket, or exceed what may wait on it.
+        """
+        sender = self.machine.sender
+        if not sender.paused_bytes and not self._unread:
+            self._unread_responses.clear()
+            return
+        self._count_answers()
+        full = 0 < self._listener.held.most_unread < self._account.answers
+        patience_s = UNREAD_FULL_S if full else UNREAD_S
+        read = self._passed_on - self._transport.get_write_buffer_size() if self._unread else -1
+        waiting = [
+            Waiting(stream, stream.moved, stream.window > 0)
+            for stream in self.machine.streams
+            if stream.paused is not None
+        ]
+        moved = (sender.moved, sender.window, read)
+        late, closes = self._unread_responses.due(now, patience_s, moved, waiting, bound=full or self._unread)
+        if closes:
+            held = self._account.answers
+            _log.warning(
+                "a client has read nothing of %d bytes of answers for %g s: its connection is closed", held, patience_s
+            )
+            self._end(Http2Error(ENHANCE_YOUR_CALM, "no answers were read"), Due.GIVE_UP.value)
+            return
         if late:
             self._listener.closed[Due.GIVE_UP.value] += len(late)
-            _log.warning("a client has read nothing of %d answers for %g s: they are dropped", len(late), UNREAD_S)
+            _log.warning("a client has read nothing of %d answers for %g s: they are dropped", len(late), patience_s)
         for stream in late:
-            del stuck[stream]
             stream.reset(CANCEL)
             stream.receiver.lost()
-        self._stuck = stuck
 
     def close_when_done(self) -> None:
         """See `Http2Listener.close_idle`; incomplete requests of a silent client are dropped."""

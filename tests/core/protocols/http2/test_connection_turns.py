@@ -6,6 +6,7 @@ import pytest
 
 from remora.protocols.http2.connection import Http2, Http2Limits
 from remora.protocols.http2.frames import (
+    DATA,
     ENHANCE_YOUR_CALM,
     HEADERS,
     PREFACE,
@@ -80,6 +81,62 @@ def test_a_turn_handles_a_bounded_number_of_requests_and_the_next_turns_the_othe
     while server.paused:
         server.receive(b"")
     assert list(seen.of) == list(range(1, 1402, 2))
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        BLOCK + b"\0\1x\xff" + b"\x99\x74" + b"\x18" * 15_000,  # a value in Huffman's code
+        BLOCK + b"\x40\1x\1y" + b"\xbe" * 1_000,  # references to the dynamic table
+    ],
+)
+def test_a_turn_handles_few_header_blocks_that_take_long_to_decode(block: bytes) -> None:
+    class SeenAll(Seen):
+        """Handler of any request."""
+
+        def read(self, fields: Fields) -> Opener:
+            return self.open
+
+    seen = SeenAll()
+    server = Http2(seen)
+    server.receive(PREFACE + frame(SETTINGS, 0, 0, b""))
+    frames = b"".join(frame(HEADERS, ALL_HEADERS, number, block) for number in range(1, 41, 2))
+    server.receive(frames)
+    assert 3 <= len(seen.of) <= 6
+    turns = 1
+    while server.paused:
+        server.receive(b"")
+        turns += 1
+    assert list(seen.of) == list(range(1, 41, 2))
+    assert 20 / 6 <= turns <= 20 / 3
+
+
+@pytest.mark.parametrize(
+    "end", [frame(WINDOW_UPDATE, 0, 1, (10_000).to_bytes(4, "big")), frame(RST_STREAM, 0, 1, bytes(4))]
+)
+def test_a_client_that_leaves_much_unread_may_not_send_further_bodies_until_it_reads(end: bytes) -> None:
+    class Small(Http2Limits):
+        """Windows of a few frames."""
+
+        stream_window = 1_000_000
+        connection_window = 100_000
+
+    seen = Seen()
+    server = Http2(seen, Small, most_paused=50_000)
+    server.receive(PREFACE + frame(SETTINGS, 0, 0, b"\0\4\0\0\0\0") + OPEN + frame(HEADERS, ALL_HEADERS, 3, BLOCK))
+    half = frame(DATA, 0, 3, bytes(10_000)) * 5
+    credit = frame(WINDOW_UPDATE, 0, 0, (50_000).to_bytes(4, "big"))
+    seen.of[1].data(bytes(50_000))
+    server.take()
+    server.receive(half)
+    assert server.take() == credit
+    seen.of[1].data(bytes(10_000))
+    server.receive(half)
+    assert server.take() == b""
+    server.receive(end)
+    assert credit in server.take()
+    server.receive(half)
+    assert server.take() == credit
 
 
 def test_updates_of_windows_that_free_nothing_end_the_connection() -> None:

@@ -15,7 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from http1_bench import Bench, answers_of, benches, get, post
-from remora.protocols.http2.frames import DATA, HEADERS, INITIAL_WINDOW, PREFACE, SETTING, SETTINGS, frame, pack
+from remora.protocols.http2.frames import (
+    DATA,
+    ENHANCE_YOUR_CALM,
+    HEADERS,
+    INITIAL_WINDOW,
+    PREFACE,
+    SETTING,
+    SETTINGS,
+    frame,
+    pack,
+    window_update,
+)
 from remora.protocols.rest.answer import HttpAnswer
 from remora.server.http.held_bytes import FREE_BYTES, Account, HeldBytes
 from remora.server.http.http1_state import Phase
@@ -367,3 +378,112 @@ def test_a_stream_whose_answer_is_not_read_is_reset_in_time() -> None:
             assert connection.machine.open == open_streams
         connection.flush()
         assert held.total == 0
+
+
+def answered(bench: Bench, connection: Http2Connection, *streams: int) -> None:
+    """Answer new requests with ``LONG`` bytes each."""
+    for stream in streams:
+        connection.take_in(frame(HEADERS, 5, stream, POST))
+        bench.service.waiting[-1][0].respond(HttpAnswer(200, (), [b"x" * LONG]))
+    connection.flush()
+
+
+def test_a_connection_that_reads_nothing_of_many_answers_is_closed_sooner() -> None:
+    held = HeldBytes(0, 16 * LONG)
+    with benches(wait=True) as bench:
+        connection = http2(bench, held)
+        answered(bench, connection, 1, 3, 5)
+        assert held.answers > held.most_unread
+        for now, closing in ((0.0, False), (20.0, False), (21.0, True)):
+            connection.sweep(now, 1e9, 1e9)
+            assert bench.transport.closing == closing
+        assert bench.written.endswith(ENHANCE_YOUR_CALM.to_bytes(4, "big") + b"no answers were read")
+        assert connection._listener.closed == {"unread_answer": 1}
+        connection.connection_lost(None)
+        assert held.total == 0
+
+
+def test_a_client_that_reads_steadily_keeps_its_answers_however_slowly_it_reads() -> None:
+    held = HeldBytes(0, 16 * LONG)
+    with benches(wait=True) as bench:
+        connection = http2(bench, held)
+        answered(bench, connection, 1, 3, 5)
+        for now in range(0, 500, 15):
+            for stream in (1, 3, 5):
+                connection.take_in(window_update(stream, 1))
+            connection.sweep(float(now), 1e9, 1e9)
+        assert held.answers > held.most_unread
+        assert connection.machine.open == 3
+        assert not bench.transport.closing
+
+
+def test_answers_that_are_not_read_are_dropped_alone_while_others_are_read() -> None:
+    held = HeldBytes(0, 16 * LONG)
+    with benches(wait=True) as bench:
+        connection = http2(bench, held)
+        answered(bench, connection, 1, 3, 5)
+        for now in range(0, 30, 5):
+            connection.take_in(window_update(5, 1))
+            connection.sweep(float(now), 1e9, 1e9)
+        assert [stream.number for stream in connection.machine.streams] == [5]
+        assert not bench.transport.closing
+        assert connection._listener.closed == {"unread_answer": 2}
+
+
+def test_an_http2_client_that_reads_nothing_of_its_socket_is_dropped_in_time() -> None:
+    held = HeldBytes()
+    with benches(wait=True) as bench:
+        connection = http2(bench, held)
+        bench.transport.unsent = 50
+        connection.pause_writing()
+        for now, unsent, closing in ((0.0, 50, False), (50.0, 50, False), (55.0, 40, False), (115.0, 40, False)):
+            bench.transport.unsent = unsent
+            connection.sweep(now, 1e9, 1e9)
+            assert bench.transport.closing == closing
+        connection.sweep(116.0, 1e9, 1e9)
+        assert bench.transport.closing
+        assert connection._listener.closed == {"unread_answer": 1}
+
+
+def test_an_http2_client_that_reads_while_more_is_written_stays() -> None:
+    held = HeldBytes()
+    with benches(wait=True) as bench:
+        connection = http2(bench, held)
+        connection.take_in(window_update(0, 1 << 20))
+        bench.transport.unsent = 1_000
+        connection.pause_writing()
+        size = len(bench.written)
+        for stream in range(1, 40, 2):
+            connection.take_in(frame(HEADERS, 5, stream, POST))
+            bench.service.waiting[-1][0].respond(HttpAnswer(200, (), [b""]))
+            connection.flush()
+            bench.transport.unsent = 1_000 + len(bench.written) - size - stream  # the client reads two bytes
+            connection.sweep(15.0 * stream, 1e9, 1e9)
+            assert not bench.transport.closing
+
+
+def test_one_buffer_of_a_connection_is_handled_in_a_turn() -> None:
+    with benches(wait=True) as bench:
+        connection = http2(bench, HeldBytes())
+
+        async def receive(data: bytes, *, is_full: bool) -> None:
+            connection.get_buffer(-1)[: len(data)] = data
+            connection.buffer_updated(len(data))
+            assert bench.transport.reading != is_full
+
+        size = len(connection.get_buffer(-1))
+        body = upload(1, 3 * size, ended=False)
+        bench.loop.run_until_complete(receive(body[: size - 1], is_full=False))
+        bench.loop.run_until_complete(receive(body[size - 1 : 2 * size - 1], is_full=True))
+        bench.turn()
+        assert bench.transport.reading
+
+
+def test_a_closed_connection_is_reported_once() -> None:
+    held, closed = HeldBytes(), list[int]()
+    account = held.account()
+    account.add(10)
+    held.when_closed = lambda: closed.append(held.total)
+    account.close()
+    account.close()
+    assert closed == [0]
