@@ -68,7 +68,10 @@ class RequestLine:
         return made
 
     def json(self, status: int) -> tuple[str, str]:
-        """Return the JSON of answers with this status: the first members, ``httpRequest`` open, and the last ones."""
+        """Return the JSON of answers with this status.
+
+        It is the first members, up to the value of ``responseSize`` in ``httpRequest``, and the last ones.
+        """
         severity = _severity(self, status)
         first = {
             "severity": severity,
@@ -78,7 +81,7 @@ class RequestLine:
             "httpRequest": self._request | {"status": 200 if self.grpc else status},
         }
         last = ({"grpc_status": status} if self.grpc else {}) | self._members
-        start = json.dumps(first, separators=(",", ":"))[1:-2]
+        start = f'{json.dumps(first, separators=(",", ":"))[1:-2]},"responseSize":"'
         made = self.starts[status] = (start, f",{json.dumps(last, separators=(',', ':'))[1:-1]}" if last else "")
         return made
 
@@ -111,11 +114,10 @@ class TextLines:
 
     def __init__(self, *, iso8601: bool = False) -> None:
         self._iso8601 = iso8601
-        self._stamp = _Stamp(self._print_second, (lambda ms: "Z") if iso8601 else (lambda ms: f",{ms:03d}"))
 
     def _print_second(self, second: int) -> str:
         if self._iso8601:
-            return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+            return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(second))
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
 
     def lines(self, entries: Iterable[Entry], offset_ns: int) -> list[str]:
@@ -123,23 +125,29 @@ class TextLines:
 
         ``offset_ns`` is the difference of nanoseconds since 1970 and the entries' monotonic time.
         """
-        made, at_ms, stamp = [], -1, ""
+        made, at_ms, at_second, second_text, stamp = [], -1, -1, "", ""
+        at_spent, at_rows, at_batch, execution = (0, 0, 0), -1, 0, ""
         for line, status, end_ns, took_ns, size, peer, request_id, run in entries:
             wall_ms = (end_ns + offset_ns) // 1_000_000
             if wall_ms != at_ms:
-                at_ms, stamp = wall_ms, self._stamp.at(wall_ms)
+                at_ms, second = wall_ms, wall_ms // 1000
+                if second != at_second:
+                    at_second, second_text = second, self._print_second(second)
+                stamp = second_text if self._iso8601 else f"{second_text},{wall_ms % 1000:03d}"
             start, title, words = line.texts.get(status) or line.text(status)
             named = f" id={request_id}" if request_id else ""
             if run is None:
                 made.append(f"{stamp}{start}{peer or '-'}{title}{size} took={took_ns // 1000}us{named}{words}")
                 continue
-            model, version, rows, batch, queue_ns, (input_ns, infer_ns, output_ns), v2_id = run
+            model, version, rows, batch, queue_ns, spent_ns, v2_id = run
             if v2_id and not request_id:
                 named = f" id={_legible(v2_id, _MOST_ID)}"
+            if spent_ns is not at_spent or rows != at_rows or batch != at_batch:
+                at_spent, at_rows, at_batch = spent_ns, rows, batch
+                execution = f"us compute={sum(spent_ns) // 1000}us rows={rows} batch={batch}"
             made.append(
                 f"{stamp}{start}{peer or '-'}{title}{size} took={took_ns // 1000}us{named} "
-                f"model={model}/{version} queue={queue_ns // 1000}us "
-                f"compute={(input_ns + infer_ns + output_ns) // 1000}us rows={rows} batch={batch}{words}"
+                f"model={model}/{version} queue={queue_ns // 1000}{execution}{words}"
             )
         return made
 
@@ -147,18 +155,19 @@ class TextLines:
 class JsonLines:
     """Lines for log services, with the members of `remora.system.log_lines` and ``httpRequest`` of Cloud Logging."""
 
-    def __init__(self) -> None:
-        self._stamp = _Stamp(
-            lambda second: time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)), lambda ms: f".{ms:03d}Z"
-        )
-
     def lines(self, entries: Iterable[Entry], offset_ns: int) -> list[str]:
         """Return the lines of requests; see `TextLines.lines`."""
-        made, at_ms, stamp = [], -1, ""
+        made, at_ms, at_second, second_text, stamp = [], -1, -1, "", ""
+        at_model = at_version = named_model = ""
+        at_spent, at_rows, at_batch, execution = (0, 0, 0), -1, 0, ""
         for line, status, end_ns, took_ns, size, peer, request_id, run in entries:
             wall_ms = (end_ns + offset_ns) // 1_000_000
             if wall_ms != at_ms:
-                at_ms, stamp = wall_ms, self._stamp.at(wall_ms)
+                at_ms, second = wall_ms, wall_ms // 1000
+                if second != at_second:
+                    at_second = second
+                    second_text = time.strftime('{"timestamp":"%Y-%m-%dT%H:%M:%S', time.gmtime(second))
+                stamp = f'{second_text}.{wall_ms % 1000:03d}Z",'
             start, more = line.starts.get(status) or line.json(status)
             us = (took_ns + 500) // 1000
             took = f"0.{str(1_000_000 + us)[1:]}" if us < 1_000_000 else f"{took_ns / 1e9:.6f}"
@@ -166,17 +175,18 @@ class JsonLines:
             if named:
                 more = f',"request_id":"{_escaped(named)}"{more}'
             if run is None:
-                made.append(
-                    f'{{"timestamp":"{stamp}",{start},"responseSize":"{size}","latency":"{took}s",'
-                    f'"remoteIp":"{peer}"}}{more}}}\n'
-                )
+                made.append(f'{stamp}{start}{size}","latency":"{took}s","remoteIp":"{peer}"}}{more}}}\n')
                 continue
-            model, version, rows, batch, queue_ns, (input_ns, infer_ns, output_ns), _ = run
+            model, version, rows, batch, queue_ns, spent_ns, _ = run
+            if model is not at_model or version is not at_version:
+                at_model, at_version = model, version
+                named_model = f'"}},"model":"{_escaped(model)}","version":"{version}","queue_us":'
+            if spent_ns is not at_spent or rows != at_rows or batch != at_batch:
+                at_spent, at_rows, at_batch = spent_ns, rows, batch
+                execution = f',"compute_us":{sum(spent_ns) // 1000},"rows":{rows},"batch_size":{batch}'
             made.append(
-                f'{{"timestamp":"{stamp}",{start},"responseSize":"{size}","latency":"{took}s",'
-                f'"remoteIp":"{peer}"}},"model":"{model if model.isalnum() else _escaped(model)}",'
-                f'"version":"{version}","queue_us":{queue_ns // 1000},'
-                f'"compute_us":{(input_ns + infer_ns + output_ns) // 1000},"rows":{rows},"batch_size":{batch}{more}}}\n'
+                f'{stamp}{start}{size}","latency":"{took}s","remoteIp":"{peer}{named_model}'
+                f"{queue_ns // 1000}{execution}{more}}}\n"
             )
         return made
 
@@ -195,25 +205,6 @@ def line_of_text(text: str) -> Line:
     )
     del members["level"]  # another form of the severity
     return Line(datetime.fromisoformat(time_text).timestamp(), severity, logger, message, members)
-
-
-class _Stamp:
-    """Printed form of a time: the part up to the seconds is printed once for each second."""
-
-    def __init__(self, print_second: Callable[[int], str], print_ms: Callable[[int], str]) -> None:
-        self._print_second = print_second
-        self._print_ms = print_ms
-        self._wall_ms = self._second = -1
-        self._begin = self._text = ""
-
-    def at(self, wall_ms: int) -> str:
-        """Return the printed form of a time in milliseconds since 1970."""
-        if wall_ms != self._wall_ms:
-            second, ms = divmod(wall_ms, 1000)
-            if second != self._second:
-                self._begin, self._second = self._print_second(second), second
-            self._text, self._wall_ms = self._begin + self._print_ms(ms), wall_ms
-        return self._text
 
 
 def valid_id(value: bytes | None) -> str:

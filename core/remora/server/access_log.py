@@ -1,7 +1,8 @@
 """Access log: a line for each answered request, written in another thread, and ids of requests.
 
-The event loop collects what the lines contain and prints many of them together, and a thread writes them. When standard
-error is slower than the requests, lines beyond a bound are dropped, and a warning reports their number.
+The event loop collects what the lines contain and prints some of them together, and a thread that wakes at most once in
+20 ms writes them. A crash loses the lines of that time. When standard error is slower than the requests, lines beyond a
+bound are dropped, and a warning reports their number.
 """
 
 from __future__ import annotations
@@ -56,11 +57,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(LOGGER)
 
-_DELAY_S = 0.05
-"""Longest time that a line waits for others."""
-_BATCH = 256
+_WINDOW_S = 0.02
+"""Longest time that a line waits in the loop. A wake-up of the thread costs as much as many lines."""
+_PRINTED_AT_ONCE = 32
+"""Requests whose lines are printed together, few enough for their data to stay in the processor's cache."""
+_MOST_COLLECTED = 4_096
+"""Lines that wake the thread before that, to bound what it writes at once."""
 MOST_WAITING = 32_768
-"""Lines that may wait for the thread."""
+"""Lines that may wait to be written."""
 _NOTICE_NS = 60_000_000_000
 _CANCELLED = 1
 _STATUS_NAME = b"\x0bgrpc-status"
@@ -111,22 +115,26 @@ class AccessWriter:
         self._export = logs.OURS.export
         self._exported = JsonLines()
         self._entries: list[Entry] = []
-        self._queue: SimpleQueue[tuple[int, str, list[str]] | None] = SimpleQueue()
+        self._lines: list[str] = []
+        self._copies: list[str] = []
+        self._collected = 0  # lines that are printed and not yet passed to the thread
+        self._timer: asyncio.TimerHandle | None = None
+        self._queue: SimpleQueue[tuple[int, list[str], list[str]] | None] = SimpleQueue()
         self._passed = 0  # lines passed to the thread; only the loop changes it
         self._written = 0  # only the thread changes it
         self._thread: threading.Thread | None = None
         self._reported = 0
         self._quiet_until_ns = 0
-        self._begin_batch()
+        self._begin_window()
 
     def put(self, entry: Entry) -> None:
         """Queue the line of an entry."""
         entries = self._entries
         entries.append(entry)
-        if len(entries) == 1:
-            self._loop.call_later(_DELAY_S, self.pass_on)
-        elif len(entries) >= _BATCH:
-            self.pass_on()
+        if self._timer is None:
+            self._timer = self._loop.call_later(_WINDOW_S, self.pass_on)
+        if len(entries) >= _PRINTED_AT_ONCE:
+            self._print()
 
     def close(self, timeout_s: float) -> None:
         """Write the queued lines within the timeout."""
@@ -135,41 +143,50 @@ class AccessWriter:
             self._queue.put(None)
             self._thread.join(timeout_s)
 
-    def _begin_batch(self) -> None:
+    def _begin_window(self) -> None:
         """Use the current format of the log and difference of the clocks from now on."""
         self._printer = self._printers[logs.OURS.change({}).log_format]
         self._offset_ns = self._clock.wall_ms() * 1_000_000 - self.now_ns()
 
-    def pass_on(self) -> None:
-        """Print the entries and pass their lines to the thread.
-
-        They are dropped if too many wait for it.
-        """
+    def _print(self) -> None:
+        """Print the entries, or drop them if too many lines wait for the thread."""
         entries, self._entries = self._entries, []
-        printer, offset_ns = self._printer, self._offset_ns
-        self._begin_batch()
-        if not entries:
-            return
-        if self._passed - self._written > MOST_WAITING:
+        if self.waiting > MOST_WAITING:
             self.dropped += len(entries)
             return
-        self._passed += len(entries)
-        copies = [] if self._export is None else self._exported.lines(entries, offset_ns)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="remora access log", daemon=True)
-            self._thread.start()
-        self._queue.put((len(entries), "".join(printer.lines(entries, offset_ns)), copies))
+        self._lines.append("".join(self._printer.lines(entries, self._offset_ns)))  # the lines' memory is used again
+        if self._export is not None:
+            self._copies += self._exported.lines(entries, self._offset_ns)
+        self._collected += len(entries)
+        if self._collected >= _MOST_COLLECTED:
+            self.pass_on()
+
+    def pass_on(self) -> None:
+        """Pass all lines to the thread and begin another window."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._entries:
+            self._print()
+        if self._collected:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="remora access log", daemon=True)
+                self._thread.start()
+            self._passed += self._collected
+            self._queue.put((self._collected, self._lines, self._copies))
+            self._lines, self._copies, self._collected = [], [], 0
+        self._begin_window()
 
     @property
     def waiting(self) -> int:
-        """Number of lines that wait for the thread."""
-        return self._passed - self._written
+        """Number of printed lines that are not written."""
+        return self._collected + self._passed - self._written
 
     def _serve(self) -> None:
         while (batch := self._queue.get()) is not None:
             count, lines, copies = batch
             try:
-                self._write(lines)
+                self._write("".join(lines))
             except (OSError, ValueError):  # standard error is closed or full; the requests must go on
                 self.dropped += count
             if self._export is not None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,7 @@ from remora.server import access_log
 from remora.server.access_lines import Entry
 from remora.server.access_log import AccessLog, AccessWriter, _status_in
 from remora.server.http.exchange import Cancellable, Exchange, bind
+from remora.system.clock import SystemClock
 
 HEAD = Head("POST", "/v2/models/m/infer", ((b"X-Request-Id", b"r1"),))
 ANSWER = HttpAnswer(200, (), [b"ab", b"cde"])
@@ -167,6 +170,7 @@ def test_a_writer_that_blocks_costs_entries_and_not_memory_and_reports_them(
         for _ in range(10_000):
             answer(b"", FakeExchange())
         assert 8_000 < writer.dropped < 9_100
+        assert writer.waiting <= 1_000 + access_log._PRINTED_AT_ONCE
         blocked.set()
         writer.close(60.0)
         return writer
@@ -186,9 +190,74 @@ def test_a_write_that_fails_is_counted_and_the_thread_goes_on() -> None:
 
     async def work() -> int:
         writer = AccessWriter(asyncio.get_running_loop(), write, FakeClock())
-        for _ in range(2 * access_log._BATCH):
-            AccessLog(writer, 1.0).put(AccessLog(writer, 1.0).line(HEAD), 0, 200, 1, "", "", None)
+        for _ in range(2):
+            log_many(writer, 10)
+            writer.pass_on()
         writer.close(60.0)
         return writer.dropped
 
-    assert asyncio.run(work()) == access_log._BATCH
+    assert asyncio.run(work()) == 10
+
+
+def log_many(writer: AccessWriter, number: int) -> None:
+    log = AccessLog(writer, 1.0)
+    line = log.line(HEAD)
+    for each in range(number):
+        log.put(line, 0, 200, each, "", "", None)
+
+
+def test_ninety_thousand_lines_reach_a_file_in_order_and_none_is_lost(tmp_path: Path) -> None:
+    async def work() -> AccessWriter:
+        with (tmp_path / "access.log").open("w") as file:
+            writer = AccessWriter(asyncio.get_running_loop(), file.write, SystemClock())
+            log = AccessLog(writer, 1.0)
+            line = log.line(HEAD)
+            for number in range(90_000):  # 3 s at 30,000 a second, 10 ms of them at a time
+                log.put(line, 0, 200, number, "10.0.0.7", "", None)
+                while number % 300 == 0 and writer.waiting > 9_000:  # the disk is never 0.3 s behind
+                    await asyncio.sleep(0)
+            writer.close(60.0)
+        return writer
+
+    writer = asyncio.run(work())
+    lines = (tmp_path / "access.log").read_text().splitlines()
+    assert [int(re.findall(r" bytes=(\d+) ", line)[0]) for line in lines] == list(range(90_000))
+    assert (writer.dropped, writer.waiting) == (0, 0)
+
+
+class Timers:
+    """Loop that keeps its timers for the test to run."""
+
+    def __init__(self) -> None:
+        self.due: list[Callable[[], None]] = []
+
+    def call_later(self, _delay: float, work: Callable[[], None]) -> Timers:
+        self.due.append(work)
+        return self
+
+    def cancel(self) -> None:
+        self.due.clear()
+
+
+def test_the_thread_is_woken_once_in_a_window_and_gets_all_lines_of_it() -> None:
+    timers, written = Timers(), list[str]()
+    writer = AccessWriter(timers, written.append, FakeClock())  # type: ignore[arg-type]
+    for _ in range(2):
+        log_many(writer, 100)
+        (end_window,) = timers.due
+        assert writer.waiting <= 100
+        before = len(written)
+        end_window()
+        eventually(lambda: writer.waiting == 0)
+        assert len(written) == before + 1
+        assert written[-1].count("\n") == 100
+        assert not timers.due
+    writer.close(60.0)
+
+
+def test_a_burst_wakes_the_thread_before_the_window_ends() -> None:
+    written: list[str] = []
+    writer = AccessWriter(Timers(), written.append, FakeClock())  # type: ignore[arg-type]
+    log_many(writer, access_log._MOST_COLLECTED)
+    eventually(lambda: "".join(written).count("\n") == access_log._MOST_COLLECTED)
+    writer.close(60.0)

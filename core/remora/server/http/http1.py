@@ -91,7 +91,8 @@ class Connection(asyncio.BufferedProtocol):
         self._unread = False  # the write buffer is full
         self._half_closed = False  # the client has closed its sending side, and its last requests wait for their turn
         self._ended = False  # the client has closed its sending side
-        self._peer: str | None = None  # the client's address once it was used
+        self.peer = ""
+        """Address of the client, "" if it is unknown."""
         self._requests = 0
         self.timeouts = Timeouts()
         self.receiving_since = 0.0
@@ -101,6 +102,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self.peer = peer_of(transport)
         self._loop = asyncio.get_running_loop()
         self._loop_time = self._loop.time
         self.timeouts.idle_since = self._loop_time()
@@ -444,13 +446,6 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write(LAST_CHUNK)
         keep = self._streaming.keep and not self._listener.closing and (not self._ended or bool(self._rest))
         self._go_on(keep)
-
-    @property
-    def peer(self) -> str:
-        """See `exchange.Exchange`."""
-        if self._peer is None:
-            self._peer = peer_of(self._transport)
-        return self._peer
 
     @property
     def flow(self) -> Connection:

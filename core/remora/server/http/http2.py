@@ -140,7 +140,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._unread = False
         self._passed_on = 0  # bytes passed to the transport since the client reads too slowly, with those before
         self._pausing = False  # the socket is not read until the next turn
-        self._peer: str | None = None  # the client's address once it was used
+        self.peer = ""
+        """Address of the client, "" if it is unknown."""
         self._gone = False
         self.idle_since = 0.0
         """Loop time of the last sweep that saw a stream."""
@@ -151,6 +152,7 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self.peer = peer_of(transport)
         self._loop = asyncio.get_running_loop()
         secured = transport.get_extra_info("ssl_object")
         if secured is not None and secured.selected_alpn_protocol() != ALPN:
@@ -346,13 +348,6 @@ class Http2Connection(asyncio.BufferedProtocol):
         return _refuse_type
 
     # -- shutdown ----------------------------------------------------------------------------------------------------
-
-    @property
-    def peer(self) -> str:
-        """Address of the client."""
-        if self._peer is None:
-            self._peer = peer_of(self._transport)
-        return self._peer
 
     @property
     def backlog(self) -> int:
