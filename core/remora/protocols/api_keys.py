@@ -57,6 +57,7 @@ _OF_PATH = {
 _READABLE = frozenset(("shared-memory", "trace", "logging"))
 """Groups whose HTTP routes read with GET and change with POST; over gRPC one message does both."""
 _SAFE_METHODS = ("GET", "HEAD")
+_OF_CALL = frozenset((b":path", b"x-api-key", b"authorization"))
 _API_KEY_SIZE, _AUTHORIZATION_SIZE = len(b"x-api-key"), len(b"authorization")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -141,6 +142,23 @@ def credential_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
         if size == _AUTHORIZATION_SIZE and name.lower() == b"authorization" and value[:7].lower() == b"bearer ":
             bearer = value[7:].strip()
     return bearer or None
+
+
+def call_of(fields: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes | None]:
+    """Return the path of a gRPC call and the key that `credential_of` returns, in one pass.
+
+    HTTP/2 sends names in lower case (RFC 9113 8.2.1), so that a set finds the few fields that matter.
+    """
+    path, key, bearer = b"", None, None
+    for name, value in fields:
+        if name in _OF_CALL:
+            if name == b":path":
+                path = path or value
+            elif name == b"x-api-key":
+                key = value.strip() if key is None else key
+            elif value[:7].lower() == b"bearer ":
+                bearer = value[7:].strip()
+    return path, (bearer if key is None else key) or None
 
 
 def digest_of(key: bytes) -> bytes:

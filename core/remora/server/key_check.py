@@ -26,6 +26,7 @@ from remora.protocols.api_keys import (
     KeyEntry,
     Keys,
     Limits,
+    call_of,
     credential_of,
     parse_word,
     permission_of_action,
@@ -309,19 +310,17 @@ class KeyCheck:
 
     def over_calls(self, open_call: OpenRequest) -> OpenRequest:
         """Return what opens gRPC calls behind the check of keys."""
-
         return partial(_CheckedCall, self, self._decided_calls, open_call)
 
     def decide_call(self, path: bytes, caller: Caller | None) -> Usage | Literal[False] | None:
         """Return False if a call is not permitted, else the count of a limited caller's requests."""
-        permission = permission_of_call(path.decode("latin-1"))
-        if permission and (caller is None or permission not in caller.permissions):
+        if denial_of(caller, permission_of_call(path.decode("latin-1"))) is not None:
             return False
         return self.usage_of(caller)
 
     def renewed(self, decide: Callable[[T], Callable[..., R]], subject: T) -> Callable[..., R]:
         """Return what ``decide(subject)`` returns, decided again after `renew`."""
-        return _Renewed(self, decide, subject).latest
+        return _Renewed(self, decide, subject)
 
     def usage_of(self, caller: Caller | None) -> Usage | None:
         """Return the count of a caller's requests, None for a caller without limits."""
@@ -420,7 +419,10 @@ class KeyCheck:
 
 
 class _Renewed(Generic[T, R]):
-    """Decision about a subject, and the epoch of keys for which it holds."""
+    """Decision about a subject, and the epoch of keys for which it holds.
+
+    Calling it acts on the decision for the current keys. One is kept for each head, so it is a single object.
+    """
 
     __slots__ = ("_act", "_check", "_decide", "_epoch", "_subject")
 
@@ -431,8 +433,7 @@ class _Renewed(Generic[T, R]):
         self._epoch = check.epoch
         self._act = decide(subject)
 
-    def latest(self, *arguments: Any) -> R:
-        """Act on the decision for the current keys."""
+    def __call__(self, *arguments: Any) -> R:
         if self._check.epoch is not self._epoch:
             self._epoch = self._check.epoch
             self._act = self._decide(self._subject)
@@ -485,7 +486,7 @@ class _Guarded:
 
     def bind(self, head: Head) -> Answerer:
         """See `BindingService.bind`."""
-        return self._keys.renewed(self._decide, head)
+        return _Renewed(self._keys, self._decide, head)
 
     def reads_body(self, head: Head) -> bool:
         """See `HeadReadingService`."""
@@ -567,12 +568,9 @@ class _CheckedCall:
 
     def _decide(self) -> None:
         keys, fields = self._keys, self._fields
-        path = next((value for name, value in fields if name == b":path"), b"")
-        call = path, credential_of(fields)
-        usage: Usage | Literal[False] | None
-        if call in self._decided:
-            usage = self._decided[call]
-        else:
+        call = path, _ = call_of(fields)
+        usage: Usage | Literal[False] | None = self._decided.get(call, False)  # only permitted calls are there
+        if usage is False:
             caller = keys.caller(fields)
             usage = keys.decide_call(path, caller)
             if usage is not False and caller is not None:  # an open call may have any wrong key

@@ -19,6 +19,7 @@ from remora.protocols.api_keys import (
     ROLES,
     KeyEntry,
     Keys,
+    call_of,
     caller_of,
     credential_of,
     hashed_entries,
@@ -170,6 +171,9 @@ def test_an_unknown_call_needs_a_key(path: str) -> None:
 )
 def test_a_key_is_read_from_either_header(headers: tuple[tuple[bytes, bytes], ...], key: bytes | None) -> None:
     assert credential_of(headers) == key
+    fields = tuple((name.lower(), value) for name, value in headers)
+    for path in (b"", b"/inference.GRPCInferenceService/ModelInfer"):
+        assert call_of((*fields, (b":path", path), (b"te", b"trailers"))) == (path, key)
 
 
 def test_only_the_whole_key_is_found() -> None:
