@@ -1,7 +1,8 @@
 """What the access log of all requests costs per request: processor time of the loop and of the writer, in pairs.
 
 Each pair runs the same requests without and with the log, whose lines go to a file. The figures are microseconds: the
-median of the differences with the quartiles, and the least of each side, which a busy machine disturbs less.
+median of the differences with the quartiles, and the least of each side, which a busy machine disturbs less. The loop
+sleeps while it waits, as in a server, because the time of a thread that polls is that of the threads it waits for.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from in_process import Wire, grpc, http
+from in_process import WakingMailbox, Wire, grpc, http
 from models import mlp
 
 from remora.engine import Engine
@@ -28,7 +29,18 @@ from remora.system.clock import SystemClock
 from remora.system.tuning import Tuning, apply, freeze
 
 PAIRS, REQUESTS = 45, 1_600
+RATE = 30_000
+"""Requests per second of the paced cases."""
 Opened = Callable[[LoopMailbox, AccessLog | None], AbstractContextManager[Wire]]
+
+
+class Case(NamedTuple):
+    """Clients: how many requests they send at a time, and per second, 0 for no bound."""
+
+    name: str
+    requests: int
+    rate: int
+    opened: Opened
 
 
 def writer_ns(writer: AccessWriter) -> int:
@@ -37,11 +49,15 @@ def writer_ns(writer: AccessWriter) -> int:
     return 0 if thread is None else time.clock_gettime_ns(time.pthread_getcpuclockid(thread.ident or 0))
 
 
-async def spent_us(wire: Wire, requests: int, writer: AccessWriter) -> float:
+async def spent_us(mailbox: WakingMailbox, case: Case, wire: Wire, writer: AccessWriter) -> float:
     """Return the processor time of one request in both threads, from its receipt to its line on disk."""
-    begin = time.thread_time_ns() + writer_ns(writer)
-    for _ in range(REQUESTS // requests):
-        await wire.round(requests)
+    loop = asyncio.get_running_loop()
+    begin, start, rounds = time.thread_time_ns() + writer_ns(writer), loop.time(), REQUESTS // case.requests
+    for number in range(rounds):
+        if case.rate:
+            await asyncio.sleep(start + number * case.requests / case.rate - loop.time())
+        wire.send()
+        await mailbox.until(lambda: wire.answered() >= case.requests)
     writer.pass_on()
     spent = time.thread_time_ns()
     while writer.waiting:
@@ -50,31 +66,35 @@ async def spent_us(wire: Wire, requests: int, writer: AccessWriter) -> float:
 
 
 class Found(NamedTuple):
-    """Least times without and with the log, sorted differences of the pairs, number of dropped entries."""
+    """Least times without and with the log, sorted differences of the pairs, dropped entries, requests per second."""
 
     off_us: float
     on_us: float
     differences_us: list[float]
     dropped: int
+    rate: float
 
 
-async def measured(requests: int, opened: Opened, path: Path) -> Found:
+async def measured(case: Case, path: Path) -> Found:
     """Return the times of the pairs."""
     loop = asyncio.get_running_loop()
-    mailbox = LoopMailbox(loop)
-    mailbox.alone = lambda: requests == 1
+    mailbox = WakingMailbox(loop)
+    mailbox.alone = lambda: case.requests == 1
     with path.open("w") as file:
         writer = AccessWriter(loop, lambda lines: (file.write(lines), file.flush()), SystemClock())
-        with opened(mailbox, None) as off, opened(mailbox, AccessLog(writer, 1.0)) as on:
+        with case.opened(mailbox, None) as off, case.opened(mailbox, AccessLog(writer, 1.0)) as on:
             await asyncio.sleep(0.2)  # the first calls are answered
             for wire in (on, off, on):
-                await spent_us(wire, requests, writer)
+                await spent_us(mailbox, case, wire, writer)
+            begin = loop.time()
             pairs = [
-                (await spent_us(off, requests, writer), await spent_us(on, requests, writer)) for _ in range(PAIRS)
+                (await spent_us(mailbox, case, off, writer), await spent_us(mailbox, case, on, writer))
+                for _ in range(PAIRS)
             ]
+            rate = 2 * PAIRS * REQUESTS / (loop.time() - begin)
         writer.close(10.0)
     befores, afters = zip(*pairs, strict=True)
-    return Found(min(befores), min(afters), sorted(after - before for before, after in pairs), writer.dropped)
+    return Found(min(befores), min(afters), sorted(after - before for before, after in pairs), writer.dropped, rate)
 
 
 def main() -> None:
@@ -85,17 +105,18 @@ def main() -> None:
         path = Path(folder) / "access.log"
         for form in ("json", "default"):
             logs.OURS.change({"log_format": form})
-            cases: list[tuple[str, int, Opened]] = [
-                ("HTTP, alone", 1, lambda box, log: http(engine, box, "mlp", 1, log=log)),
-                ("HTTP, batch of 32", 32, lambda box, log: http(engine, box, "mlp", 32, log=log)),
-                ("gRPC, 8 x 4", 32, lambda box, log: grpc(engine, box, "mlp", 8, 4, log=log)),
-            ]
-            for name, requests, opened in cases:
-                found = loop.run_until_complete(measured(requests, opened, path))
+            for case in (
+                Case("HTTP, alone", 1, 0, lambda box, log: http(engine, box, "mlp", 1, log=log)),
+                Case("HTTP, batch of 32", 32, 0, lambda box, log: http(engine, box, "mlp", 32, log=log)),
+                Case("gRPC, 8 x 4", 32, 0, lambda box, log: grpc(engine, box, "mlp", 8, 4, log=log)),
+                Case("HTTP, 30,000/s", 32, RATE, lambda box, log: http(engine, box, "mlp", 32, log=log)),
+                Case("gRPC, 30,000/s", 32, RATE, lambda box, log: grpc(engine, box, "mlp", 8, 4, log=log)),
+            ):
+                found = loop.run_until_complete(measured(case, path))
                 low, middle, high = statistics.quantiles(found.differences_us, n=4)
                 print(
-                    f"{form:8} {name:18} {middle:5.2f} us ({low:.2f} to {high:.2f}); least {found.off_us:.2f} and "
-                    f"{found.on_us:.2f} us; {found.dropped} dropped",
+                    f"{form:8} {case.name:18} {middle:5.2f} us ({low:.2f} to {high:.2f}); least {found.off_us:.2f} and "
+                    f"{found.on_us:.2f} us; {found.rate:.0f} requests/s, {found.dropped} dropped",
                     flush=True,
                 )
 

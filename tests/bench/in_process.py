@@ -17,6 +17,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from fakes import FakeTransport
 from remora.engine import Engine
+from remora.messages import Outcome, Ticket
 from remora.proto import inference_pb2 as pb
 from remora.protocols.grpc.framing import framed
 from remora.protocols.http2.frames import (
@@ -73,6 +74,29 @@ async def frames(wire: Wire, requests: int) -> float:
     return called / requests
 
 
+class WakingMailbox(LoopMailbox):
+    """Mailbox by which a client sleeps until its answers have come.
+
+    The time of a client that polls would be that of the threads it waits for.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._delivered = asyncio.Event()
+
+    def post(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
+        super().post(deliveries)
+        self._loop.call_soon_threadsafe(self._delivered.set)
+
+    async def until(self, done: Callable[[], bool]) -> None:
+        """Wait for deliveries until ``done`` returns True."""
+        while True:
+            self._delivered.clear()
+            if done():
+                return
+            await self._delivered.wait()
+
+
 class Wire(NamedTuple):
     """Clients of one wire: ``send`` has each send one inference, ``answered`` counts the answers since."""
 
@@ -104,6 +128,7 @@ def receive(pairs: Iterable[tuple[Any, FakeTransport]], data: bytes) -> None:
     """Let each connection receive the data after its client has taken all answers."""
     for connection, transport in pairs:
         transport.written.clear()
+        transport.writes.clear()
         connection.get_buffer(-1)[: len(data)] = data
         connection.buffer_updated(len(data))
 
