@@ -65,6 +65,7 @@ LONG_FILES = (
     "core/cli/test_bench_load.py",
     "adapters/images/test_wheel.py",
     "adapters/emulate/test_lambda.py",
+    "core/cli/test_score_long_files.py",
     "core/cli/test_score.py",
     "core/backends/python/test_python_endings.py",
     "e2e/test_release_arms.py",

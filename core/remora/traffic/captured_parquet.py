@@ -49,7 +49,7 @@ def read_parquet(file: BinaryIO) -> Iterator[Exchange]:
     from pyarrow import parquet
 
     try:
-        for batch in parquet.ParquetFile(file).iter_batches(batch_size=_ROWS_AT_ONCE):
+        for batch in parquet.ParquetFile(file, pre_buffer=False).iter_batches(batch_size=_ROWS_AT_ONCE):
             yield from map(_exchange, batch.to_pylist())
     except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:  # pyarrow's errors are the first two
         raise CapturedError(f"not a file of captured requests: {error}") from error

@@ -160,6 +160,7 @@ class Journal:
 
     def remove(self) -> None:
         """Remove the folder, after the output is complete."""
+        (self.folder / _JOURNAL).unlink()  # first, because a run cannot continue a journal without its segments
         shutil.rmtree(self.folder)
 
 

@@ -210,7 +210,7 @@ class ParquetSource:
         self._name = name
         self._closing = file
         try:
-            self._file: Any = parquet.ParquetFile(file)
+            self._file: Any = parquet.ParquetFile(file, pre_buffer=False)  # which would hold the whole file
         except (ValueError, OSError) as error:  # pyarrow's errors are both
             raise InvalidArgumentError(f"'{name}' is not a Parquet file: {error}") from error
         self.columns: Sequence[str] = list(self._file.schema_arrow.names)

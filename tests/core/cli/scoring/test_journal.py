@@ -104,6 +104,23 @@ def test_an_output_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_bytes() == b"new"
 
 
+def test_a_run_begins_after_a_kill_amid_the_removal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_segments(tmp_path / "j", 2)
+
+    def kill_amid(folder: Path) -> None:
+        (folder / "000000.rows").unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.rmtree", kill_amid)
+    journal = Journal(tmp_path / "j", IDENTITY)
+    with pytest.raises(KeyboardInterrupt):
+        journal.remove()
+    journal.close()
+    begun = Journal(tmp_path / "j", IDENTITY)
+    assert begun.next_row == 0
+    begun.close()
+
+
 def test_a_full_disk_is_explained() -> None:
     error = explain_full_disk(OSError(28, "No space left on device"), Path("w"), 70)
     assert str(error).endswith(
