@@ -236,6 +236,52 @@ def test_a_shadow_that_hangs_costs_no_answer(tmp_path: Path, child_environment: 
         gate.write_text("")
 
 
+def test_a_shadow_whose_process_crashes_costs_no_answer(tmp_path: Path, child_environment: dict[str, str]) -> None:
+    write_version(tmp_path / "models", 2)
+    write_version(tmp_path / "models", 3)
+    (tmp_path / "models" / "m" / "release.yaml").write_text("stable: 2\n")
+    file = tmp_path / "models" / "m" / "3" / "model.py"
+    file.write_text(file.read_text().replace("arrays = [", "import os; os._exit(3)\n        arrays = ["))
+    flags = (AT_ANY_TIME, "--backend-config=python,isolation=process")
+    with release_server(tmp_path / "models", child_environment, *flags) as port:
+        release(port, "shadow", version=3)
+        assert {_infer(port) for _ in range(20)} == {2}
+        found = _shadow(port, lambda row: row["failed"] > 0)
+        assert "its process ended with exit code 3" in found["samples"][-1]
+        assert {_infer(port) for _ in range(20)} == {2}
+        assert ask(port, "GET", "/v2/health/ready").status == 200
+
+
+def test_a_function_that_raises_costs_no_answer(tmp_path: Path, child_environment: dict[str, str]) -> None:
+    write_version(tmp_path / "models", 2)
+    write_version(tmp_path / "models", 3)
+    (tmp_path / "models" / "m" / "release.yaml").write_text("stable: 2\n")
+    (tmp_path / "compare.py").write_text("def bad(expected, found):\n    raise KeyError('no')\n")
+    flags = (AT_ANY_TIME, f"--shadow-compare=bad={tmp_path / 'compare.py'}:bad")
+    with release_server(tmp_path / "models", child_environment, *flags) as port:
+        release(port, "shadow", version=3, compare="bad")
+        assert {_infer(port) for _ in range(5)} == {2}
+        (sample, *_) = _shadow(port, lambda row: row["samples"])["samples"]
+        assert sample == "the answers cannot be compared: KeyError: 'no'"
+        assert {_infer(port) for _ in range(5)} == {2}
+
+
+def test_stored_differences_are_bounded(tmp_path: Path, child_environment: dict[str, str]) -> None:
+    write_version(tmp_path / "models", 2)
+    write_version(tmp_path / "models", 3)
+    (tmp_path / "models" / "m" / "release.yaml").write_text("stable: 2\nshadow: {version: 3}\n")
+    kept = tmp_path / "differences.jsonl"
+    flags = (AT_ANY_TIME, f"--shadow-differences={kept}", "--shadow-differences-max-bytes=1000")
+    with release_server(tmp_path / "models", child_environment, *flags) as port:
+        for count in range(1, 9):
+            assert _infer(port) == 2
+            _shadow(port, lambda row, least=count: row["differing"] >= least)
+    rows = kept.read_text().splitlines()
+    assert 0 < len(rows) < 8
+    assert kept.stat().st_size <= 1000
+    assert all(json.loads(row)["found"][0]["data"] == [3] for row in rows)
+
+
 def test_a_swap_of_the_primary_keeps_its_shadow(tmp_path: Path, child_environment: dict[str, str]) -> None:
     write_version(tmp_path / "models", 2)
     write_version(tmp_path / "models", 3, name="other")
