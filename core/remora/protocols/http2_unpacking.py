@@ -18,8 +18,8 @@ _MEMO_BYTES = 512
 _MEMO_FIELDS = 64
 _MEMO_FIELD_BYTES = 4_096
 """Largest size of the fields of a memoized block, because a short block may refer to long ones in the table."""
-_BLOCK_BYTES = 16
-"""Bytes of a block in Huffman's code whose decoding takes as long as the handling of a frame."""
+_FIELD_WORK, _BLOCK_BYTES = 2, 8
+"""Work of a field, and bytes of a block in Huffman's code whose decoding takes as long as the handling of a frame."""
 
 M = TypeVar("M")
 
@@ -60,7 +60,7 @@ class Unpacker(Generic[M]):
             fields = tuple((bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True))
         except HPACKError as error:
             raise Http2Error(COMPRESSION_ERROR, f"invalid header block: {error}") from error
-        self.work += len(fields) + len(block) // _BLOCK_BYTES
+        self.work += _FIELD_WORK * len(fields) + len(block) // _BLOCK_BYTES
         kept = self._read(fields)
         same = (entries[0] if entries else None) is newest
         if not same or (len(entries), self._decoder.header_table_size) != before:
