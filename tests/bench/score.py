@@ -2,6 +2,8 @@
 
 Both read and write the same rows with the same batch, each in a process; their order alternates. On a machine with
 other work processor time is the figure to compare, and the time of a whole command the one that people wait for.
+
+python -m tests.bench score [ROWS ...]
 """
 
 from __future__ import annotations
@@ -91,7 +93,7 @@ def measure(folder: Path, rows: int) -> None:
 
 
 def main() -> None:
-    for rows in ROWS:
+    for rows in map(int, sys.argv[1:] or ROWS):
         with tempfile.TemporaryDirectory() as folder:
             measure(Path(folder), rows)
 

@@ -109,6 +109,20 @@ def test_rows_are_scored_and_bad_ones_reported(
     assert not list(tmp_path.glob("*unfinished*"))
 
 
+def test_numbers_in_parquet_need_no_pandas(model: Path, tmp_path: Path, child_environment: dict[str, str]) -> None:
+    """pyarrow imports pandas in its own conversions, which takes longer than the rows."""
+    pytest.importorskip("pandas", reason="pandas is not installed, so that nothing could import it")
+    rows = {"id": [5, 6], "a": np.array([1, 2], "f2"), "b": [1.5, 2.5]}
+    pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / "in.parquet")
+    program = "import sys; from remora.cli import main; assert not main(sys.argv[1:]); print('pandas' in sys.modules)"
+    words = ["score", str(model), "in.parquet", "out.parquet", "--quiet", "--keep=id"]
+    command = [sys.executable, "-c", program, *words]
+    done = subprocess.run(command, cwd=tmp_path, env=child_environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    found = pyarrow.parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    assert found == [{"row": 0, "id": 5, "y": [1.0, 1.5]}, {"row": 1, "id": 6, "y": [2.0, 2.5]}]
+
+
 @pytest.mark.parametrize("form", ["parquet", "npy", "jsonl"])
 def test_formats_give_the_same_results(form: str, model: Path, tmp_path: Path) -> None:
     values = np.random.default_rng(0).random((1000, 2)).astype("f4")

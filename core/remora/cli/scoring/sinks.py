@@ -255,8 +255,11 @@ class ParquetSink:
     def write(self, rows: Array, kept: Mapping[str, Values], outputs: Sequence[Tensor]) -> None:
         import pyarrow
 
-        columns = {ROW_COLUMN: pyarrow.array(rows)}
-        columns |= {name: pyarrow.array(values) for name, values in kept.items()}
+        columns = {ROW_COLUMN: arrow_column(rows)}
+        columns |= {
+            name: arrow_column(values) if isinstance(values, np.ndarray) else pyarrow.array(values)
+            for name, values in kept.items()
+        }
         columns |= {tensor.name: arrow_column(one_value_flat(tensor)) for tensor in outputs}
         table = pyarrow.table(columns)
         self._tables.append(table)
@@ -286,12 +289,20 @@ class ParquetSink:
 
 
 def arrow_column(data: Array) -> Any:
-    """Return an array as an Arrow column, with fixed-size lists for the further dimensions."""
+    """Return an array as an Arrow column, with fixed-size lists for the further dimensions.
+
+    Numbers are wrapped, because `pyarrow.array` imports pandas, which takes longer than many runs.
+    """
     import pyarrow
 
     if data.dtype == object:
         return pyarrow.array(data.tolist())
-    column = pyarrow.array(np.ascontiguousarray(data).reshape(-1))
+    flat = np.ascontiguousarray(data).reshape(-1)
+    if flat.dtype.kind in "iuf":
+        kind = pyarrow.from_numpy_dtype(flat.dtype)
+        column = pyarrow.Array.from_buffers(kind, flat.size, [None, pyarrow.py_buffer(flat)])
+    else:
+        column = pyarrow.array(flat)
     for size in reversed(data.shape[1:]):
         column = pyarrow.FixedSizeListArray.from_arrays(column, size)
     return column

@@ -273,6 +273,7 @@ def arrow_values(column: Any) -> Values:
     """Return the values of an Arrow array.
 
     Numbers and lists of equal length give a numpy array, other types a list. A missing value is None in a list.
+    Numbers pass through DLPack, because pyarrow's own conversion imports pandas, which takes longer than many runs.
     """
     from pyarrow import types
 
@@ -280,7 +281,8 @@ def arrow_values(column: Any) -> Values:
     if column.null_count:
         return list(column.to_pylist())
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        lengths = np.unique(column.value_lengths()) if not types.is_fixed_size_list(kind) else [kind.list_size]
+        fixed = types.is_fixed_size_list(kind)
+        lengths = [kind.list_size] if fixed else np.unique(arrow_values(column.value_lengths()))
         inner = arrow_values(column.flatten()) if len(lengths) == 1 else None
         if isinstance(inner, np.ndarray):
             array: Array = inner.reshape(len(column), lengths[0], *inner.shape[1:])
@@ -288,6 +290,6 @@ def arrow_values(column: Any) -> Values:
         return list(column.to_pylist())
     if types.is_decimal(kind):
         column = column.cast("float64")
-    elif not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
-        return list(column.to_pylist())
-    return np.asarray(column.to_numpy(zero_copy_only=False))
+    if types.is_integer(column.type) or types.is_floating(column.type):
+        return np.from_dlpack(column) if len(column) else np.empty(0, column.type.to_pandas_dtype())
+    return np.asarray(column.to_numpy(zero_copy_only=False)) if types.is_boolean(kind) else list(column.to_pylist())
