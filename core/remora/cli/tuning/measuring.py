@@ -185,6 +185,7 @@ class TrialEngine:
             self._larger[rows] = [_with_rows(target, rows // self.system.rows) for target in self._targets]
         found: list[list[Mapping[int, float]]] = []
         latencies: list[float] = []
+        busy: list[float] = []
         usage, begin_ns = usage_with_children(), SystemClock.monotonic_ns()
         for _ in range(_COST_ROUNDS):
             before = [self._totals(space.name) for space in self.system.models]
@@ -192,12 +193,14 @@ class TrialEngine:
                 drive = _Drive(self._engine, [target], Load(1))
                 self._finish(drive.run(warm_s=0.0, window_s=_COST_S, least=2, most_windows=1))
             latencies.append(drive.latency(0).percentile(50))
+            busy.append(drive.busy_s * 1e9 / max(drive.answers, 1))
             names = [space.name for space in self.system.models]
             found.append([_durations(old, self._totals(name)) for old, name in zip(before, names, strict=True)])
         after, wall_s = usage_with_children(), (SystemClock.monotonic_ns() - begin_ns) / 1e9
         costs = [_medians(several) for several in zip(*found, strict=True)]
         inside = sum(max(costs[model].values(), default=0.0) for model in self.system.routes[-1])
-        front_ns = max(median(latencies) - inside, 0.0) if rows == self.system.rows else 0.0
+        # The loop's share is less than the rest of the latency if threads wake, more if it runs the model itself.
+        front_ns = min(max(median(latencies) - inside, 0.0), median(busy)) if rows == self.system.rows else 0.0
         cores = (after.cpu_s - usage.cpu_s) / wall_s
         return CostResult(costs, cores, front_ns, after.resident_bytes, wall_s)
 
@@ -408,10 +411,9 @@ class _Drive:
             middle = max(each.percentile(50) for each in self._histograms)
             self._windows.append((Window(self._count / seconds, middle), self._histograms))
             self._seconds += seconds
-            answered = sum(each.count for _, several in self._windows for each in several)
             settled = most_windows < WINDOWS or is_stable([window for window, _ in self._windows])
-            enough = len(self._windows) >= wanted and answered >= least and settled
-            if enough or waited_s >= longest_s or (len(self._windows) >= most_windows and answered >= least):
+            enough = len(self._windows) >= wanted and self.answers >= least and settled
+            if enough or waited_s >= longest_s or (len(self._windows) >= most_windows and self.answers >= least):
                 return
             self._restart_window()
 
@@ -420,13 +422,14 @@ class _Drive:
         self._count = 0
 
     @property
+    def answers(self) -> int:
+        """Answers over all windows."""
+        return sum(each.count for _, several in self._windows for each in several)
+
+    @property
     def rate_per_s(self) -> float:
         """Answers per second over all windows."""
-        return (
-            sum(each.count for _, several in self._windows for each in several) / self._seconds
-            if self._seconds
-            else 0.0
-        )
+        return self.answers / self._seconds if self._seconds else 0.0
 
     def latency(self, target: int) -> Histogram:
         """Return the latencies of a target over all windows."""

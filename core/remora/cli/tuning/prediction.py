@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from remora.cli.tuning import Goal, Load, Plan, Runtime, Settings, System
+from remora.cli.tuning import Goal, Load, LoadResult, Plan, Runtime, Settings, System
 from remora.management.explain import Curve
 from remora.scheduling.network_simulation import Offered, Station, simulate_network
 
 _REQUESTS = 400
+_LESS = 0.8
+"""Part of the present value below which a time is replaced, because all simulations are then repeated."""
 _ROUNDS = 4
 """Requests of a simulation: at least this many answers for each connection."""
 
@@ -71,6 +73,7 @@ class Predictor:
         self._goal = goal
         self._costs = costs
         self.front_ns = 0.0
+        self._measured: dict[tuple[Plan, Load], tuple[float, float]] = {}
         self._simulated: dict[tuple[Plan, Load], tuple[float, float]] = {}
         self._ratios: dict[tuple[Plan, Load], tuple[float, float]] = {}
 
@@ -93,6 +96,23 @@ class Predictor:
 
     def learn(self, plan: Plan, load: Load, rate: float, latency: float) -> None:
         """Add a measurement."""
+        self._measured[plan, load] = (rate, latency)
+        self._compare(plan, load)
+
+    def limit_front(self, result: LoadResult) -> None:
+        """Lower the time of a request outside of the models to the event loop's under load.
+
+        A single request waits for threads to wake, and for other work of the machine, which limits no throughput.
+        """
+        front_ns = result.front / result.rate_per_s * 1e9 if result.rate_per_s else 0.0
+        if 0 < front_ns < _LESS * self.front_ns:
+            self.front_ns = front_ns
+            self._simulated.clear()
+            for plan, load in self._measured:
+                self._compare(plan, load)
+
+    def _compare(self, plan: Plan, load: Load) -> None:
+        rate, latency = self._measured[plan, load]
         raw_rate, raw_latency = self.raw(plan, load)
         if raw_rate and raw_latency and rate and latency:
             self._ratios[plan, load] = (rate / raw_rate, latency / raw_latency)

@@ -373,6 +373,7 @@ class Search:
             self._refused[plan] = result.reason
         elif isinstance(result, LoadResult):
             self._results.setdefault((plan, load), []).append(result)
+            self._predictor.limit_front(result)
             self._predictor.learn(plan, load, result.rate_per_s, result.latency_ns)
 
     # -- the last comparison ------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remora.cli.tuning import (
+    CostResult,
     CostTrial,
     Decision,
     Goal,
@@ -109,6 +110,28 @@ def test_a_better_batch_size_is_explained() -> None:
     (best,) = plan_of(decision.best)
     assert best.batch >= 32
     assert any(text.startswith(f"m: batches of {best.batch}: predicted") for text in decision.why)
+
+
+class _Waking(Formula):
+    """A server in which a single request waits for threads to wake, and requests under load do not."""
+
+    def run(self, trial: Trial) -> Result:
+        result = super().run(trial)
+        if isinstance(result, CostResult):
+            return result._replace(front_ns=20 * self.front_ns)
+        assert isinstance(result, LoadResult)
+        return result._replace(front=result.rate_per_s * self.front_ns / 1e9)
+
+
+@pytest.mark.parametrize("fixed_ns", [1e6, 3e6, 1e7])
+def test_the_wait_of_a_single_request_does_not_limit_the_predictions(fixed_ns: float) -> None:
+    formula, goal = _Waking(fixed_ns, row_ns=1e3, cores=0.0, front_ns=5e4), goal_of(50)
+    decision = search(formula, goal)
+    assert quality(formula, goal, decision) >= NEAR
+    loads = [trial for trial in formula.trials if isinstance(trial, LoadTrial)]
+    best = formula.best_rate(plan_of(decision.best), goal.slo)
+    near = [formula.exact(trial.plan, trial.load)[0] >= NEAR * best for trial in loads]
+    assert any(near[:5]), "the simulation finds a good plan before the neighbours are tried"
 
 
 # -- an open loop -----------------------------------------------------------------------------------------------------
