@@ -116,7 +116,8 @@ class Grid:
         rows = [1 << power for power in range(LARGEST.bit_length()) if 1 << power <= max((*space.batches, 1))]
         for runtime in dict.fromkeys(runtime for _, runtime in space.slots):
             known: dict[int, float] = {}
-            for size in (size for size in rows if size <= system.most_rows):
+            sizes = [size for size in rows if size <= system.most_rows]
+            for size in (*sizes, *sizes):  # twice, because a disturbed duration would make its bounds too low
                 plan = tuple(
                     each._replace(limit=max(each.limit, size)) if other.batches else each
                     for each, other in zip(system.present, system.models, strict=True)
@@ -124,9 +125,7 @@ class Grid:
                 settings = plan[model]._replace(runtime=runtime)
                 result = self._run(CostTrial((*plan[:model], settings, *plan[model + 1 :]), size))
                 if isinstance(result, CostResult):
-                    known |= result.costs[model]
-                if known and max(known.values()) > 2 * self._slo.limit_ns:
-                    break
+                    known |= {rows: min(ns, known.get(rows, ns)) for rows, ns in result.costs[model].items()}
             found[runtime] = known or {1: 1.0}
         return found
 
