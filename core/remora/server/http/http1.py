@@ -47,7 +47,7 @@ from remora.server.http.held_bytes import (
     overloaded,
     retry_later,
 )
-from remora.server.http.http1_state import NOT_STREAMING, Due, Phase, Progress, Streaming, Timeouts
+from remora.server.http.http1_state import NOT_STREAMING, Due, Phase, Progress, Streaming, Timeouts, is_turn_over
 
 if TYPE_CHECKING:
     from remora.server.http.http1_listener import Listener
@@ -56,8 +56,6 @@ _log = logging.getLogger("remora.http")
 
 AHEAD_LIMIT = 1_048_576
 """Bytes of pipelined requests after which the socket of a connection is no longer read."""
-TURN_REQUESTS = 32
-"""Pipelined requests of one connection that are answered in a turn of the loop."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _TLS_RECORD = 0x16
 """First byte of a TLS connection, which never begins an HTTP request (RFC 8446 5.1)."""
@@ -176,7 +174,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._body_at == len(body):
             self._body = None
             self._complete(body)
-            self._resume()
+            (self._yield_turn if self._phase is _IDLE else self._resume)()
 
     def _receive(self, data: bytearray | bytes, end: int) -> None:
         try:
@@ -194,6 +192,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._phase in (Phase.HEAD, Phase.AHEAD):
             self._phase = Phase.IDLE
         at = begun = 0
+        began_ns = self._listener.now()
         while at < end and not self._transport.is_closing():
             if self._phase in _BUSY or self._unread:
                 self._keep_ahead(bytes(memoryview(data)[at:end]))
@@ -201,7 +200,8 @@ class Connection(asyncio.BufferedProtocol):
             if self._phase is Phase.CHUNKS:
                 at += self._receive_chunks(memoryview(data)[at:end])
                 if at < end and self._phase is Phase.CHUNKS:
-                    self._rest_for_next_turn(bytes(memoryview(data)[at:end]))
+                    self._keep_ahead(bytes(memoryview(data)[at:end]))
+                    self._yield_turn()
                     return
                 continue
             if data[at] == _TLS_RECORD and not self._requests:
@@ -210,7 +210,7 @@ class Connection(asyncio.BufferedProtocol):
             stop = data.find(b"\r\n\r\n", at, end)
             if stop < 0:
                 self._keep_partial_head(bytes(memoryview(data)[at:end]))
-                return
+                break
             if stop - at > HEAD_LIMIT:
                 raise head_too_long()
             try:
@@ -221,13 +221,15 @@ class Connection(asyncio.BufferedProtocol):
                 return
             at = self._begin(bound, memoryview(data), stop + 4, end)
             begun += 1
-            if begun == TURN_REQUESTS and at < end and self._phase is Phase.IDLE:
-                self._rest_for_next_turn(bytes(memoryview(data)[at:end]))
+            if at < end and self._phase is Phase.IDLE and is_turn_over(begun, self._listener.now() - began_ns):
+                self._keep_ahead(bytes(memoryview(data)[at:end]))
+                self._yield_turn()
                 return
+        if begun and end >= len(self._listener.scratch) and self._phase in (Phase.IDLE, Phase.HEAD):
+            self._yield_turn()  # the transport would read further requests in this turn
 
-    def _rest_for_next_turn(self, data: bytes) -> None:
+    def _yield_turn(self) -> None:
         """Let other connections have their turn before the further requests of this one."""
-        self._keep_ahead(data)
         self._pause()
         self._loop.call_soon(self._resume)
 
@@ -239,7 +241,7 @@ class Connection(asyncio.BufferedProtocol):
             self._pause()
 
     def _pause(self) -> None:
-        if not self._paused:
+        if not self._paused and not self._transport.is_closing():
             self._paused = True
             self._transport.pause_reading()
 
@@ -414,9 +416,8 @@ class Connection(asyncio.BufferedProtocol):
         self._phase = Phase.STREAMING
         self._listener.answers[status] += 1
         chunked = not bound.head.http10
-        keep = bound.head.keep_alive and chunked and not self._listener.closing
-        self._streaming = Streaming(chunked, keep)
-        transport.write(stream_head(status, headers, chunked=chunked, keep_alive=keep))
+        self._streaming = Streaming(chunked, bound.head.keep_alive and chunked and not self._listener.closing)
+        transport.write(stream_head(status, headers, chunked=chunked, keep_alive=self._streaming.keep))
 
     def send(self, piece: Buffer) -> None:
         """Write the next piece of the answer that has begun.
@@ -493,9 +494,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._rest:
             data, self._rest = self._rest, b""
             self._receive(data, len(data))
-        if self._half_closed and not self._rest and not self.eof_received():
-            self._transport.close()
-        if self._ended and self._phase not in _OWING:
+        is_end = self._half_closed and not self._rest and not self.eof_received()
+        if is_end or (self._ended and self._phase not in _OWING):
             self._transport.close()
 
     def _refuse(self, error: BadRequest) -> None:

@@ -11,6 +11,7 @@ from remora.protocols.http1 import HTTP2_PREFACE, MAX_CHUNKS, Head, HeadParser
 from remora.server.http.exchange import Bound, Service, TlsNotice, bind, body_reader_of
 from remora.server.http.held_bytes import HeldBytes
 from remora.server.http.http1 import Connection
+from remora.system.clock import SystemClock
 
 _SCRATCH_BYTES = 262_144
 
@@ -23,7 +24,7 @@ class Listener:
 
     It holds the service, the limits, the receive buffer and the connections. Connections that begin with the HTTP/2
     preface are handed over to ``http2`` with their first bytes; without ``http2`` they are refused as an unsupported
-    version.
+    version. ``now`` returns monotonic time in nanoseconds.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class Listener:
         max_chunks: int = MAX_CHUNKS,
         http2: Handover | None = None,
         held: HeldBytes | None = None,
+        now: Callable[[], int] = SystemClock.monotonic_ns,
     ) -> None:
         self.service = service
+        self.now = now
         self.reads_body = body_reader_of(service)
         """Returns False if a request with a head is answered without its body."""
         self.max_body_bytes = max_body_bytes

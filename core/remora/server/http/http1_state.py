@@ -79,6 +79,17 @@ class Due(Enum):
     REFUSE = "slow_body"  # the request arrives too slowly while others wait for memory
 
 
+TURN_REQUESTS = 32
+"""Pipelined requests of one connection that are answered in a turn of the loop."""
+TURN_NS = 5_000_000
+"""Time in a turn of the loop after which further requests of one connection wait for the next turn."""
+
+
+def is_turn_over(requests: int, time_ns: int) -> bool:
+    """Return True if the next request of a connection waits, after so many requests and so much time in a turn."""
+    return requests >= TURN_REQUESTS or time_ns > TURN_NS
+
+
 class Timeouts:
     """Decision when to close a connection."""
 

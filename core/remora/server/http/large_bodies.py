@@ -27,8 +27,8 @@ _log = logging.getLogger("remora.http")
 
 LARGE_BYTES = 262_144
 """Size from which JSON is read and printed in a thread."""
-_PACKED_BYTES = 1_024
-"""Size from which a compressed body is inflated in a thread; it may become 1,032 times as large."""
+_PACKED_BYTES = LARGE_BYTES // 1_032
+"""Size beyond which a compressed body is inflated in a thread, because deflate's ratio is 1,032 at most."""
 NEVER = 1 << 30
 """Threshold of the garbage collector's oldest generation while bodies are in work.
 
