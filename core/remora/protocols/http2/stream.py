@@ -99,6 +99,9 @@ class Connection(Protocol):
     def reset(self, stream: Stream, code: int, /) -> None:
         """Reset an open stream."""
 
+    def spend(self, time_ns: int, /) -> None:
+        """See `Stream.spend`."""
+
     def wake(self) -> None:
         """Have the output sent."""
 
@@ -234,6 +237,10 @@ class Stream(Flow):
         if self.is_open:
             self._connection.reset(self, code)
             self._connection.wake()
+
+    def spend(self, time_ns: int) -> None:
+        """Count time that the request took in this turn of the loop, after which further ones of its client wait."""
+        self._connection.spend(time_ns)
 
 
 class Malformed:

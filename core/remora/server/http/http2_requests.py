@@ -15,6 +15,7 @@ from remora.protocols.http2.validation import declared_length
 from remora.protocols.rest.answer import INTERNAL, Headers, HttpAnswer, body_length, failure, refusal_of
 from remora.server.http.exchange import STREAM_BACKLOG, Answerer, Cancellable, Service, bind, body_reader_of
 from remora.server.http.held_bytes import FREE_BYTES, overloaded
+from remora.system.clock import SystemClock
 
 _log = logging.getLogger("remora.http")
 
@@ -23,10 +24,16 @@ _ENDS_IN_HTTP_2 = frozenset((b"connection", b"keep-alive", b"transfer-encoding",
 
 
 class Requests:
-    """Opens requests for ``service``, with bodies of at most ``max_body_bytes``."""
+    """Opens requests for ``service``, with bodies of at most ``max_body_bytes``.
 
-    def __init__(self, service: Service, max_body_bytes: int) -> None:
+    ``now`` returns monotonic time in nanoseconds.
+    """
+
+    def __init__(
+        self, service: Service, max_body_bytes: int, now: Callable[[], int] = SystemClock.monotonic_ns
+    ) -> None:
         self._service = service
+        self.now = now
         self._reads_body = body_reader_of(service)
         self.max_body_bytes = max_body_bytes
         self.answers: defaultdict[int, int] = defaultdict(int)
@@ -63,6 +70,7 @@ class _Request:
         "_length",
         "_limit",
         "_link",
+        "_now",
         "_open",
         "_resume",
         "_size",
@@ -80,6 +88,7 @@ class _Request:
         self._answer = answer
         self._limit = requests.max_body_bytes
         self._answers = requests.answers
+        self._now = requests.now
         self._length = length  # as declared, -1 if it is not
         self._body: list[bytes] = []
         self._size = 0
@@ -120,8 +129,10 @@ class _Request:
     def complete(self, body: bytes) -> None:
         """Pass the request to the service; what the client still sends is ignored."""
         self._body, self._whole = [], True
+        begin_ns = self._now()
         try:
             ticket = self._answer(body, self)  # type: ignore[misc]  # called with an answer only
+            self._link.spend(self._now() - begin_ns)
         except Exception:
             _log.exception("%s %s", self._head.method, self._head.path)  # type: ignore[union-attr]
             if self._begun:

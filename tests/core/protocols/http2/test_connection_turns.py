@@ -139,6 +139,28 @@ def test_a_client_that_leaves_much_unread_may_not_send_further_bodies_until_it_r
     assert server.take() == credit
 
 
+def test_requests_that_take_long_are_handled_in_further_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, seen = greeted()
+    monkeypatch.setattr(seen, "received", lambda _data, _ended: server.spend(3_000_000))
+    opened = [frame(HEADERS, ALL_HEADERS | ENDS, number, BLOCK) for number in range(1, 20, 2)]
+    server.receive(b"".join(opened[:9]))
+    for handled in (2, 4, 6, 8, 9):
+        assert len(seen.of) == handled
+        assert server.paused == (handled < 9)
+        server.receive(b"")
+    server.receive(opened[9])
+    assert len(seen.of) == 10
+
+
+def test_after_a_request_that_took_long_nothing_is_read_in_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, seen = greeted()
+    monkeypatch.setattr(seen, "received", lambda _data, _ended: server.spend(6_000_000))
+    server.receive(frame(HEADERS, ALL_HEADERS | ENDS, 1, BLOCK))
+    assert server.paused
+    server.receive(b"")
+    assert not server.paused
+
+
 def test_updates_of_windows_that_free_nothing_end_the_connection() -> None:
     server, _ = greeted()
     server.receive(OPEN)

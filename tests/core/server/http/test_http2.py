@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Coroutine
 from typing import Any
 
@@ -287,6 +288,21 @@ def test_clients_that_connect_during_shutdown_are_answered_and_then_disconnected
             await asyncio.sleep(0)
         connection.take_in(frame(PING, 1, 0, b"leaving "))
         assert client.closing
+
+    played(play())
+
+
+def test_a_request_that_takes_long_leaves_the_others_of_its_connection_to_the_next_turns() -> None:
+    async def play() -> None:
+        service = Later()
+        clock = itertools.count(0, 6_000_000).__next__  # nanoseconds: each request takes more than a turn
+        listener = Http2Listener(refuse, Requests(service, 1000, clock).open, KeepalivePolicy())
+        connected(listener, opened(1, 3, 5))
+        assert len(service.asked) == 1
+        while len(service.asked) < 3:
+            before = len(service.asked)
+            await asyncio.sleep(0)
+            assert len(service.asked) <= before + 1
 
     played(play())
 
