@@ -59,8 +59,6 @@ from remora.protocols.http2_unpacking import Unpacker
 _THERE, _LEAVING = b"is there", b"leaving "
 _TURN_BUDGET, _REQUEST_COST = 4_096, 63
 """Frames that one connection may have handled in a turn of the loop, and frames that a request counts as besides."""
-_TURN_NS = 5_000_000
-"""Time of a turn of the loop that the requests of one connection may take before further ones wait."""
 _SPARE_UPDATES = 16
 """Updates of windows beyond one for each stream that a client may send without having received data."""
 MOST_STREAM = 0x7FFFFFFF
@@ -141,7 +139,6 @@ class Http2:
         self.awake = False
         """True if the owner will take the output, so that it need not be called."""
         self.paused = False
-        self._spent_ns = 0  # time of requests in this turn
         """True if received frames wait for the next turn of the loop; then call `receive` again, without data."""
         self._cut_short: dict[int, None] = {}  # the last streams that ended before their requests did
         self._widened = False  # a window has changed since data was last sent
@@ -218,7 +215,6 @@ class Http2:
         """
         self.awake = True
         self.paused = False
-        self._spent_ns = 0
         if self._rest:
             data = self._rest + data
         at, end = 0, len(data)
@@ -234,7 +230,7 @@ class Http2:
             self._greeted = True
         budget = _TURN_BUDGET
         while end - at >= HEAD_BYTES:
-            if budget <= 0 or self._spent_ns > _TURN_NS:
+            if budget <= 0 or self.paused:  # the owner may pause, too
                 self.paused = True
                 break
             budget -= 1
@@ -291,8 +287,6 @@ class Http2:
             else:
                 self._count_abuse()
         self._rest = data[at:]
-        if self._spent_ns > _TURN_NS:
-            self.paused = True  # even without further frames, because the transport would read more in this turn
         if self._widened:  # once for all frames, because it visits every stream with paused data
             self._widened = False
             self.sender.flush()
@@ -313,10 +307,6 @@ class Http2:
             self.sender.credit(stream.number, stream.taken)
             stream.credit += stream.taken
             stream.taken = 0
-
-    def spend(self, time_ns: int) -> None:
-        """Count time that a request took in this turn of the loop."""
-        self._spent_ns += time_ns
 
     def decay_abuse(self) -> None:
         """Halve the abuse count. The connection calls it periodically."""

@@ -79,6 +79,9 @@ class Owner(Protocol):
     def has_room(self, size: int, /) -> bool:
         """Return True if ``size`` more bytes of answers may wait for the client."""
 
+    def spend(self, time_ns: int, /) -> None:
+        """See `Stream.spend`."""
+
 
 class Connection(Protocol):
     """Connection of a stream; see `remora.protocols.http2.connection.Http2`."""
@@ -98,9 +101,6 @@ class Connection(Protocol):
 
     def reset(self, stream: Stream, code: int, /) -> None:
         """Reset an open stream."""
-
-    def spend(self, time_ns: int, /) -> None:
-        """See `Stream.spend`."""
 
     def wake(self) -> None:
         """Have the output sent."""
@@ -239,8 +239,11 @@ class Stream(Flow):
             self._connection.wake()
 
     def spend(self, time_ns: int) -> None:
-        """Count time that the request took in this turn of the loop, after which further ones of its client wait."""
-        self._connection.spend(time_ns)
+        """Count time that the request took in this turn of the loop.
+
+        After a limit, further requests of the connection wait for the next turn.
+        """
+        self._connection.handler.spend(time_ns)
 
 
 class Malformed:

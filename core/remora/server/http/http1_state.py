@@ -86,7 +86,7 @@ TURN_NS = 5_000_000
 
 
 def is_turn_over(requests: int, time_ns: int) -> bool:
-    """Return True if the next request of a connection waits, after so many requests and so much time in a turn."""
+    """Return True if a connection has used its requests or its time in this turn of the loop."""
     return requests >= TURN_REQUESTS or time_ns > TURN_NS
 
 

@@ -23,7 +23,7 @@ from remora.protocols.http2.unread import UnreadResponses, Waiting
 from remora.protocols.rest.answer import INTERNAL
 from remora.server.http.exchange import SILENCE_S, TlsNotice, peer_of
 from remora.server.http.held_bytes import UNREAD_FULL_S, UNREAD_S, HeldBytes
-from remora.server.http.http1_state import Due
+from remora.server.http.http1_state import TURN_NS, Due
 
 _log = logging.getLogger("remora.http")
 
@@ -145,6 +145,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._gone = False
         self.idle_since = 0.0
         """Loop time of the last sweep that saw a stream."""
+        self._spent_ns = 0  # time of requests in this turn of the loop
         self._half_since = inf  # since when sweeps have seen an incomplete preface or header block
         self.machine = Http2(self, most_paused=listener.held.most_unread)
 
@@ -206,6 +207,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         if self._gone:
             return
         self._upkeep.last_received = self._loop.time()
+        self._spent_ns = 0
         try:
             self.machine.receive(data)
         except Http2Error as error:
@@ -262,6 +264,12 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._count_answers()
         if machine.left and not machine.open:
             self._close()
+
+    def spend(self, time_ns: int) -> None:
+        """See `Stream.spend`. A pause holds even without further frames, because the transport would read more."""
+        self._spent_ns += time_ns
+        if self._spent_ns > TURN_NS:
+            self.machine.paused = True
 
     def _count_answers(self) -> None:
         unread = self._transport.get_write_buffer_size() if self._unread else 0
