@@ -6,19 +6,15 @@ with it in a worker process, and with it in a thread of the server. Prints micro
 
 from __future__ import annotations
 
-import http.client
-import json
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-
-import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from coldstart import REMORA, free_port
+from load import levels
 from memory import wait
 from models import mlp
 
@@ -51,37 +47,19 @@ output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
 """
 
 
-class Asked:
-    """A server, and the times of the requests to it in nanoseconds."""
-
-    def __init__(self, repository: Path, *flags: str) -> None:
-        self.port = free_port()
-        quiet = ("--allow-grpc=false", "--allow-metrics=false")
-        self.process = subprocess.Popen(
-            [REMORA, "serve", str(repository), f"--http-port={self.port}", *quiet, *flags], stderr=subprocess.DEVNULL
-        )
-        wait(f"http://127.0.0.1:{self.port}/v2/health/ready")
-        self.times: list[int] = []
-
-    def ask(self, seconds: float) -> None:
-        body = np.zeros((1, 64), np.float32).tobytes()
-        tensor = {"name": "input", "shape": [1, 64], "datatype": "FP32", "parameters": {"binary_data_size": len(body)}}
-        head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-        headers = {"Inference-Header-Content-Length": str(len(head))}
-        client = http.client.HTTPConnection("127.0.0.1", self.port)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            begin = time.perf_counter_ns()
-            client.request("POST", "/v2/models/mlp/infer", head + body, headers)
-            answer = client.getresponse()
-            answer.read()
-            self.times.append(time.perf_counter_ns() - begin)
-            assert answer.status == 200
-        client.close()
-
-    def close(self) -> None:
-        self.process.terminate()
-        self.process.wait()
+def times_us(repository: Path, *flags: str) -> tuple[float, float]:
+    """Return the median and the 99th percentile of the latency of a server of this repository."""
+    port = free_port()
+    command = [REMORA, "serve", str(repository), f"--http-port={port}", "--allow-grpc=false", "--allow-metrics=false"]
+    server = subprocess.Popen([*command, *flags], stderr=subprocess.DEVNULL)
+    try:
+        wait(f"http://127.0.0.1:{port}/v2/health/ready")
+        (level,) = levels(port, "mlp", f"--duration={SECONDS}", f"--warm-up={SECONDS / 5}", "--window=0.2", "--fixed")
+    finally:
+        server.terminate()
+        server.wait()
+    assert not level["failures"], level["failures"]
+    return level["latency_us"]["p50"], level["latency_us"]["p99"]
 
 
 def main() -> None:
@@ -101,15 +79,9 @@ def main() -> None:
                 ("a busy worker process", both, ()),
                 ("a busy thread", both, ("--backend-config=python,isolation=thread",)),
             ):
-                server = Asked(repository, *flags)
-                server.ask(SECONDS / 5)
-                server.times.clear()
-                server.ask(SECONDS)
-                server.close()
-                times = sorted(server.times)
-                samples.setdefault(name, []).append((times[len(times) // 2], times[len(times) * 99 // 100]))
+                samples.setdefault(name, []).append(times_us(repository, *flags))
         for name, found in samples.items():
-            medians, p99s = (sorted(each)[len(found) // 2] / 1000 for each in zip(*found, strict=True))
+            medians, p99s = (sorted(each)[len(found) // 2] for each in zip(*found, strict=True))
             print(f"{name:28} {medians:10.0f} {p99s:10.0f}")
 
 

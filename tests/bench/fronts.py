@@ -1,7 +1,8 @@
 """Front processes: CPU per request of the engine's process and of the fronts, latency of one client, and rates.
 
 Pairs of servers with and without fronts, alternating, over HTTP with binary tensors of the mlp model. h2load does the
-load of many clients; the latency of one client is measured over a plain socket.
+load of many clients, because `remora bench load` would take the processors of the fronts. The latency of one client is
+measured over a plain socket, whose cost is the same for both servers and less than the difference.
 """
 
 from __future__ import annotations

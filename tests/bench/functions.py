@@ -2,7 +2,8 @@
 
 `make bench-functions` makes the environments of the others; without one its rows are left out by name. The servers run
 in turn, one at a time, so that what else the machine does falls on all of them; figures are medians of the rounds, and
-ratios medians of the rounds' ratios. wrk is the client, on the same processors. On a machine with other work, processor
+ratios medians of the rounds' ratios. wrk is the client, on the same processors, because the 56 us of a processor
+that `remora bench load` takes for a request would limit the rates. On a machine with other work, processor
 time for each request is the ratio to look at: it counts all processes of a server.
 """
 

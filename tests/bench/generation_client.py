@@ -3,7 +3,8 @@
     python generation_client.py PORT MODEL STREAMS TOKENS ROUND
 
 prints the times of one round as JSON. The prompts of a round differ from each other from their first word on, so that
-no prefix cache has them.
+no prefix cache has them. Unlike `remora bench load` it begins all streams of a round together and ends with the last,
+so that rounds of two servers can alternate.
 """
 
 from __future__ import annotations

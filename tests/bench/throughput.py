@@ -1,5 +1,6 @@
 """Requests per second and processor time beside peers, through the load harness in ../shared/bench; wrk does the load.
 
+`remora bench load` takes 56 us of a processor or more for a request (docs/load.md), which would limit the rates here.
 Peers that run already (see that harness's README) are measured in the same seconds; without the harness nothing runs.
 """
 

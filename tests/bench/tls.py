@@ -1,6 +1,7 @@
 """What TLS costs: answers with the body of the request over TLS, beside a raw uvloop echo of as many bytes.
 
-One client with one connection asks each server in turn; medians over rounds. The bar is the rate of the raw echo over
+One client with one connection asks each server in turn, so that other work of the machine falls on both, which separate
+runs of `remora bench load` do not ensure; medians over rounds. The bar is the rate of the raw echo over
 TLS, of which the server should reach 0.9.
 """
 
