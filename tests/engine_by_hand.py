@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ class Served:
     submit: Any = None
     version_text: str = "3"
     is_routed: bool = False
+    signature = SimpleNamespace(has_texts=False, answers_texts=False)  # of numbers alone
 
     @property
     def is_plain(self) -> bool:

@@ -11,7 +11,7 @@ containers. Clients compare texts, so the checks here use the same order.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -20,8 +20,9 @@ import numpy as np
 from remora.calls import TensorInfo
 from remora.config import dtype_name
 from remora.errors import InvalidArgumentError, about, given_twice
-from remora.messages import DTYPES, Array, Buffer, Data, InferForm, Request, Tensor
+from remora.messages import DTYPES, Array, Data, InferForm, Request, Tensor
 from remora.proto.model_config_pb2 import ModelConfig, ModelInput
+from remora.tensors import elements
 from remora.tensors.device import DeviceArray
 
 _MEMO_LIMIT = 1024
@@ -101,6 +102,10 @@ class Signature:
         self._reshaped = {row.name: row for row in config.output if row.HasField("reshape")}
         self.reshapes = bool(self._reshaped)
         """True if `to_wire` changes anything."""
+        self.has_texts = any(row.datatype == "BYTES" for row in self._inputs.values())
+        """True if an input is of BYTES."""
+        self.answers_texts = any(dtype_name(row.data_type) == "BYTES" for row in config.output)
+        """True if an output is of BYTES."""
         self._memo: dict[InferForm, Layout] = {}
         batch = (-1,) if config.max_batch_size > 0 else ()
         self.inputs = tuple(
@@ -125,6 +130,19 @@ class Signature:
             raise
         except (ValueError, OverflowError) as error:  # empty shapes that exceed numpy's limits, such as [2**62,0]
             raise self._refusal(form, f"the inputs for '{self.name}' cannot become arrays: {error}") from error
+
+    def split(self, form: InferForm, data: Sequence[Data]) -> list[Data]:
+        """Return the data of a form with the elements of BYTES split.
+
+        It may take long, and any thread may call it. Raises what `request` raises for them.
+        """
+        if form.raw:
+            return list(data)
+        inputs = self.request(form, data).inputs
+        return [
+            inputs[spec.name] if spec.datatype == "BYTES" else source
+            for spec, source in zip(form.inputs, data, strict=True)
+        ]
 
     def requests(self, form: InferForm, columns: Sequence[memoryview], count: int) -> list[Request]:
         """Return the checked requests of one form without inputs of BYTES.
@@ -344,52 +362,59 @@ class Signature:
         if isinstance(source, np.ndarray):
             if source.size == count:
                 return source.reshape(shape)
-            elements: Sequence[bytes] = source.reshape(-1)  # type: ignore[assignment]
+            found: Sequence[bytes] | Array = source.reshape(-1)
         elif isinstance(source, list):
-            elements = source
+            found = source
         else:
-            elements = self._split_bytes(form, name, source or b"", count)
+            view = memoryview(source or b"")
+            # At most one more than expected, and no more memory than the bytes can have elements.
+            most = min(count + 1, len(view) // elements.PREFIX_BYTES)
+            found = elements.array_of(self._split_bytes(form, name, view, count), most)
         empty_batch = self.max_batch_size > 0 and not shape[0]
         least = math.prod(shape[1:]) if empty_batch else count  # at least one row, as for numeric inputs
-        if len(elements) < least:
-            raise self._too_few(form, name, least, len(elements))
-        if len(elements) > count:
+        if len(found) < least:
+            raise self._too_few(form, name, least, len(found))
+        if len(found) > count:
             raise self._refusal(
                 form,
                 f"unexpected number of string elements {count + 1} for inference input '{name}' for model "
                 f"'{self.name}', expecting {count}",
             )
-        array = np.empty(count, object)
-        array[:] = elements
-        return array.reshape(shape)
+        array = elements.array_of(elements.steps_of(found), count) if isinstance(found, list) else found
+        return array.reshape(shape)  # type: ignore[union-attr]
 
-    def _split_bytes(self, form: InferForm, name: str, source: Buffer, count: int) -> list[bytes]:
-        """Return the elements of a length-prefixed BYTES tensor [B02].
+    def _split_bytes(self, form: InferForm, name: str, view: memoryview, count: int) -> Iterator[list[bytes]]:
+        """Yield the elements of a length-prefixed BYTES tensor in steps [B02].
 
-        There is at most one more than expected.
+        There is at most one more than expected. Raises InvalidArgumentError.
         """
-        view = memoryview(source)
-        elements: list[bytes] = []
-        at, end = 0, len(view)
+        number = at = 0
+        end = len(view)
+        step: list[bytes] = []
         while at < end:
-            if end - at < 4:
+            if end - at < elements.PREFIX_BYTES:
                 raise self._refusal(
                     form,
                     f"incomplete string length indicator for inference input '{name}' for model '{self.name}', "
                     f"expecting 4 bytes but only {end - at} bytes available. Please make sure the string length "
                     "indicator is in one buffer.",
                 )
-            length = int.from_bytes(view[at : at + 4], "little")
-            at += 4
-            if len(elements) == count:
-                return [*elements, b""]
+            (length,) = elements.read_length(view, at)
+            at += elements.PREFIX_BYTES
+            if number == count:
+                yield [*step, b""]
+                return
+            number += 1
             if length > end - at:
-                if len(elements) + 1 < count:
-                    raise self._too_few(form, name, count, len(elements) + 1)
+                if number < count:
+                    raise self._too_few(form, name, count, number)
                 raise UnreadableError(name, length, end - at)
-            elements.append(bytes(view[at : at + length]))
+            step.append(view[at : at + length].tobytes())
             at += length
-        return elements
+            if len(step) == elements.STEP:
+                yield step
+                step = []
+        yield step
 
     def _too_few(self, form: InferForm, name: str, expected: int, got: int) -> InvalidArgumentError:
         return self._refusal(

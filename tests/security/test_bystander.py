@@ -79,17 +79,43 @@ def grpc_bombs(count: int) -> bytes:
     """Calls with messages of 15 kB that inflate to 15 MB."""
     packed = gzip.compress(bytes(15 << 20))
     message = b"\1" + len(packed).to_bytes(4, "big") + packed
+    calls = [grpc_call(message, 2 * call + 1) for call in range(count)]
+    return PREFACE + frame(SETTINGS, 0, 0, b"") + b"".join(calls)
+
+
+def grpc_call(message: bytes, stream: int) -> bytes:
+    """A call of ModelInfer with a message in its frame of gRPC."""
     names = (b":method", b":scheme", b":authority", b":path", b"content-type", b"te", b"grpc-encoding")
     path = b"/inference.GRPCInferenceService/ModelInfer"
     fields = zip(names, (b"POST", b"http", b"localhost", path, b"application/grpc", b"trailers", b"gzip"), strict=True)
-    block = pack(tuple(fields))
     parts = [message[at : at + 16_384] for at in range(0, len(message), 16_384)]
-    calls = [
-        frame(HEADERS, 4, 2 * call + 1, block)
-        + b"".join(frame(DATA, int(part is parts[-1]), 2 * call + 1, part) for part in parts)
-        for call in range(count)
-    ]
-    return PREFACE + frame(SETTINGS, 0, 0, b"") + b"".join(calls)
+    frames = [frame(DATA, int(number == len(parts)), stream, part) for number, part in enumerate(parts, 1)]
+    return frame(HEADERS, 4, stream, pack(tuple(fields))) + b"".join(frames)
+
+
+def element(text: bytes) -> bytes:
+    """An element of BYTES as raw data."""
+    return len(text).to_bytes(4, "little") + text
+
+
+def raw_texts(text: bytes, size: int, model: bytes = b"texts") -> bytes:
+    """A request with elements of BYTES as raw data, which asks for its answer in the same form."""
+    data = element(text) * (size // len(element(text)))
+    count, name = size // len(element(text)), b"/v2/models/%b/infer" % model
+    head = (
+        b'{"inputs":[{"name":"IN","datatype":"BYTES","shape":[%d],"parameters":{"binary_data_size":%d}}],'
+        b'"parameters":{"binary_data_output":true}}' % (count, len(data))
+    )
+    return posted(head + data, b"Inference-Header-Content-Length: %d" % len(head), path=name)
+
+
+def grpc_texts(text: bytes, size: int) -> bytes:
+    """The same as a call of ModelInfer, for an answer that is read."""
+    data = element(text) * (size // len(element(text)))
+    request = pb.ModelInferRequest(model_name="texts", raw_input_contents=[data])
+    request.inputs.add(name="IN", datatype="BYTES", shape=[size // len(element(text))])
+    message = request.SerializeToString()
+    return PREFACE + frame(SETTINGS, 0, 0, b"") + grpc_call(b"\0" + len(message).to_bytes(4, "big") + message, 1)
 
 
 def long_to_decode(count: int) -> bytes:
@@ -198,6 +224,19 @@ ATTACKS: dict[str, tuple[str, bytes, str]] = {
     "gRPC messages of 15 kB that inflate to 15 MB": ("http", grpc_bombs(4), "200 8"),
     "9 MB of header blocks that take long to decode": ("http", long_to_decode(600), "200"),
     "32 MB of gRPC answers that are not read": ("http", unread_answers(8), "200"),
+    "63 MB of numbers as JSON": ("http", posted(numbers(b"1234567", 63 << 20)), "400"),
+    "63 MB of numbers, answered as JSON": (
+        "http",
+        posted(echoed(b"12345.67", 63 << 20, b"FP32"), path=b"/v2/models/numbers/infer"),
+        "200",
+    ),
+    "16 MB of texts as raw data": ("http", raw_texts(b"abc", 16 << 20), "200"),
+    "16 MB of texts as raw data over gRPC": ("http", grpc_texts(b"abc", 16 << 20), "200"),
+    "16 MB of numbers, answered as an event": (
+        "http",
+        posted(values(b"12345.67", 16 << 20), path=b"/v2/models/numbers/generate_stream"),
+        "200",
+    ),
     "16 MB of JSON, compressed": (
         "http",
         posted(gzip.compress(numbers(b"1234567", 16 << 20), 1), b"Content-Encoding: gzip"),

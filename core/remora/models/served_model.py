@@ -209,6 +209,16 @@ class ServedModel:
             raise
         return ticket
 
+    def split(self, form: InferForm, data: Sequence[Data]) -> list[Data]:
+        """Return the data with the elements of BYTES split. Any thread may call it.
+
+        Raises what `submit` raises for the data.
+        """
+        try:
+            return self.signature.split(form, data)
+        except UnreadableError as error:
+            raise self.unreadable(error) from None
+
     def submit_all(
         self,
         form: InferForm,

@@ -21,13 +21,14 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from remora.messages import DTYPES, Array
+from remora.tensors import elements
 
 ITEMS, STACK = 1, 2
 INLINE_BYTES = 2048
@@ -186,7 +187,6 @@ of it is released. Raises WireError for an invalid range."""
 _MESSAGE = struct.Struct("<BBHIQQ")
 _ITEM = struct.Struct("<IHHI")
 _ARRAY = struct.Struct("<IIQQ")
-_LENGTH = struct.Struct("<I")
 _unpack_item = _ITEM.unpack_from
 _unpack_array = _ARRAY.unpack_from
 _NO_HEAD = MessageHeader((), {})
@@ -283,7 +283,7 @@ def encode(
     inline: list[bytes] = []
     for array in arrays:
         if array.dtype.hasobject:
-            array = np.frombuffer(pack_elements(array), np.uint8)
+            array = np.frombuffer(elements.packed(elements.array_steps(array)), np.uint8)
         placed = place(array) if place is not None else None
         nbytes = array.nbytes
         if placed is not None:
@@ -404,32 +404,29 @@ def _array(data: bytearray, place: int, offset: int, length: int, tensor: Tensor
 # -- BYTES ----------------------------------------------------------------------------------------------------------
 
 
-def pack_elements(array: Array) -> bytes:
-    """Encode the elements of a BYTES tensor, each with a four-byte length prefix [B02]."""
-    pieces: list[bytes] = []
-    for element in array.reshape(-1).tolist():
-        pieces += (_LENGTH.pack(len(element)), element)
-    return b"".join(pieces)
-
-
 def unpack_elements(data: memoryview, shape: tuple[int, ...]) -> Array:
     """Decode an object array of ``bytes``.
 
     Raises WireError if the bytes are not exactly its elements.
     """
     count = math.prod(shape)
-    if count * _LENGTH.size > len(data):
+    if count * elements.PREFIX_BYTES > len(data):
         raise WireError(f"{count} elements do not fit into {len(data)} bytes")
-    elements: list[bytes] = []
-    offset = 0
-    for _ in range(count):
-        start = offset + _LENGTH.size
-        offset = start + int.from_bytes(data[offset:start], "little")
-        if offset > len(data):
-            raise WireError("the elements of a BYTES tensor end in the middle of one")
-        elements.append(bytes(data[start:offset]))
-    if offset != len(data):
-        raise WireError(f"{len(data) - offset} bytes are left after the elements of a BYTES tensor")
-    made = np.empty(count, object)
-    made[:] = elements
-    return made.reshape(shape)
+    return elements.array_of(_split_elements(data, count), count).reshape(shape)
+
+
+def _split_elements(data: memoryview, count: int) -> Iterator[list[bytes]]:
+    offset, end = 0, len(data)
+    for first in range(0, count, elements.STEP):
+        step: list[bytes] = []
+        for _ in range(min(elements.STEP, count - first)):
+            start = offset + elements.PREFIX_BYTES
+            if start > end:
+                raise WireError("the elements of a BYTES tensor end in the middle of one")
+            offset = start + elements.read_length(data, offset)[0]
+            if offset > end:
+                raise WireError("the elements of a BYTES tensor end in the middle of one")
+            step.append(data[start:offset].tobytes())
+        yield step
+    if offset != end:
+        raise WireError(f"{end - offset} bytes are left after the elements of a BYTES tensor")

@@ -6,9 +6,8 @@ of an all-binary answer depends on names, types and shapes alone, so it is print
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,11 +16,11 @@ from remora.messages import Array, Buffer, InferForm, Response, Tensor
 from remora.protocols.json import printer as json_print
 from remora.protocols.rest.answer import JSON, Headers, HttpAnswer, Wire, encode_error, new_answer
 from remora.tensors import shared_memory as regions
+from remora.tensors.elements import array_steps, packed
 
 _OCTETS = (b"Content-Type", b"application/octet-stream")
 _JSON_HEADERS: Headers = (JSON,)
 _COPY_BELOW = 16 * 1024
-_LENGTH = struct.Struct("<I")
 _MAX_TEMPLATES = 1024
 _LONG_JSON = 1 << 20
 """Bytes of JSON beyond which its pieces are sent without being joined, because a copy keeps other threads waiting."""
@@ -168,7 +167,11 @@ def _values(output: Tensor) -> list[bytes]:
 
 def elements(data: Array) -> list[bytes]:
     """Return the elements of a BYTES array of any shape, in row-major order."""
-    return [item if isinstance(item, bytes) else json_print.raw(str(item)) for item in data.reshape(-1).tolist()]
+    return _as_bytes(data.reshape(-1).tolist())
+
+
+def _as_bytes(values: list[Any]) -> list[bytes]:
+    return [item if isinstance(item, bytes) else json_print.raw(str(item)) for item in values]
 
 
 def serialized(output: Tensor) -> bytes | memoryview:
@@ -177,7 +180,7 @@ def serialized(output: Tensor) -> bytes | memoryview:
     Copies only an array that is not in row-major order in memory.
     """
     if output.datatype == "BYTES":
-        return b"".join([_LENGTH.pack(len(item)) + item for item in elements(output.data)])
+        return packed(map(_as_bytes, array_steps(output.data)))
     return _octets(output.data)
 
 

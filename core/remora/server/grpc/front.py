@@ -39,6 +39,7 @@ from remora.server.grpc.call import GrpcCall, T, UnaryCall, status_of_failure
 from remora.server.grpc.rpcs import INFER, STREAM, Behaviour, Rpcs, arrival_of, status_of_error
 from remora.server.grpc.stream import InferStream
 from remora.server.grpc.streaming import Converted, Streaming
+from remora.server.http.large_bodies import has_long_texts, joins_long_texts
 from remora.server.turn_groups import SMALL_BYTES, TurnGroups
 from remora.tensors.shared_memory import Target
 
@@ -240,7 +241,7 @@ class GrpcFront:
         except Exception as error:
             call.fail(*status_of_error(error))
 
-    def _submit(self, model: ServedModel, call: UnaryCall, request: InferMessage, message: bytes) -> Ticket:
+    def _submit(self, model: ServedModel, call: UnaryCall, request: InferMessage, message: bytes) -> Ticket | None:
         """Decode an inference for ``model`` and submit it. Raises RemoraError."""
         calls = self.calls
         parameters = forwarded(calls.pattern, call.opening.metadata) if calls.pattern else None
@@ -249,8 +250,20 @@ class GrpcFront:
             self._memo.learn(message, request, decoded)
         return self._submit_known(model, call, decoded, decoded.data)
 
-    def _submit_known(self, model: ServedModel, call: UnaryCall, decoded: InferCall, data: list[Data]) -> Ticket:
-        """Submit a decoded inference to ``model``. Raises RemoraError."""
+    def _submit_split(self, call: UnaryCall, decoded: InferCall, data: list[Data]) -> None:
+        """Submit a decoded inference whose long texts are split."""
+        if call.ended:
+            return
+        try:
+            call.ticket = self._submit_to(self._known, decoded.model, decoded.version, call, decoded, data)
+        except Exception as error:
+            call.fail(*status_of_error(error))
+
+    def _submit_known(self, model: ServedModel, call: UnaryCall, decoded: InferCall, data: list[Data]) -> Ticket | None:
+        """Submit a decoded inference, after its long texts are split. Raises RemoraError."""
+        if model.signature.has_texts and has_long_texts(decoded.form, data):
+            self.convert(call, partial(model.split, decoded.form, data), partial(self._submit_split, call, decoded))
+            return None
         return model.submit(
             decoded.form,
             data,
@@ -268,7 +281,10 @@ class GrpcFront:
                 call.fail(*status_of_error(outcome))
             elif isinstance(outcome, Response):
                 form = ticket.request.form
-                if places or call.coding:
+                if served.signature.answers_texts and joins_long_texts(outcome):
+                    encode = partial(encode_infer, served.name, served.version_text, form, outcome, places)
+                    self.convert(call, encode, call.answer)
+                elif places or call.coding:
                     call.answer(encode_infer(served.name, served.version_text, form, outcome, places))
                 else:
                     call.respond(self._printer.framed(served.name, served.version_text, form, outcome))

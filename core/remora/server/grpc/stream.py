@@ -31,6 +31,7 @@ from remora.protocols.grpc.stream import (
     final_of,
     id_of,
 )
+from remora.server.http.large_bodies import has_long_texts
 from remora.system.clock import SystemClock
 from remora.tensors.shared_memory import DISABLED, Regions
 from remora.tracing.tracer import Arrival
@@ -312,7 +313,7 @@ class InferStream:
     def _arrived(self, *_: object) -> Arrival | None:
         return self._arrival
 
-    def _submit(self, model: ServedModel, entry: Entry, request: InferMessage, message: bytes) -> Ticket:
+    def _submit(self, model: ServedModel, entry: Entry, request: InferMessage, message: bytes) -> Ticket | None:
         """Decode a request for ``model`` and submit it. Raises RemoraError."""
         if not entry.opened:
             entry.in_line = not model.decoupled
@@ -322,11 +323,14 @@ class InferStream:
             self._memo.learn(message, request, decoded)
         return self._submit_known(model, entry, decoded, decoded.data)
 
-    def _submit_known(self, model: ServedModel, entry: Entry, decoded: InferCall, data: list[Data]) -> Ticket:
-        """Submit a decoded request to ``model``. Raises RemoraError."""
+    def _submit_known(self, model: ServedModel, entry: Entry, decoded: InferCall, data: list[Data]) -> Ticket | None:
+        """Submit a decoded request to ``model``, after its long texts are split. Raises RemoraError."""
         if not entry.opened:
             entry.in_line = not model.decoupled
             self._open(entry)
+        if model.signature.has_texts and has_long_texts(decoded.form, data):
+            self._split(model, entry, decoded, data)
+            return None
         hold = self._call.hold() if model.decoupled else None
         ticket = model.submit(
             decoded.form,
@@ -342,6 +346,25 @@ class InferStream:
         elif not entry.ended:
             self._tickets[entry] = ticket
         return ticket
+
+    def _split(self, model: ServedModel, entry: Entry, decoded: InferCall, data: list[Data]) -> None:
+        """Split the long texts of a request in another thread, then submit it."""
+        self._waiting = True
+        found: list[list[Data]] = []
+
+        def submit(error: Exception | None) -> None:
+            self._waiting = False
+            if self._ended:
+                return
+            try:
+                if error is not None:
+                    raise error
+                self._engine.submit_to(self._known, decoded.model, decoded.version, entry, decoded, found[0])
+            except Exception as failure:
+                self._refuse(entry, encode_refusal(known_error(failure), decoded.form.id))
+            self._accept_held()
+
+        self._call.wait(lambda: found.append(model.split(decoded.form, data)), submit)
 
     # -- answers -----------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ Invariant: each exchange ends once.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -18,7 +19,7 @@ from remora.messages import Buffer, Data, InferForm, Mailbox, Outcome, Response,
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.protocols.http1 import Head
-from remora.protocols.rest.answer import JSON, STATUS_OF, Headers, HttpAnswer, Refusal, encode_json_error
+from remora.protocols.rest.answer import INTERNAL, JSON, STATUS_OF, Headers, HttpAnswer, Refusal, encode_json_error
 from remora.protocols.rest.generate import (
     EVENTS,
     MODEL_FAILED,
@@ -37,7 +38,7 @@ from remora.protocols.rest.routes import Route
 from remora.scheduling.batching import ExpiredError
 from remora.server.held_mailbox import HeldMailbox
 from remora.server.http.exchange import Cancellable, Exchange, arrival_of, name_version
-from remora.server.http.large_bodies import LargeBodies, are_large
+from remora.server.http.large_bodies import LargeBodies, are_large, has_long_texts
 from remora.server.http.waiting import Wait
 
 Decoded = tuple[InferForm, list[Data]]
@@ -127,7 +128,11 @@ class GenerateRoutes:
         def again(head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
             return self.handle(where, encoding, head, body, exchange, timeout_ns)
 
-        return self._large.decode(exchange, lambda: (decode(), 0), submit, self._refusal)
+        def split() -> tuple[Decoded, int]:
+            form, data = decode()
+            return (form, model.split(form, data) if has_long_texts(form, data) else data), 0
+
+        return self._large.decode(exchange, split, submit, self._refusal)
 
     def _start(
         self, model: ServedModel, head: Head, where: Route, timeout_ns: int, decoded: Decoded, exchange: Exchange
@@ -140,7 +145,7 @@ class GenerateRoutes:
             return model.submit(form, data, single.take, mailbox=self._mailbox, timeout_ns=timeout_ns)
         flow = exchange.flow
         held = HeldMailbox(self._mailbox, flow) if self._mailbox is not None and flow is not None else None
-        events = _Events(exchange, model, headers, held)
+        events = _Events(exchange, model, headers, held, self._large)
         ticket = model.submit(form, data, events.take, mailbox=held or self._mailbox, timeout_ns=timeout_ns)
         if held is not None:
             held.release_with(ticket.request)
@@ -235,26 +240,62 @@ def _answer(status: int, body: list[bytes], headers: Headers) -> HttpAnswer:
 
 
 class _Events(_Reply):
-    """Events of ``generate_stream``, each sent when its response arrives."""
+    """Events of ``generate_stream``, each sent when its response arrives.
 
-    __slots__ = ("_begun", "_held")
+    Responses behind one that a thread prints wait for it.
+    """
+
+    __slots__ = ("_begun", "_behind", "_held", "_large", "_printing")
 
     def __init__(
-        self, exchange: Exchange, model: ServedModel, headers: Callable[[], Headers], held: HeldMailbox | None
+        self,
+        exchange: Exchange,
+        model: ServedModel,
+        headers: Callable[[], Headers],
+        held: HeldMailbox | None,
+        large: LargeBodies | None,
     ) -> None:
         super().__init__(exchange, model, headers)
         self._begun = False
         self._held = held
+        self._large = large
+        self._printing = False
+        self._behind: deque[tuple[Ticket, Outcome]] = deque()
 
     def take(self, ticket: Ticket, outcome: Outcome) -> None:
         """Process the next response of the model."""
+        if self._printing:
+            self._behind.append((ticket, outcome))
+            return
         final, found = split_outcome(outcome)
-        status, pieces = (200, []) if found is None else self._printed(ticket, found)
-        if not self._begun and (final or found is not None):
+        if found is None:
+            self._send(200, b"", final=final)
+        elif self._large is not None and isinstance(found, Response) and are_large([found]):
+            self._printing = True
+            self._large.run(partial(self._event, ticket, found), partial(self._go_on, final))
+        else:
+            self._send(*self._event(ticket, found), final=final)
+
+    def _event(self, ticket: Ticket, found: Response | RemoraError) -> tuple[int, bytes]:
+        """Return the HTTP status and the event of a response."""
+        status, pieces = self._printed(ticket, found)
+        return status, event(b"".join(pieces))
+
+    def _go_on(self, final: bool, printed: tuple[int, bytes] | None) -> None:
+        """Send an event that a thread has printed, None if that failed, and the responses behind it."""
+        status, text = printed or (MODEL_FAILED, event(error_object(INTERNAL)))
+        self._send(status, text, final=final)
+        self._printing = False
+        while self._behind and not self._printing:
+            self.take(*self._behind.popleft())
+
+    def _send(self, status: int, text: bytes, *, final: bool) -> None:
+        """Send an event, or only end the stream without ``text``."""
+        if not self._begun and (final or text):
             self._begun = True
             self._exchange.begin(status, ((b"Content-Type", EVENTS), *self._headers()))
-        if found is not None:
-            self._exchange.send(event(b"".join(pieces)))
+        if text:
+            self._exchange.send(text)
         if self._held is not None:
             if final:
                 self._held.end()

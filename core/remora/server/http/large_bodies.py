@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from remora.errors import RemoraError
 from remora.messages import Buffer, Data, InferForm, Response, Tensor, Ticket
@@ -22,6 +22,9 @@ from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.response import ReplyFormat
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
 from remora.server.http.held_bytes import Account, HeldBytes, overloaded
+
+if TYPE_CHECKING:
+    from remora.models.served_model import ServedModel
 
 _log = logging.getLogger("remora.http")
 
@@ -57,14 +60,14 @@ class LargeRequest(NamedTuple):
     encoding: bytes
     header_length: bytes | None
     headers: Headers
-    model: str
+    model: ServedModel
 
     @property
     def is_large(self) -> bool:
-        """True if its JSON is large, or it may inflate to much."""
+        """True if its JSON is large, it may inflate to much, or it may have long inputs of BYTES."""
         if self.encoding:
             return len(self.body) > _PACKED_BYTES
-        if self.header_length is None:
+        if self.header_length is None or self.model.signature.has_texts:
             return len(self.body) > LARGE_BYTES
         return self.header_length.isdigit() and int(self.header_length[:16]) > LARGE_BYTES
 
@@ -75,15 +78,38 @@ class LargeRequest(NamedTuple):
         """
         codec = self.codec.twin()  # memos belong to one thread
         plain = inflate(self.body, self.encoding, codec.limits.input_bytes)
-        parts = codec.decode(plain, self.header_length, codec.forwarded(self.headers), self.model)
-        return parts, len(plain) if self.encoding else 0
+        form, data, reply = codec.decode(plain, self.header_length, codec.forwarded(self.headers), self.model.name)
+        if has_long_texts(form, data):
+            data = self.model.split(form, data)
+        return (form, data, reply), len(plain) if self.encoding else 0
+
+
+def has_long_texts(form: InferForm, data: Sequence[Data]) -> bool:
+    """Return True if an input of BYTES has so many elements that splitting it takes long."""
+    for spec, source in zip(form.inputs, data, strict=False):
+        if spec.datatype == "BYTES" and source is not None:
+            if isinstance(source, list):
+                if len(source) > LARGE_BYTES // _ELEMENT_BYTES:
+                    return True
+            elif isinstance(source, bytes | bytearray | memoryview) and len(source) > LARGE_BYTES:
+                return True
+    return False
 
 
 def prints_large(response: Response, reply: ReplyFormat, *, compressed: bool) -> bool:
-    """Return True if an answer is encoded in a thread, because much is printed or compressed."""
+    """Return True if an answer is encoded in a thread, because that takes long."""
     size = 0
     for output in response.outputs:
-        if compressed or not (reply.all_binary or reply.binary(output.name)):
+        if compressed or output.datatype == "BYTES" or not (reply.all_binary or reply.binary(output.name)):
+            size += printed_bytes(output)
+    return size > LARGE_BYTES
+
+
+def joins_long_texts(response: Response) -> bool:
+    """Return True if joining the elements of its outputs takes long."""
+    size = 0
+    for output in response.outputs:
+        if output.datatype == "BYTES":
             size += printed_bytes(output)
     return size > LARGE_BYTES
 
@@ -226,6 +252,20 @@ class LargeBodies:
                 exchange.respond(failure(500, INTERNAL, plain=True))
 
         self._run(work).add_done_callback(respond)
+
+    def run(self, work: Callable[[], T], then: Callable[[T | None], None]) -> None:
+        """Call ``work`` in a thread, then ``then`` in the loop with its result.
+
+        After an error ``then`` gets None.
+        """
+
+        def ended(done: asyncio.Future[T]) -> None:
+            error = done.exception()
+            if error is not None:
+                _log.error("a part of an answer cannot be encoded", exc_info=error)
+            then(None if error is not None else done.result())
+
+        self._run(work).add_done_callback(ended)
 
     def _run(self, work: Callable[[], T]) -> asyncio.Future[T]:
         if self._pool is None:

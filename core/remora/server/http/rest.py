@@ -417,7 +417,7 @@ class RestService:
         try:
             if not isinstance(body, tuple):
                 if self.large is not None and (self.large.takes(body) or plan.encoding):
-                    read = LargeRequest(self._codec, body, plan.encoding, plan.header_length, head.headers, model.name)
+                    read = LargeRequest(self._codec, body, plan.encoding, plan.header_length, head.headers, model)
                     if read.is_large:
                         submit = partial(self._infer_bound, plan, head, timeout_ns=timeout_ns)
                         return self.large.decode(exchange, read.parts, submit, self._refusal)
@@ -459,7 +459,8 @@ class RestService:
         if not isinstance(outcome, Response):
             return  # unreachable: decoupled models are refused before submission
         name, form = self._known_as or model.name, ticket.request.form
-        large = self.large if accept or not reply_format.all_binary else None
+        takes_long = accept or not reply_format.all_binary or model.signature.answers_texts
+        large = self.large if takes_long else None
         if large is not None and prints_large(outcome, reply_format, compressed=bool(accept)):
             large.encode(
                 exchange,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -18,6 +19,7 @@ from remora.protocols.rest.request import RequestLimits
 from remora.protocols.rest.routes import route
 from remora.scheduling.batching import expired_error
 from remora.server.http.generate import GenerateRoutes
+from remora.server.http.large_bodies import LARGE_BYTES, LargeBodies
 from remora.signature import Signature
 
 CONFIG = """
@@ -202,6 +204,27 @@ def test_generate_stream_makes_an_event_of_each_response(
     asked.ask()
     asked.model.answer(*outcomes)
     assert asked.stream() == (status, [b"data: " + payload + b"\n\n" for payload in payloads])
+
+
+def test_events_behind_a_large_one_wait_until_a_thread_has_printed_it() -> None:
+    async def play() -> None:
+        asked = Asked("generate_stream")
+        large = LargeBodies(asyncio.get_running_loop())
+        asked.routes = GenerateRoutes(asked.engine, None, RequestLimits(), _no_wait, large=large)  # type: ignore[arg-type]
+        asked.ask()
+        big = Response([Tensor("OUT", "INT32", np.full(LARGE_BYTES, 7, np.int32))])
+        asked.model.answer(more(1), Streamed(big, False), more(2), Streamed(big, False), Streamed(response(3), True))
+        assert len(asked.exchange.pieces) == 1  # the thread answers in a later turn of the loop
+        while not asked.exchange.finished:
+            await asyncio.sleep(0)
+        status, events = asked.stream()
+        assert status == 200
+        small = [b"data: " + body(value) + b"\n\n" for value in (1, 2, 3)]
+        assert [events[at] for at in (0, 2, 4)] == small
+        assert events[1] == events[3]
+        assert events[1].count(b"7") == LARGE_BYTES
+
+    asyncio.run(asyncio.wait_for(play(), 60.0))
 
 
 def test_an_event_is_sent_when_its_response_comes() -> None:

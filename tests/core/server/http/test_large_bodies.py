@@ -9,6 +9,7 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from remora.engine import Engine
 from remora.errors import AlreadyExistsError, NotFoundError
 from remora.messages import InferForm, Response, Tensor
 from remora.models.readiness import Readiness
+from remora.proto.model_config_pb2 import ModelConfig, ModelInput
 from remora.protocols.http1 import Head
 from remora.protocols.openai.routes import find_route
 from remora.protocols.rest.answer import HttpAnswer
@@ -40,8 +42,17 @@ from remora.server.http.large_bodies import (
 from remora.server.http.openai import OpenAiRoutes
 from remora.server.http.rest import RestService
 from remora.server.loop import LoopMailbox
+from remora.signature import Signature
 
 ROWS = LARGE_BYTES // 4
+ECHO = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        arrays = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]) for array in arrays]
+"""
 PATIENCE_S = 60.0
 
 
@@ -125,7 +136,68 @@ def test_a_large_request_gets_the_same_answer_from_a_thread(tmp_path: Path, name
 def test_a_request_is_large_by_its_json_or_by_what_it_may_inflate_to(
     size: int, encoding: bytes, header_length: bytes | None, is_large: bool
 ) -> None:
-    assert LargeRequest(InferCodec(), bytes(size), encoding, header_length, (), "m").is_large == is_large
+    request = LargeRequest(InferCodec(), bytes(size), encoding, header_length, (), model_of("INT32"))
+    assert request.is_large == is_large
+
+
+@pytest.mark.parametrize(("size", "is_large"), [(LARGE_BYTES, False), (LARGE_BYTES + 1, True)])
+def test_a_request_is_large_if_its_raw_data_may_be_texts(size: int, is_large: bool) -> None:
+    assert LargeRequest(InferCodec(), bytes(size), b"", b"100", (), model_of("BYTES")).is_large == is_large
+
+
+def model_of(datatype: str) -> Any:
+    config = ModelConfig(
+        input=[ModelInput(name="IN", data_type="TYPE_STRING" if datatype == "BYTES" else "TYPE_INT32", dims=[-1])]
+    )
+    return SimpleNamespace(name="m", signature=Signature(config, "m"))
+
+
+TEXTS = b"\3\0\0\0abc" * (LARGE_BYTES // 4)
+
+
+@pytest.mark.parametrize(
+    ("count", "raw"),
+    [
+        (LARGE_BYTES // 4, TEXTS),
+        (LARGE_BYTES // 4 + 1, TEXTS),
+        (LARGE_BYTES // 4 - 1, TEXTS),
+        (LARGE_BYTES // 4, TEXTS[:-1]),
+        (LARGE_BYTES // 4, TEXTS[:-5]),
+        (LARGE_BYTES // 4 + 1, TEXTS + b"\1"),
+    ],
+    ids=["whole", "too few", "too many", "cut in a text", "cut in a length", "a length without a text"],
+)
+def test_raw_texts_get_the_same_answer_from_a_thread(tmp_path: Path, count: int, raw: bytes) -> None:
+    write_version(tmp_path / "models", 1)
+    config = tmp_path / "models" / "m" / "config.pbtxt"
+    text = config.read_text().replace("max_batch_size: 8", "").replace("INT32", "STRING").replace("dims: 1", "dims: -1")
+    config.write_text(text)
+    (tmp_path / "models" / "m" / "1" / "model.py").write_text(ECHO)
+    tensor = {"name": "IN", "datatype": "BYTES", "shape": [count], "parameters": {"binary_data_size": len(raw)}}
+    text_head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    length = (b"Inference-Header-Content-Length", b"%d" % len(text_head))
+    head = Head("POST", "/v2/models/m/infer", ((b"Host", b"h"), length))
+
+    async def play(engine: Engine) -> None:
+        loop = asyncio.get_running_loop()
+
+        def later(work: object, exchange: Exchange, **_: object) -> None:
+            raise AssertionError("nothing else runs in a thread")
+
+        inside, outside = [
+            await answer_of(
+                RestService(engine, InferCodec(), LoopMailbox(loop), later, large=large),  # type: ignore[arg-type]
+                head,
+                text_head + raw,
+            )
+            for large in (None, LargeBodies(loop))
+        ]
+        assert (inside.status, inside.headers) == (outside.status, outside.headers)
+        assert b"".join(inside.body) == b"".join(outside.body)
+        assert (inside.status == 200) == (b"".join(inside.body).endswith(raw))
+
+    with Engine(model_repository=(tmp_path / "models",), backend_config=("python,isolation=thread",)) as engine:
+        asyncio.run(play(engine))
 
 
 @pytest.mark.parametrize(
