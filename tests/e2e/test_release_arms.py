@@ -137,6 +137,29 @@ def test_an_automatic_release_takes_its_steps_and_is_promoted(
         assert "no rate is worse than its margin allows" in status["events"][-1]["reason"]
 
 
+def test_an_automatic_release_goes_on_after_a_kill(repository: Path, child_environment: dict[str, str]) -> None:
+    rules = {"bake_s": 0, "least": 30, "error_margin": 0.4, "slow_margin": 0.4, "slow_ms": 10_000}
+    with release_server(repository, child_environment) as port:
+        release(port, "start", version=3, weight="50%", steps=["60%"], rules=rules)
+        for number in range(20):
+            _version(port, id=f"r{number}")
+        before = release(port)
+    with release_server(repository, child_environment) as port:
+        after = release(port)
+        for name in ("stage", "automatic", "steps", "rules", "since_ms", "events"):
+            assert after[name] == before[name]
+        assert after["judgement"] == "the canary has 0 of the 30 answers that a verdict needs"
+
+        def settled() -> bool:
+            for _ in range(20):
+                _version(port)
+            return release(port)["stage"] == "settled"
+
+        eventually(settled)
+        actions = [event["action"] for event in release(port)["events"]]
+        assert actions == ["start canary version 3 with 50 %", "canary has 60 %", "promote version 3"]
+
+
 def test_a_version_that_fails_its_golden_tests_gets_no_request(
     repository: Path, child_environment: dict[str, str]
 ) -> None:
