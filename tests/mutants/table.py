@@ -307,7 +307,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("return _OF_PATH.get(path, METADATA)", "return _OF_PATH.get(path, OPEN)"),
         ("and method in _SAFE_METHODS else", "else"),
         ("(group in _READABLE or action", "(True or action"),
-        ('value[:7].lower() == b"bearer ":', "True:"),
+        ('== b"authorization" and value[:7].lower() == b"bearer ":', '== b"authorization":'),
         ("            return value.strip() or None", "            bearer = value.strip() or None"),
         ("return bearer or None", "return bearer"),
         ("if strange:", "if False:"),
