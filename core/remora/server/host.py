@@ -143,7 +143,7 @@ def v2_alone(inside: ServerContext) -> Service:
 
 def all_on_one_port(inside: ServerContext) -> Service:
     """Return a V2 service that includes the metrics, for hosts that expose a single port."""
-    from remora.server.http.rest import OnePortService
+    from remora.server.http.port_services import OnePortService
 
     return OnePortService(inside.rest)
 

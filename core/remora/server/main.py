@@ -27,8 +27,8 @@ from remora.server.host import ExtraPort, Host, ServerContext, ServiceFactory, a
 from remora.server.http.asgi import answer_in_thread
 from remora.server.http.exchange import Service
 from remora.server.http.large_bodies import LargeBodies
-from remora.server.http.port_services import SchemeService, at
-from remora.server.http.rest import MetricsService, RestService
+from remora.server.http.port_services import MetricsService, SchemeService, at
+from remora.server.http.rest import RestService
 from remora.server.loop import Lateness, LoopMailbox
 from remora.server.option_checks import (
     StartError,

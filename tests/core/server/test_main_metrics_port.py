@@ -15,9 +15,11 @@ from remora.calls import Metrics
 from remora.engine import Engine
 from remora.options import ServerOptions
 from remora.protocols.http1 import Head
+from remora.protocols.rest.answer import METRICS
 from remora.protocols.rest.infer import InferCodec
 from remora.server.http.asgi import answer_in_thread
-from remora.server.http.rest import METRICS_HEADERS, MetricsService, RestService
+from remora.server.http.port_services import MetricsService
+from remora.server.http.rest import RestService
 from remora.server.loop import LoopMailbox
 from remora.server.main import Server
 
@@ -43,7 +45,7 @@ def test_each_path_has_tritons_answer(tmp_path: Path, method: str, path: str, st
         assert (answer.status, bool(body)) == (status, bool(beginning))
         assert body.startswith(beginning)
         if status == 200:
-            assert answer.headers == METRICS_HEADERS
+            assert answer.headers == (METRICS,)
 
     asyncio.run(talk())
 

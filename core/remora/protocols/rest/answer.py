@@ -15,6 +15,8 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 PLAIN: tuple[bytes, bytes] = (b"Content-Type", b"text/plain")
 JSON: tuple[bytes, bytes] = (b"Content-Type", b"application/json")
+METRICS: tuple[bytes, bytes] = (b"Content-Type", b"text/plain; charset=utf-8")
+"""Header of the text of Prometheus."""
 
 INTERNAL = "internal error: see the server's log"
 """Text of an internal failure, whose details clients must not see."""

@@ -1,4 +1,4 @@
-"""Services in front of a port's service: the Host check on loopback, the API key, and CORS (Fetch standard)."""
+"""Services of a port: its metrics, and in front of another service the Host check, the API key and CORS (Fetch)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from remora.messages import Buffer
 from remora.protocols.cross_site import SharedOrigins, is_loopback, refuse_host
 from remora.protocols.http1 import Head, HeadNote
-from remora.protocols.rest.answer import Headers, HttpAnswer, failure
+from remora.protocols.rest.answer import METRICS, PLAIN, Headers, HttpAnswer, failure
 from remora.server.http.exchange import (
     Answerer,
     Cancellable,
@@ -23,6 +23,7 @@ from remora.server.http.exchange import (
 
 if TYPE_CHECKING:
     from remora.protocols.forwarding import TrustedProxies
+    from remora.server.http.rest import RestService
     from remora.server.key_check import KeyCheck
 
 
@@ -46,6 +47,7 @@ def at(
 
 
 _CACHEABLE = ("GET", "HEAD")
+_METRICS_PATH = "/metrics"
 _INERT = (
     (b"Content-Security-Policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"X-Content-Type-Options", b"nosniff"),
@@ -145,6 +147,44 @@ class SharingService:
         if preflight:
             return partial(respond, HttpAnswer(204, (*headers, *preflight), []))
         return partial(_share, headers, self._bind(head))
+
+
+class MetricsService:
+    """Service of the metrics port, which has only ``/metrics`` [P01]."""
+
+    def __init__(self, rest: RestService) -> None:
+        self._rest = rest
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> None:
+        if head.method != "GET":
+            refused = b'{"error":"Method Not Allowed"}'
+            exchange.respond(HttpAnswer(405, (PLAIN,), [refused]))
+        elif head.path in (_METRICS_PATH, f"{_METRICS_PATH}/"):
+            exchange.respond(self._rest.denied("metrics", head) or self._rest.metrics())
+        else:
+            exchange.respond(HttpAnswer(200, (METRICS,), []))
+
+
+class OnePortService:
+    """V2 service that also serves the metrics at ``/metrics``."""
+
+    def __init__(self, rest: RestService) -> None:
+        self._rest = rest
+        self.open_paths = rest.open_paths
+        """See `remora.server.key_check.OpenService`."""
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Answer one request, now or later; see `RestService.handle`."""
+        return self.bind(head)(body, exchange)
+
+    def bind(self, head: Head) -> Answerer:
+        """See `BindingService.bind`."""
+        if head.path == _METRICS_PATH and head.method in _CACHEABLE:
+            return partial(self._scrape, head)
+        return self._rest.bind(head)
+
+    def _scrape(self, head: Head, _body: Buffer, exchange: Exchange) -> None:
+        exchange.respond(self._rest.locked("metrics", head) or self._rest.metrics())
 
 
 def respond(answer: HttpAnswer, _body: Buffer, exchange: Exchange) -> None:

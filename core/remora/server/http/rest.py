@@ -20,7 +20,7 @@ from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.protocols.cross_site import refuse_page
 from remora.protocols.http1 import Head, HeadNote
-from remora.protocols.rest.answer import INTERNAL, HttpAnswer, Refusal, encode_error, failure
+from remora.protocols.rest.answer import INTERNAL, METRICS, HttpAnswer, Refusal, encode_error, failure
 from remora.protocols.rest.content_encoding import compress, inflate
 from remora.protocols.rest.infer import InferCodec, KnownHeader
 from remora.protocols.rest.management import decode_call, encode_result
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("remora.http")
 
 _DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
-_PLAIN = ((b"Content-Type", b"text/plain"),)
-METRICS_HEADERS = ((b"Content-Type", b"text/plain; charset=utf-8"),)
 
 _LASTING = (ModelLoad, ModelUnload, ModelRelease)
 """Calls that run a model's code, which may never return."""
@@ -519,7 +517,7 @@ class RestService:
 
         All requests of a turn of the loop get the same text.
         """
-        return HttpAnswer(200, METRICS_HEADERS, [self._metrics_text.get()])
+        return HttpAnswer(200, (METRICS,), [self._metrics_text.get()])
 
 
 class _Repeated:
@@ -563,45 +561,3 @@ class _Repeated:
 
 def _contexts(model: ServedModel, inferences: list[_Repeated]) -> list[object]:
     return [(each.exchange, model, each.known.reply, each.plan.accept) for each in inferences]
-
-
-class MetricsService:
-    """Service of the metrics port, which has only ``/metrics`` [P01]."""
-
-    def __init__(self, rest: RestService) -> None:
-        self._rest = rest
-
-    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> None:
-        if head.method != "GET":
-            refused = b'{"error":"Method Not Allowed"}'
-            exchange.respond(HttpAnswer(405, _PLAIN, [refused]))
-        elif head.path in ("/metrics", "/metrics/"):
-            exchange.respond(self._rest.denied("metrics", head) or self._rest.metrics())
-        else:
-            exchange.respond(HttpAnswer(200, METRICS_HEADERS, []))
-
-
-_SCRAPED_PATH = "/metrics"
-
-
-class OnePortService:
-    """V2 service that also serves the metrics at ``/metrics``."""
-
-    open_paths = RestService.open_paths
-    """See `remora.server.key_check.OpenService`."""
-
-    def __init__(self, rest: RestService) -> None:
-        self._rest = rest
-
-    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """Answer one request, now or later; see `RestService.handle`."""
-        return self.bind(head)(body, exchange)
-
-    def bind(self, head: Head) -> Answerer:
-        """See `BindingService.bind`."""
-        if head.path == _SCRAPED_PATH and head.method in ("GET", "HEAD"):
-            return partial(self._scrape, head)
-        return self._rest.bind(head)
-
-    def _scrape(self, head: Head, _body: Buffer, exchange: Exchange) -> None:
-        exchange.respond(self._rest.locked("metrics", head) or self._rest.metrics())
