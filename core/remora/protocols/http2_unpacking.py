@@ -18,7 +18,7 @@ _MEMO_BYTES = 512
 _MEMO_FIELDS = 64
 _MEMO_FIELD_BYTES = 4_096
 """Largest size of the fields of a memoized block, because a short block may refer to long ones in the table."""
-_FIELD_WORK, _BLOCK_BYTES = 2, 8
+_FIELD_WORK, _BLOCK_BYTES = 2, 4
 """Work of a field, and bytes of a block in Huffman's code whose decoding takes as long as the handling of a frame."""
 
 M = TypeVar("M")

@@ -227,18 +227,20 @@ class Http2Connection(asyncio.BufferedProtocol):
         """Let other connections have their turn before more of this one is handled."""
         if not self._pausing and not self._gone and not self._transport.is_closing():
             self._pausing = True
-            self._transport.pause_reading()
+            if self._transport.is_reading():
+                self._transport.pause_reading()
             self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """Read on, and handle the frames that exceeded the budget of the last turn."""
+        """Handle the frames that exceeded the budget of the last turn, or read on."""
         self._pausing = False
         if self._gone or self._transport.is_closing():
             return
-        if not self._unread or self._transport.get_write_buffer_size() <= _UNSENT_BYTES:
-            self._transport.resume_reading()
         if self.machine.paused:
             self.take_in(b"")
+            self._wait_for_next_turn()  # because what the socket has would get another budget in this turn
+        elif not self._unread or self._transport.get_write_buffer_size() <= _UNSENT_BYTES:
+            self._transport.resume_reading()
 
     # -- sending ----------------------------------------------------------------------------------------------------
 

@@ -307,6 +307,21 @@ def test_a_request_that_takes_long_leaves_the_others_of_its_connection_to_the_ne
     played(play())
 
 
+def test_the_socket_is_not_read_in_a_turn_that_handles_frames_of_the_turn_before() -> None:
+    async def play() -> None:
+        listener, service = listening()
+        _, client = connected(listener, opened(*range(1, 200, 2)))  # more than a turn handles
+        assert 0 < len(service.asked) < 100
+        assert not client.reading
+        await asyncio.sleep(0)
+        assert len(service.asked) == 100
+        assert not client.reading
+        await asyncio.sleep(0)
+        assert client.reading
+
+    played(play())
+
+
 def test_an_attack_that_is_noticed_in_a_later_turn_ends_the_connection() -> None:
     resets = b"".join(frame(HEADERS, 5, n, OPEN) + frame(RST_STREAM, 0, n, bytes(4)) for n in range(1, 2400, 2))
 
