@@ -75,6 +75,19 @@ def echoed(text: bytes, size: int, datatype: bytes) -> bytes:
     return head + b",".join([text] * count) + b"]}]}"
 
 
+def posted_over_http2(body: bytes, count: int) -> bytes:
+    """The same as `posted` on ``count`` streams of one connection."""
+    names, path = (b":method", b":scheme", b":authority", b":path"), b"/v2/models/m0/infer"
+    block = pack(tuple(zip(names, (b"POST", b"http", b"localhost", path), strict=True)))
+    parts = [body[at : at + 16_384] for at in range(0, len(body), 16_384)]
+    requests = [
+        frame(HEADERS, 4, 2 * number + 1, block)
+        + b"".join(frame(DATA, int(part is parts[-1]), 2 * number + 1, part) for part in parts)
+        for number in range(count)
+    ]
+    return PREFACE + frame(SETTINGS, 0, 0, b"") + b"".join(requests)
+
+
 def grpc_bombs(count: int) -> bytes:
     """Calls with messages of 15 kB that inflate to 15 MB."""
     packed = gzip.compress(bytes(15 << 20))
@@ -184,6 +197,28 @@ ATTACKS: dict[str, tuple[str, bytes, str]] = {
     ),
     "16 MB of spaces as JSON": ("http", posted(b" " * (16 << 20)), "500"),
     "4 MB of NaN as JSON": ("http", posted(numbers(b"NaN", 4 << 20)), "500"),
+    "240 kB of NaN as JSON, pipelined": ("http", posted(numbers(b"NaN", 240_000)) * 40, "500"),
+    "240 kB of empty arrays with a fault at the end, pipelined": (
+        "http",
+        posted(numbers(b"[]", 240_000)[:-4] + b",x]}]}") * 40,
+        "500",
+    ),
+    "60 kB of NaN as JSON on each stream of HTTP/2": ("http", posted_over_http2(numbers(b"NaN", 60_000), 200), "500"),
+    "200 bytes that inflate to 60 kB of NaN, pipelined": (
+        "http",
+        posted(gzip.compress(numbers(b"NaN", 60_000)), b"Content-Encoding: gzip") * 400,
+        "500",
+    ),
+    "240 kB of one name for generate, pipelined": (
+        "http",
+        posted(b"{%b}" % b",".join([b'"x":1'] * 40_000), path=b"/v2/models/m0/generate") * 40,
+        "400",
+    ),
+    "16 MB of NaN for the settings of logs": (
+        "http",
+        posted(b"[%bNaN]" % (b"NaN," * (4 << 20)), path=b"/v2/logging"),
+        "500",
+    ),
     "16 kB that inflate to 4 MB of arrays": (
         "http",
         posted(gzip.compress(b"[" + b"[]," * 1_300_000), b"Content-Encoding: gzip"),

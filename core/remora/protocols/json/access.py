@@ -20,14 +20,17 @@ NOT_TEXT = "attempt to access JSON non-string as string"
 NOT_ARRAY = "attempt to access JSON non-array as array"
 NOT_OBJECT = "attempt to get members for non-object"
 
+Read = Callable[[bytes | memoryview, int | None], Any]
+"""`parse` or `parse_members`."""
 
-def document(text: bytes | memoryview, read: Callable[[bytes | memoryview], Any] = parse) -> Any:
+
+def document(text: bytes | memoryview, read: Read = parse, slow_bytes: int | None = None) -> Any:
     """Return the value of a request's JSON.
 
-    Raises MalformedError, and InvalidArgumentError if it nests too deep [H28].
+    Raises MalformedError, InvalidArgumentError if it nests too deep [H28], and SlowTextError as ``read`` does.
     """
     try:
-        return read(text)
+        return read(text, slow_bytes)
     except JsonDepthError:
         raise too_deep(MAX_DEPTH) from None
     except JsonTextError as error:

@@ -87,6 +87,10 @@ class JsonDepthError(JsonTextError):
     """Arrays and objects nested deeper than MAX_DEPTH."""
 
 
+class SlowTextError(Exception):
+    """Text that only the small reader can read, and that is too long for the caller's thread."""
+
+
 class Members(dict[str, Any]):
     """Object that may repeat a name.
 
@@ -116,20 +120,29 @@ def loads(text: Buffer) -> Any:
     return orjson.loads(text)
 
 
-def parse(text: bytes | memoryview) -> Any:
-    """Return the value of a JSON document. The last of equal names counts. Raises JsonTextError."""
+def parse(text: bytes | memoryview, slow_bytes: int | None = None) -> Any:
+    """Return the value of a JSON document. The last of equal names counts.
+
+    Raises JsonTextError, and SlowTextError for text that orjson refuses and that is longer than ``slow_bytes``.
+    """
     try:
         return loads(text)
     except orjson.JSONDecodeError:
-        return Reader(bytes(text)).document()
+        return _read(text, dict, slow_bytes)
 
 
-def parse_members(text: bytes | memoryview) -> Any:
+def parse_members(text: bytes | memoryview, slow_bytes: int | None = None) -> Any:
     """Return the value of a JSON document with objects as Members.
 
-    Much slower than `parse`. Raises JsonTextError.
+    Much slower than `parse`. Raises JsonTextError, and SlowTextError for text longer than ``slow_bytes``.
     """
-    return Reader(bytes(text), Members).document()
+    return _read(text, Members, slow_bytes)
+
+
+def _read(text: bytes | memoryview, objects: type[dict[str, Any]], slow_bytes: int | None) -> Any:
+    if slow_bytes is not None and len(text) > slow_bytes:
+        raise SlowTextError
+    return Reader(bytes(text), objects).document()
 
 
 def has_more_members(text: bytes, count: int) -> bool:

@@ -53,10 +53,10 @@ def decode_generate(
 
     The tensors are in the order of the form's inputs: numbers as flat arrays in the dtype of the model's input, text as
     lists of bytes. Requests that differ only in values share one form. Raises MalformedError and InvalidArgumentError
-    with Triton's texts [X09].
+    with Triton's texts [X09], and SlowTextError (see `RequestLimits`).
     """
     check_values(memoryview(body), limits)
-    request = _document(bytes(body))
+    request = _document(bytes(body), limits.slow_bytes)
     try:
         return _decoded(request, inputs, limits)
     finally:
@@ -82,16 +82,16 @@ def _decoded(request: Any, inputs: Sequence[TensorInfo], limits: RequestLimits) 
     return InferForm(specs, id=reading.id, parameters=reading.parameters), reading.data
 
 
-def _document(text: bytes) -> Any:
+def _document(text: bytes, slow_bytes: int | None) -> Any:
     """Parse the request, with objects as Members if one of them repeats a name.
 
     The repetition is kept because an input that occurs twice is refused.
     """
-    request = access.document(text)
+    request = access.document(text, slow_bytes=slow_bytes)
     if isinstance(request, dict):
         nested = request.get(_NESTED)
         if has_more_members(text, len(request) + (len(nested) if isinstance(nested, dict) else 0)):
-            return access.document(text, parse_members)
+            return access.document(text, parse_members, slow_bytes)
     return request
 
 

@@ -83,9 +83,10 @@ class InferCodec:
         self.forwards = forward_pattern is not None
         """True if request headers may become parameters."""
 
-    def twin(self, binary_headers: BinaryHeaders | None = None) -> InferCodec:
-        """Return a codec with the same settings, separate memos and perhaps other headers."""
-        return InferCodec(self.limits, self._forward, self.regions, binary_headers or self._binary_headers)
+    def twin(self, binary_headers: BinaryHeaders | None = None, limits: RequestLimits | None = None) -> InferCodec:
+        """Return a codec with the same settings, separate memos and perhaps other headers or limits."""
+        headers = binary_headers or self._binary_headers
+        return InferCodec(limits or self.limits, self._forward, self.regions, headers)
 
     def recall(self, body: bytes, header_length: int) -> KnownHeader | None:
         """Return the binary header of a body if it is in the memo, else None.
@@ -114,7 +115,7 @@ class InferCodec:
             forwarded: result of `forwarded`.
             model: model named in some errors.
 
-        Raises Refusal for a header length out of range [B04], RemoraError as `read_request` does.
+        Raises Refusal for a header length out of range [B04], RemoraError and SlowTextError as `read_request` does.
         """
         length = len(body) if header_length is None else json_length(header_length, len(body))
         form, data, reply = self._decode(body, length, model) if length else _raw(body)

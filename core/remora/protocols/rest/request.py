@@ -34,11 +34,14 @@ class RequestLimits(NamedTuple):
     ``input_bytes`` is the largest size of a JSON input as a tensor; ``json_depth`` levels of arrays or more are
     refused. ``json_values`` bounds the values in one JSON text, because each takes some 32 bytes while it is read; an
     array counts as two and an object as eight. None allows the values of a float tensor of ``input_bytes``.
+    ``slow_bytes`` is the longest JSON text that is read although orjson refuses it; longer text raises SlowTextError.
+    None allows text of any length, which may take half a second.
     """
 
     input_bytes: int = 64 * 1024 * 1024
     json_depth: int = 100
     json_values: int | None = None
+    slow_bytes: int | None = None
 
 
 DEFAULT_LIMITS = RequestLimits()
@@ -75,11 +78,12 @@ def read_request(
     """Read the request in ``body``, whose first ``header_length`` bytes are JSON.
 
     Some errors name ``model``. Raises MalformedError for JSON of another form, InvalidArgumentError for contradictions
-    in it and for tensors beyond the limits, and what ``regions`` raise for tensors in shared memory.
+    in it and for tensors beyond the limits, SlowTextError (see `RequestLimits`), and what ``regions`` raise for tensors
+    in shared memory.
     """
     header = body[:header_length]
     check_values(header, limits)
-    request = access.document(header)
+    request = access.document(header, slow_bytes=limits.slow_bytes)
     try:
         return _reading(request, body, header_length, model, limits, regions)
     finally:

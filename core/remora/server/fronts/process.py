@@ -35,6 +35,7 @@ from remora.server.http.exchange import Service
 from remora.server.http.http1_listener import Handover, Listener
 from remora.server.http.http2 import ALPN, Http2Listener, OpenRequest
 from remora.server.http.http2_requests import Requests
+from remora.server.http.large_bodies import SLOW_BYTES
 from remora.server.http.port_services import at
 from remora.server.listening import Port
 from remora.server.option_checks import (
@@ -150,7 +151,7 @@ class Front:
         self._connections = Connections(options, processes=front_count(options.frontends, usable_cpus()))
         self._connections.sweep()
         self._codec = InferCodec(
-            RequestLimits(options.http_max_input_size, options.http_max_json_depth),
+            RequestLimits(options.http_max_input_size, options.http_max_json_depth, slow_bytes=SLOW_BYTES),
             forward_pattern=compile_pattern(options.http_header_forward_pattern, "--http-header-forward-pattern"),
         )
         self._ready()

@@ -16,6 +16,7 @@ from remora.protocols.grpc.status import SHUTDOWN_TEXT, forward_pattern, forward
 from remora.protocols.http1 import Head
 from remora.protocols.http2.frames import Fields
 from remora.protocols.http2.stream import Opener, Receiver, Stream
+from remora.protocols.json.reader import SlowTextError
 from remora.protocols.rest.answer import Refusal, encode_error
 from remora.protocols.rest.content_encoding import compress, inflate
 from remora.protocols.rest.infer import InferCodec
@@ -151,7 +152,8 @@ class InferService:
             call = _HttpInference(self, exchange, head, body, form, reply, plan.accept)
             since_ns = int(exchange.receiving_since * 1e9)
             call.number = self.client.submit(call, plan.model, plan.version, form, data, 0, since_ns, plan.trace)
-        except (Refusal, RemoraError, TooLargeError):  # the engine looks up the model before it refuses the body
+        except (Refusal, RemoraError, SlowTextError, TooLargeError):
+            # The engine looks up the model before it refuses the body, and has threads for slow text.
             return self.client.relay(self.port, head, body, exchange)
         return call
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from remora.calls import Metrics
@@ -19,6 +20,7 @@ from remora.messages import Buffer, Data, InferForm, Mailbox, Outcome, Response,
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.protocols.http1 import Head
+from remora.protocols.json.reader import SlowTextError
 from remora.protocols.rest.answer import INTERNAL, JSON, STATUS_OF, Headers, HttpAnswer, Refusal, encode_json_error
 from remora.protocols.rest.generate import (
     EVENTS,
@@ -38,7 +40,7 @@ from remora.protocols.rest.routes import Route
 from remora.scheduling.batching import ExpiredError
 from remora.server.held_mailbox import HeldMailbox
 from remora.server.http.exchange import Cancellable, Exchange, arrival_of, name_version
-from remora.server.http.large_bodies import LargeBodies, are_large, has_long_texts
+from remora.server.http.large_bodies import SLOW_BYTES, LargeBodies, are_large, has_long_texts
 from remora.server.http.waiting import Wait
 
 Decoded = tuple[InferForm, list[Data]]
@@ -69,7 +71,8 @@ class GenerateRoutes:
         self._large = large
         self._engine = engine
         self._mailbox = mailbox
-        self._limits = limits
+        self._limits = limits._replace(slow_bytes=None)
+        self._loop_limits = limits._replace(slow_bytes=None if large is None else SLOW_BYTES)
         self._wait = wait
         self._malformed = malformed
         self._front_end = FrontEnd(self._submit, arrival_of, routed=name_version)
@@ -114,10 +117,14 @@ class GenerateRoutes:
     ) -> Ticket:
         """Decode a request for ``model`` and submit it. Raises Refusal and RemoraError."""
         check_encoding(encoding)
-        decode = partial(decode_generate, body, model.signature.inputs, self._limits)
+        decode = partial(decode_generate, body, model.signature.inputs)
         start = partial(self._start, model, head, where, timeout_ns)
-        if self._large is None or not self._large.takes(body):
-            return start(decode(), exchange)
+        large = self._large
+        if large is None:
+            return start(decode(self._limits), exchange)
+        if not large.takes(body):
+            with suppress(SlowTextError):  # then a thread decodes it, too
+                return start(decode(self._loop_limits), exchange)
 
         def submit(decoded: Decoded, exchange: Exchange) -> Cancellable | None:
             try:
@@ -129,10 +136,10 @@ class GenerateRoutes:
             return self.handle(where, encoding, head, body, exchange, timeout_ns)
 
         def split() -> tuple[Decoded, int]:
-            form, data = decode()
+            form, data = decode(self._limits)
             return (form, model.split(form, data) if has_long_texts(form, data) else data), 0
 
-        return self._large.decode(exchange, split, submit, self._refusal)
+        return large.decode(exchange, split, submit, self._refusal)
 
     def _start(
         self, model: ServedModel, head: Head, where: Route, timeout_ns: int, decoded: Decoded, exchange: Exchange

@@ -30,6 +30,8 @@ _log = logging.getLogger("remora.http")
 
 LARGE_BYTES = 262_144
 """Size from which JSON is read and printed in a thread."""
+SLOW_BYTES = 8_192
+"""Size beyond which JSON that orjson refuses is read in a thread, because the small reader takes some ms for it."""
 _PACKED_BYTES = LARGE_BYTES // 1_032
 """Size beyond which a compressed body is inflated in a thread, because deflate's ratio is 1,032 at most."""
 NEVER = 1 << 30
@@ -76,7 +78,8 @@ class LargeRequest(NamedTuple):
 
         Raises Refusal and RemoraError.
         """
-        codec = self.codec.twin()  # memos belong to one thread
+        limits = self.codec.limits._replace(slow_bytes=None)
+        codec = self.codec.twin(limits=limits)  # memos belong to one thread
         plain = inflate(self.body, self.encoding, codec.limits.input_bytes)
         form, data, reply = codec.decode(plain, self.header_length, codec.forwarded(self.headers), self.model.name)
         if has_long_texts(form, data):

@@ -12,7 +12,7 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from remora.calls import Metrics, ModelExplain, ModelLoad, ModelRelease, ModelUnload, RepositoryIndex
+from remora.calls import Call, Metrics, ModelExplain, ModelLoad, ModelRelease, ModelUnload, RepositoryIndex
 from remora.engine import Engine, FrontEnd
 from remora.errors import MalformedError, RemoraError, RetiredError
 from remora.messages import Buffer, Mailbox, Outcome, Response, Ticket
@@ -20,6 +20,7 @@ from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.protocols.cross_site import refuse_page
 from remora.protocols.http1 import Head, HeadNote
+from remora.protocols.json.reader import SlowTextError
 from remora.protocols.rest.answer import INTERNAL, METRICS, HttpAnswer, Refusal, encode_error, failure
 from remora.protocols.rest.content_encoding import compress, inflate
 from remora.protocols.rest.infer import InferCodec, KnownHeader
@@ -31,7 +32,7 @@ from remora.server.http import deadlines
 from remora.server.http.exchange import Answerer, Cancellable, Exchange, arrival_of, name_version
 from remora.server.http.generate import GenerateRoutes
 from remora.server.http.head_plan import HeadPlan, action_of_page
-from remora.server.http.large_bodies import Body, InferParts, LargeBodies, LargeRequest, prints_large
+from remora.server.http.large_bodies import SLOW_BYTES, Body, InferParts, LargeBodies, LargeRequest, prints_large
 from remora.server.http.probes import PATHS as PROBES
 from remora.server.http.probes import probe
 from remora.server.http.waiting import LoadWaiters
@@ -129,7 +130,9 @@ class RestService:
         self._submit_to = engine.submit_to
         self._front_end = FrontEnd(self._submit, arrival_of, _DECOUPLED, name_version)
         self._codec = codec
-        self._encode = codec.encode
+        if large is not None:  # which reads slow text
+            self._codec = codec.twin(limits=codec.limits._replace(slow_bytes=SLOW_BYTES))
+        self._encode = self._codec.encode
         self._generate = GenerateRoutes(engine, mailbox, codec.limits, self.when_loaded, malformed, large)
         self._mailbox = mailbox
         self._later = later
@@ -322,8 +325,8 @@ class RestService:
         if plan.generates is not None:
             return self._generate.handle(plan.generates, plan.encoding, head, body, exchange)
         if plan.route is not None:
-            self._call(plan.route, body, exchange)
-        elif plan.locked and plan.refusal is not None:
+            return self._call(plan, plan.route, head, body, exchange)
+        if plan.locked and plan.refusal is not None:
             exchange.respond(plan.refusal)
         elif plan.refusal is not None:
             self._beyond_v2(plan.refusal, head, body, exchange)
@@ -417,9 +420,13 @@ class RestService:
                 if self.large is not None and (self.large.takes(body) or plan.encoding):
                     read = LargeRequest(self._codec, body, plan.encoding, plan.header_length, head.headers, model)
                     if read.is_large:
-                        submit = partial(self._infer_bound, plan, head, timeout_ns=timeout_ns)
-                        return self.large.decode(exchange, read.parts, submit, self._refusal)
-                body = self._decode(plan, head, body, model.name)
+                        return self._decode_in_thread(read, plan, head, exchange, timeout_ns)
+                try:
+                    parts = self._decode(plan, head, body, model.name)
+                except SlowTextError:
+                    read = LargeRequest(self._codec, body, plan.encoding, plan.header_length, head.headers, model)
+                    return self._decode_in_thread(read, plan, head, exchange, timeout_ns)
+                body = parts
             form, data, reply_format = body
             context = (exchange, model, reply_format, plan.accept)
             return model.submit(
@@ -430,6 +437,13 @@ class RestService:
         except (Refusal, RemoraError) as error:
             exchange.respond(self._refusal(error))
         return None
+
+    def _decode_in_thread(
+        self, read: LargeRequest, plan: HeadPlan, head: Head, exchange: Exchange, timeout_ns: int
+    ) -> Ticket:
+        assert self.large is not None  # because the codec reads all text without it
+        submit = partial(self._infer_bound, plan, head, timeout_ns=timeout_ns)
+        return self.large.decode(exchange, read.parts, submit, self._refusal)
 
     def _decode(self, plan: HeadPlan, head: Head, body: Buffer, model: str) -> InferParts:
         codec = self._codec
@@ -476,27 +490,38 @@ class RestService:
 
     # -- everything else --------------------------------------------------------------------------------------------
 
-    def _call(self, where: Route, body: Buffer, exchange: Exchange) -> None:
+    def _call(self, plan: HeadPlan, where: Route, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
         if where.action == "metrics":
             exchange.respond(self.metrics())
-            return
+            return None
         if where.action == "ready" and self._engine.readiness().draining:
             exchange.respond(failure(503, "Server exiting", plain=True))
-            return
+            return None
         if where.action in ("system_shm", "cuda_shm"):
             from remora.protocols.shared_memory import answer_region  # imported here, because it is rare
 
             exchange.respond(answer_region(where, bytes(body), self._codec.regions))
-            return
+            return None
+        refusal = partial(self._refusal, plain=where.plain_errors)
+        if self.large is not None and len(body) > SLOW_BYTES:
+
+            def perform(call: Call, exchange: Exchange) -> Cancellable | None:
+                try:
+                    self._perform(where, call, exchange)
+                except LoadingError as loading:
+                    return self._wait(loading, plan, head, body, exchange)
+                return None
+
+            return self.large.decode(exchange, lambda: (decode_call(where, bytes(body)), 0), perform, refusal)
         try:
             call = decode_call(where, bytes(body))
-        except Refusal as refusal:
-            exchange.respond(refusal.answer)
-            return
-        except RemoraError as error:
-            exchange.respond(self._refusal(error, plain=where.plain_errors))
-            return
+        except (Refusal, RemoraError) as error:
+            exchange.respond(refusal(error))
+            return None
+        self._perform(where, call, exchange)
+        return None
 
+    def _perform(self, where: Route, call: Call, exchange: Exchange) -> None:
         slow = isinstance(call, _SLOW)
 
         def answer() -> HttpAnswer:

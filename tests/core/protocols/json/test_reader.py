@@ -20,6 +20,7 @@ from remora.protocols.json.reader import (
     JsonDepthError,
     JsonTextError,
     Reader,
+    SlowTextError,
     has_more_members,
     parse,
     parse_members,
@@ -136,6 +137,15 @@ def test_what_only_rapidjson_takes_is_taken() -> None:
     assert parse(b'["\xff"]') == ["\udcff"]
     assert parse(b'["\\udc00"]') == [b"\xed\xb0\x80".decode("utf-8", "surrogateescape")]
     assert parse(b"[NaN, 18446744073709551616, -9223372036854775809]")[1:] == [2.0**64, -(2.0**63)]
+
+
+def test_only_text_for_the_small_reader_may_be_too_slow() -> None:
+    plain, slow = b"[1,2,3,4]", b"[1,2,NaN]"
+    assert parse(plain, 1) == [1, 2, 3, 4]
+    assert len(parse(slow, len(slow))) == 3
+    for read, text in ((parse, slow), (parse, b"[1,2,3,x]"), (parse_members, plain)):
+        with pytest.raises(SlowTextError):
+            read(text, len(text) - 1)
 
 
 def test_integers_beyond_64_bits_are_floats_on_both_roads() -> None:

@@ -18,6 +18,7 @@ from remora.models import loader as loading
 from remora.protocols.grpc.framing import framed
 from remora.protocols.http1 import Head
 from remora.protocols.rest.infer import InferCodec
+from remora.protocols.rest.request import RequestLimits
 from remora.protocols.restriction import Restrictions
 from remora.server.fronts.codec import Kind
 from remora.server.fronts.services import CallService, InferService, RelayService
@@ -64,7 +65,7 @@ def both(engine: Engine, head: Head, body: bytes, locks: tuple[str, ...] = ()) -
         )
         pair = Pair(engine, Port(rest))
         pair.link._mailbox = LoopMailbox(loop)
-        front = InferService(pair.client, 0, InferCodec(), restrictions, 1 << 20, 400)
+        front = InferService(pair.client, 0, InferCodec(RequestLimits(slow_bytes=1_000)), restrictions, 1 << 20, 400)
         found = []
         for service in (front, rest):
             exchange = FakeExchange()
@@ -80,6 +81,8 @@ def both(engine: Engine, head: Head, body: bytes, locks: tuple[str, ...] = ()) -
 
 
 INFER = "/v2/models/m/infer"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""Begins JSON that only the small reader reads."""
 
 
 @pytest.mark.parametrize(
@@ -95,6 +98,8 @@ INFER = "/v2/models/m/infer"
         (INFER, headers(traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01"), JSON_BODY, False),
         (INFER, (), b"{", True),
         (INFER, (), b"", False),
+        (INFER, (), BYTE_ORDER_MARK + JSON_BODY, False),
+        (INFER, (), BYTE_ORDER_MARK + JSON_BODY + b" " * 1_000, True),  # the engine has threads for slow text
         (INFER, headers(Content_Encoding="gzip"), b"no gzip", True),
         (INFER, headers(Content_Encoding="zstd"), JSON_BODY, True),
         (INFER, (), JSON_BODY.replace(b'"IN"', b'"X"'), False),

@@ -32,6 +32,7 @@ from remora.server.http.held_bytes import HeldBytes
 from remora.server.http.large_bodies import (
     LARGE_BYTES,
     NEVER,
+    SLOW_BYTES,
     CollectorPause,
     InferParts,
     LargeBodies,
@@ -115,6 +116,80 @@ def test_a_large_request_gets_the_same_answer_from_a_thread(tmp_path: Path, name
         assert (inside.status, inside.headers) == (outside.status, outside.headers)
         assert b"".join(inside.body) == b"".join(outside.body)
         assert held.total == 0
+
+    with Engine(model_repository=(tmp_path / "models",), backend_config=("python,isolation=thread",)) as engine:
+        asyncio.run(play(engine))
+
+
+class Recording(LargeBodies):
+    """Threads for large bodies that count what they decode."""
+
+    decoded = 0
+
+    def decode(self, *parts: Any, **named: Any) -> Any:
+        self.decoded += 1
+        return super().decode(*parts, **named)
+
+
+def listed(value: bytes, size: int, end: bytes = b"") -> bytes:
+    """An inference of about ``size`` bytes of one value, with ``end`` after it."""
+    count = size // (len(value) + 1)
+    head = b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[%d],"data":[' % count
+    return head + b",".join([value] * count) + end + b"]}]}"
+
+
+GENERATE, LOGGING, INFER = "/v2/models/m/generate", "/v2/logging", "/v2/models/m/infer"
+SLOW = 2 * SLOW_BYTES
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "in_thread"),
+    [
+        (INFER, listed(b"NaN", SLOW), True),
+        (INFER, gzip.compress(listed(b"NaN", SLOW)), True),
+        (INFER, listed(b"[]", SLOW, b",x"), True),
+        (INFER, listed(b"1.5", SLOW, b",x"), True),
+        (INFER, listed(b"1.5", SLOW, b",NaN"), True),
+        (INFER, listed(b"1.5", SLOW), False),
+        (INFER, gzip.compress(listed(b"1.5", SLOW)), False),
+        (INFER, listed(b"NaN", SLOW_BYTES // 2), False),
+        (GENERATE, b'{"IN":[%bNaN]}' % (b"NaN," * (SLOW // 4)), True),
+        (GENERATE, b'{"IN":[%b1]}' % (b"1.5," * (SLOW // 4)), False),
+        (GENERATE, b'{%b"x":2}' % (b'"x":1,' * (SLOW // 6)), True),
+        (LOGGING, b"[%bNaN]" % (b"NaN," * (SLOW // 4)), True),
+        (LOGGING, b"[%bx]" % (b"NaN," * (SLOW // 4)), True),
+        (LOGGING, b"[]", False),
+    ],
+)
+def test_text_that_only_the_small_reader_reads_gets_the_same_answer_from_a_thread(
+    tmp_path: Path, path: str, body: bytes, in_thread: bool
+) -> None:
+    write_version(tmp_path / "models", 1)
+    config = tmp_path / "models" / "m" / "config.pbtxt"
+    text = config.read_text().replace("max_batch_size: 8", "").replace("INT32", "FP32").replace("dims: 1", "dims: -1")
+    config.write_text(text)
+    encoding = ((b"Content-Encoding", b"gzip"),) if body[:2] == b"\x1f\x8b" else ()
+    head = Head("POST", path, ((b"Host", b"h"), *encoding))
+    assert not LargeRequest(InferCodec(), body, b"gzip" if encoding else b"", None, (), model_of("INT32")).is_large
+
+    async def play(engine: Engine) -> None:
+        loop = asyncio.get_running_loop()
+
+        def later(work: object, exchange: Exchange, **_: object) -> None:
+            raise AssertionError("nothing else runs in a thread")
+
+        large = Recording(loop)
+        inside, outside = [
+            await answer_of(
+                RestService(engine, InferCodec(), LoopMailbox(loop), later, large=each),  # type: ignore[arg-type]
+                head,
+                body,
+            )
+            for each in (None, large)
+        ]
+        assert (inside.status, inside.headers) == (outside.status, outside.headers)
+        assert b"".join(inside.body) == b"".join(outside.body)
+        assert large.decoded == in_thread
 
     with Engine(model_repository=(tmp_path / "models",), backend_config=("python,isolation=thread",)) as engine:
         asyncio.run(play(engine))
