@@ -134,6 +134,28 @@ def test_formats_give_the_same_results(form: str, model: Path, tmp_path: Path) -
     assert np.array_equal(np.load(out), values)
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl", "npy", "parquet"])
+def test_numbers_of_another_byte_order_keep_their_values(form: str, model: Path, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).random((10, 2)).astype(">f4")
+    np.save(tmp_path / "in.npy", values)
+    out = tmp_path / f"out.{form}"
+    keep = ["--column=x=array", "--keep=array"] if form != "npy" else []
+    assert main(["score", str(model), str(tmp_path / "in.npy"), str(out), "--quiet", *keep]) == 0
+    if form == "npy":
+        assert np.array_equal(np.load(out), values)
+        return
+    if form == "csv":
+        rows = [
+            {"array": row["array"].strip("[]").split(), "y": [row["y_0"], row["y_1"]]}
+            for row in csv.DictReader(out.read_text().splitlines())
+        ]
+    else:
+        lines = out.read_text().splitlines() if form == "jsonl" else []
+        rows = [json.loads(line) for line in lines] or pyarrow.parquet.read_table(out).to_pylist()
+    assert np.array_equal(np.array([row["y"] for row in rows], "f4"), values)
+    assert np.allclose(np.array([row["array"] for row in rows], "f4"), values)
+
+
 def test_columns_are_kept_and_mapped(model: Path, tmp_path: Path) -> None:
     table = pyarrow.table({"id": ["p", "q", None], "b": [1.0, 2.0, 3.0], "a": [4, 5, 6]})
     pyarrow.parquet.write_table(table, tmp_path / "in.parquet")

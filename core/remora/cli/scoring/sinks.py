@@ -298,7 +298,7 @@ def arrow_column(data: Array) -> Any:
     if data.dtype == object:
         return pyarrow.array(data.tolist())
     flat = np.ascontiguousarray(data).reshape(-1)
-    if flat.dtype.kind in "iuf":
+    if flat.dtype.kind in "iuf" and flat.dtype.isnative:
         kind = pyarrow.from_numpy_dtype(flat.dtype)
         column = pyarrow.Array.from_buffers(kind, flat.size, [None, pyarrow.py_buffer(flat)])
     else:

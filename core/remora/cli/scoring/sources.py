@@ -193,6 +193,7 @@ class NpySource:
                 raise InvalidArgumentError(f"'{self._name}' ends in row {begin + len(body) // max(row_bytes, 1)}")
             self._row = begin + count
             array = np.frombuffer(body, self._dtype).reshape(count, *self._shape[1:])
+            array = array.astype(self._dtype.newbyteorder("="), copy=False)  # writers take the bytes of this machine
             yield Chunk(np.arange(begin, self._row), {ARRAY_COLUMN: array}, (), self._row)
 
     def fraction(self) -> float:
