@@ -1,9 +1,9 @@
 """Process that sends requests by a plan and reports each window.
 
 It runs as `python -m remora.cli.load.generator`. The plan comes as a line of JSON on stdin, a line with the start time
-follows, and the end of stdin ends the process. Ctrl-C does not, because it is for the command. Each window is a line of
-JSON on stdout. The loop waits in `select`, because its timeout has microseconds; those of epoll and of event loops have
-milliseconds.
+follows, and the end of stdin ends the process. SIGINT is ignored, because the command handles it. Each window is a line
+of JSON on stdout. The loop waits in `select`, because its timeout has microseconds; those of epoll and of event loops
+have milliseconds.
 """
 
 from __future__ import annotations
