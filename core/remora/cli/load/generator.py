@@ -165,7 +165,7 @@ class Generator:
                 used_ns = time.process_time_ns()
                 self._end_window((now_ns - window_ns) / 1e9, (used_ns - cpu_ns) / (now_ns - window_ns))
                 window_ns, cpu_ns = now_ns, used_ns
-            self._wait(window_ns + self._plan.window_ns, due_ns, begin_ns)
+            self._wait(wake_ns(now_ns, begin_ns, window_ns + self._plan.window_ns, due_ns, len(self._due)))
         for connection in self._connections:
             connection.close()
         self._poll.close()
@@ -210,10 +210,8 @@ class Generator:
         wanted = select.EPOLLIN | (select.EPOLLOUT if connection.writing else 0)
         self._poll.modify(connection.socket.fileno(), wanted)
 
-    def _wait(self, window_end_ns: int, due_ns: int | None, begin_ns: int) -> None:
+    def _wait(self, until_ns: int) -> None:
         now_ns = time.monotonic_ns()
-        until_ns = min(window_end_ns, due_ns if due_ns is not None else window_end_ns)
-        until_ns = begin_ns if now_ns < begin_ns else until_ns
         wait_s = min(max(until_ns - now_ns, 0) / 1e9, _LONGEST_WAIT_S)
         select.select([self._poll], [], [], wait_s)
         for fd, events in self._poll.poll(0):
@@ -284,6 +282,20 @@ class Generator:
         self._results.seconds, self._results.cpu, self._results.waiting = seconds, cpu, len(self._due)
         self._report(self._results)
         self._results = Results()
+
+
+def wake_ns(now_ns: int, begin_ns: int, window_end_ns: int, due_ns: int | None, waiting: int) -> int:
+    """Return the time at which there is work without an answer.
+
+    Args:
+        due_ns: next request of the schedule, None for a closed loop.
+        waiting: requests that wait for a connection.
+    """
+    if now_ns < begin_ns:
+        return begin_ns
+    if due_ns is None or waiting >= MOST_WAITING:  # until an answer makes room
+        return window_end_ns
+    return min(window_end_ns, due_ns)
 
 
 def message_of(plan: Plan, connection: int, position: int) -> bytes:

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from remora.cli.inputs import InferRequest
-from remora.cli.load import Plan, results_from_json
-from remora.cli.load.generator import SEQUENCE_ID, message_of
+from remora.cli.load import MOST_WAITING, Plan, results_from_json
+from remora.cli.load.generator import SEQUENCE_ID, message_of, wake_ns
 from remora.cli.load.requests import grpc_message, in_sequence
 from remora.messages import Tensor
 from remora.proto.inference_pb2 import ModelInferRequest
@@ -113,3 +113,34 @@ def test_a_server_that_is_absent_is_reported(child_environment: dict[str, str]) 
         assert process.stdout is not None
         assert json.loads(process.stdout.readline()) == {"error": "cannot connect to 127.0.0.1:1: Connection refused"}
         assert process.wait(60) == 1
+
+
+@pytest.mark.parametrize(
+    ("now", "due", "waiting", "expected"),
+    [
+        (5, 30, 0, 10),  # before the begin
+        (20, 30, 0, 30),
+        (20, 15, 1, 15),  # late, and there is room for it
+        (20, 15, MOST_WAITING, 110),  # late, but it has to wait for an answer
+        (20, 200, 0, 110),
+        (20, None, 0, 110),
+    ],
+)
+def test_the_generator_wakes_when_it_can_act(now: int, due: int | None, waiting: int, expected: int) -> None:
+    assert wake_ns(now, 10, 110, due, waiting) == expected
+
+
+def test_a_full_backlog_takes_no_processor(listener: socket.socket, child_environment: dict[str, str]) -> None:
+    """A busy machine only lowers the share of a processor, so that the limit holds at any speed."""
+    settings = plan(listener.getsockname()[1], rate_per_s=1e6, timeout_s=300.0)
+    with generator(settings, child_environment) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.stdin.write(f"{time.monotonic_ns()}\n")
+        process.stdin.flush()
+        lines = process.stdout
+        windows = (results_from_json(json.loads(line)) for line in iter(lines.readline, ""))
+        full = (window for window in windows if window.waiting == MOST_WAITING)  # the test's timeout ends this
+        next(full)  # in which the backlog may have grown
+        assert next(full).cpu < 0.5
