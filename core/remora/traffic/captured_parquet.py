@@ -14,6 +14,11 @@ from typing import Any, BinaryIO
 from remora.traffic.captured import CapturedError, CapturedTensor, Exchange
 
 _ROWS_AT_ONCE = 16
+_PIECE_BYTES = 8 << 20
+"""Bytes of a column that are read at a time, so that a large row group is not held as a whole.
+
+Smaller pieces would fetch ranges of a file in a bucket again.
+"""
 
 
 def write_parquet(exchanges: Sequence[Exchange], path: Path) -> None:
@@ -49,7 +54,8 @@ def read_parquet(file: BinaryIO) -> Iterator[Exchange]:
     from pyarrow import parquet
 
     try:
-        for batch in parquet.ParquetFile(file, pre_buffer=False).iter_batches(batch_size=_ROWS_AT_ONCE):
+        reader = parquet.ParquetFile(file, buffer_size=_PIECE_BYTES, pre_buffer=False)
+        for batch in reader.iter_batches(batch_size=_ROWS_AT_ONCE):
             yield from map(_exchange, batch.to_pylist())
     except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:  # pyarrow's errors are the first two
         raise CapturedError(f"not a file of captured requests: {error}") from error

@@ -45,14 +45,14 @@ sys.exit(code)
 _MIB = 1 << 20
 
 
-def _write(path: Path, values: np.ndarray, note: str = "") -> Path:
+def _write(path: Path, values: np.ndarray, note: str = "", group_rows: int = 20_000) -> Path:
     """Write columns a, b ... in the format of the suffix, with bad rows and a long column in text formats."""
     names = [f"c{number}" for number in range(values.shape[1])]
     if path.suffix == ".npy":
         np.save(path, values)
     elif path.suffix == ".parquet":
         table = pyarrow.table({name: values[:, place] for place, name in enumerate(names)})
-        pyarrow.parquet.write_table(table, path, row_group_size=20_000)
+        pyarrow.parquet.write_table(table, path, row_group_size=group_rows)
     elif path.suffix == ".csv":
         lines = (
             ",".join([*("" if number in BAD and not note else repr(each) for each in row), note])
@@ -100,9 +100,13 @@ def test_a_run_that_is_killed_again_and_again_gives_the_rows_of_one_that_is_not(
             assert whole.read_bytes() == out.read_bytes()
 
 
-@pytest.mark.parametrize("form", ["csv", "jsonl", "npy", "parquet"])
+@pytest.mark.parametrize(
+    ("form", "group_rows"),
+    [("csv", 0), ("jsonl", 0), ("npy", 0), ("parquet", 20_000), ("parquet", 600_000)],
+    ids=["csv", "jsonl", "npy", "parquet", "parquet-of-one-row-group"],
+)
 def test_a_file_of_three_times_the_length_takes_the_same_memory(
-    form: str, tmp_path: Path, child_environment: dict[str, str]
+    form: str, group_rows: int, tmp_path: Path, child_environment: dict[str, str]
 ) -> None:
     is_text = form in ("csv", "jsonl")
     width = 2 if is_text else 64
@@ -111,7 +115,7 @@ def test_a_file_of_three_times_the_length_takes_the_same_memory(
     peaks, sizes = [], []
     for rows in (50_000, 150_000) if is_text else (200_000, 600_000):
         values = np.random.default_rng(0).random((rows, width)).astype("f4")
-        source = _write(tmp_path / f"{rows}.{form}", values, "n" * 2_000 if is_text else "")
+        source = _write(tmp_path / f"{rows}.{form}", values, "n" * 2_000 if is_text else "", group_rows)
         sizes.append(source.stat().st_size)
         command = ["score", "model.onnx", source.name, f"{rows}.out.npy", "--quiet", "--batch=512", *columns]
         done = subprocess.run(

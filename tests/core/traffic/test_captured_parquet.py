@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import pytest
 
+from counted_reads import CountedReads
 from remora.traffic.captured import CapturedError, CapturedTensor, Exchange
 from remora.traffic.captured_parquet import read_parquet, write_parquet
 
@@ -55,3 +57,18 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     for data in (b"{}", b"", damaged, (tmp_path / "other.parquet").read_bytes()):
         with pytest.raises(CapturedError, match="not a file of captured requests"):
             list(read_parquet(io.BytesIO(data)))
+
+
+def test_a_large_row_group_is_read_in_pieces(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    path = tmp_path / "requests.parquet"
+    contents = [os.urandom(500_000) for _ in range(60)]
+    inputs = [[CapturedTensor("x", "UINT8", (500_000,), content)] for content in contents]
+    write_parquet([ANSWERED._replace(inputs=each) for each in inputs], path)
+    parquet.write_table(parquet.read_table(path), path, write_batch_size=1)  # the least rows of a page
+    file = CountedReads(path.read_bytes())
+    found = read_parquet(io.BufferedReader(file))
+    assert next(found).inputs == inputs[0]
+    assert file.count < 20_000_000
+    assert [each.inputs for each in found] == inputs[1:]

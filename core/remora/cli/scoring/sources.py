@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ ARRAY_COLUMN = "array"
 """Name of the only column of an .npy file."""
 _MOST_COLUMNS = 100_000
 _ROWS_AT_A_TIME = 16
+_PIECE_BYTES = 64 << 10
 _Row = TypeVar("_Row")
 
 
@@ -203,15 +204,33 @@ class NpySource:
         self._file.close()
 
 
+class _Sizes(NamedTuple):
+    """Bytes of the wanted columns in a Parquet file.
+
+    Attributes:
+        row: mean of a row in the row group with the longest rows.
+        group: largest row group in the file.
+        columns: number of columns with values, at least 1.
+    """
+
+    row: int
+    group: int
+    columns: int
+
+
 class ParquetSource:
-    """Parquet file, read through pyarrow one batch of rows at a time."""
+    """Parquet file, read through pyarrow one batch of rows at a time.
+
+    A row group is read as a whole, or in pieces of its columns if it has more bytes than a chunk.
+    """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
-        parquet = import_parquet(name)
+        self._parquet = import_parquet(name)
         self._name = name
-        self._closing = file
+        self._opened = file
         try:
-            self._file: Any = parquet.ParquetFile(file, pre_buffer=False)  # which would hold the whole file
+            # Without `pre_buffer`, which would hold the whole file.
+            self._file: Any = self._parquet.ParquetFile(file, pre_buffer=False)
         except (ValueError, OSError) as error:  # pyarrow's errors are both
             raise InvalidArgumentError(f"'{name}' is not a Parquet file: {error}") from error
         self.columns: Sequence[str] = list(self._file.schema_arrow.names)
@@ -227,8 +246,10 @@ class ParquetSource:
             begin += self._file.metadata.row_group(groups.pop(0)).num_rows
         if not groups:
             return
-        size = max(min(size, most_bytes // self._row_bytes(wanted)), 1)
-        batches = self._file.iter_batches(batch_size=size, row_groups=groups, columns=list(wanted))
+        sizes = self._sizes(wanted)
+        size = max(min(size, most_bytes // sizes.row), 1)
+        file = self._file if sizes.group <= most_bytes else self._in_pieces(most_bytes // sizes.columns)
+        batches = file.iter_batches(batch_size=size, row_groups=groups, columns=list(wanted))
         try:
             for batch in batches:
                 end = begin + batch.num_rows
@@ -241,22 +262,30 @@ class ParquetSource:
         except (ValueError, OSError) as error:
             raise InvalidArgumentError(f"'{self._name}' cannot be read after row {self._row}: {error}") from error
 
-    def _row_bytes(self, wanted: Sequence[str]) -> int:
-        """Return the mean bytes of a row in the row group with the longest rows."""
-        metadata, most = self._file.metadata, 1
+    def _sizes(self, wanted: Sequence[str]) -> _Sizes:
+        metadata = self._file.metadata
         paths = (metadata.schema.column(place).path for place in range(metadata.num_columns))
         places = [place for place, path in enumerate(paths) if path.partition(".")[0] in wanted]
+        row, most = 1, 0
         for group in map(metadata.row_group, range(metadata.num_row_groups)):
-            held = sum(group.column(place).total_uncompressed_size for place in places)
-            most = max(most, held // max(group.num_rows, 1))
-        return most
+            parts = [group.column(place) for place in places]
+            row = max(row, sum(part.total_uncompressed_size for part in parts) // max(group.num_rows, 1))
+            most = max(most, sum(part.total_compressed_size for part in parts))
+        return _Sizes(row, most, max(len(places), 1))
+
+    def _in_pieces(self, size: int) -> Any:
+        """Open the file again, to read about ``size`` bytes of a column at a time."""
+        # Below its buffer, because that of a file in a bucket fetches more than a piece.
+        file = getattr(self._opened, "raw", self._opened)
+        size = max(size, _PIECE_BYTES)
+        return self._parquet.ParquetFile(file, metadata=self._file.metadata, buffer_size=size, pre_buffer=False)
 
     def fraction(self) -> float:
         return self._row / self._total if self._total else 1.0
 
     def close(self) -> None:
         self._file.close()
-        self._closing.close()
+        self._opened.close()
 
 
 def import_parquet(name: str) -> Any:

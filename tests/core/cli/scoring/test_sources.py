@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from counted_reads import CountedReads
 from remora.cli.scoring.sources import open_source
 from remora.errors import InvalidArgumentError
 
@@ -156,3 +157,25 @@ def test_a_chunk_of_long_rows_ends_early(name: str, length: int) -> None:
         assert max(counts) <= 16  # lines are counted by 16
     elif name != "a.parquet":  # whose row groups have four rows
         assert counts == [60]
+
+
+@pytest.mark.parametrize("first", [0, 399_000])
+def test_a_large_row_group_is_read_in_pieces(first: int) -> None:
+    values = np.random.default_rng(0).random((2, 400_000))
+    file = io.BytesIO()
+    table = pyarrow.table({"a": values[0], "b": values[1]})
+    pyarrow.parquet.write_table(table, file, use_dictionary=False, compression="none", data_page_size=20_000)
+    content = file.getvalue()
+    counted = CountedReads(content)
+    source = open_source(io.BufferedReader(counted, 8 << 20), "a.parquet", len(content))
+    opened = counted.count
+    chunks = source.chunks(first, ["a", "b"], 1_000, 400_000)
+    rows = [next(chunks)]
+    if not first:
+        assert 16_000 < counted.count - opened < 600_000, "a piece of each column, and no more for the file's buffer"
+    rows += chunks
+    assert counted.count - opened < 1.2 * len(content)
+    for place, name in enumerate("ab"):
+        assert np.array_equal(np.concatenate([chunk.columns[name] for chunk in rows]), values[place, first:])
+    source.close()
+    assert counted.closed
