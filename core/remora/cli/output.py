@@ -1,4 +1,4 @@
-"""Tables, one-line errors and warnings of the commands.
+"""Tables, files of results, one-line errors and warnings of the commands.
 
 Results go to stdout, everything else to stderr.
 """
@@ -6,10 +6,12 @@ Results go to stdout, everything else to stderr.
 from __future__ import annotations
 
 import logging
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
 class UsageError(Exception):
@@ -55,6 +57,39 @@ def check_writable(path: Path) -> None:
         pass
     if is_new:
         path.unlink()
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file under another name and rename it when it is complete. Raises OSError.
+
+    A link stays a link, and a file keeps its mode. Devices and pipes are written directly.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            write(file)
+        return
+    unfinished = _unfinished(path)
+    try:
+        with unfinished.open("w+b") as file:
+            write(file)
+            synchronise(file)
+        if path.exists():
+            unfinished.chmod(path.stat().st_mode & 0o777)
+        os.replace(unfinished, os.path.realpath(path))
+    except BaseException:
+        unfinished.unlink(missing_ok=True)  # so that a full disk has room for the next trial
+        raise
+
+
+def _unfinished(path: Path) -> Path:
+    target = Path(os.path.realpath(path))
+    return target.with_name(f".{target.name}.unfinished")
+
+
+def synchronise(file: BinaryIO) -> None:
+    """Write a file's buffer and the system's cache to the disk."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 @contextmanager

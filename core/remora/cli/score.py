@@ -13,12 +13,12 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from remora.cli.interrupts import exit_on_interrupt, open_models
-from remora.cli.output import UsageError, columns, warnings_shown
+from remora.cli.output import UsageError, columns, warnings_shown, write_whole
 from remora.cli.scoring import Source, format_of
 from remora.cli.scoring.columns import map_columns, tensor_rows
 from remora.cli.scoring.image_files import LocalImages, StoredImages
 from remora.cli.scoring.images import IMAGE_COLUMN, ImageSource, pixels_of
-from remora.cli.scoring.journal import Journal, explain_full_disk, write_whole
+from remora.cli.scoring.journal import Journal, explain_full_disk
 from remora.cli.scoring.run import Progress, ScoringRun, Work
 from remora.cli.scoring.sinks import join_segments
 from remora.cli.scoring.sources import import_parquet, open_source

@@ -12,8 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from remora.cli.interrupts import INTERRUPTED, open_models, run_aside
-from remora.cli.output import columns, warnings_shown
-from remora.cli.scoring.journal import write_whole
+from remora.cli.output import columns, warnings_shown, write_whole
 from remora.cli.tuning import CostTrial, Goal, LoadResult, Plan, Point, Refused, Result, System, Trial
 from remora.cli.tuning.configuring import app_of, apply_settings, decorator_of, find_folders, stanza
 from remora.cli.tuning.measuring import TrialEngine, loop_in_thread

@@ -10,10 +10,11 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from remora.cli.output import synchronise
 from remora.cli.scoring import Refusal
 from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
 from remora.system import locks
@@ -164,19 +165,6 @@ class Journal:
         shutil.rmtree(self.folder)
 
 
-def write_whole(target: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file under another name and rename it when it is complete. Raises OSError."""
-    unfinished = target.with_name(f".{target.name}.unfinished")
-    try:
-        with unfinished.open("w+b") as file:
-            write(file)
-            synchronise(file)
-        os.replace(unfinished, target)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)  # so that a full disk has room for the next trial
-        raise
-
-
 def checksum(path: Path) -> str:
     """Return the SHA-256 of a file, "" for a missing one."""
     whole = hashlib.sha256()
@@ -187,12 +175,6 @@ def checksum(path: Path) -> str:
     except FileNotFoundError:
         return ""
     return whole.hexdigest()
-
-
-def synchronise(file: BinaryIO) -> None:
-    """Write a file's buffer and the system's cache to the disk."""
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def explain_full_disk(error: OSError, folder: Path, rows: int) -> RemoraError:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remora.backends.onnxruntime.plan import OPENVINO_PROVIDER, TENSORRT_PROVIDER, concurrent_instances
-from remora.cli.scoring.journal import write_whole
+from remora.cli.output import write_whole
 from remora.cli.tuning import Runtime, Settings
 from remora.config import batch_policy, find_config, parse_config, placements, read_config, to_text
 from remora.errors import ConfigError
@@ -203,10 +203,7 @@ def apply_settings(
     if file is not None and "#" in file.read_text(encoding="utf-8-sig"):
         copy = file.with_name(f"{file.name}.before-tune")
         shutil.copy2(file, copy)
-    mode = file.stat().st_mode & 0o777 if file is not None else None
     write_whole(target, lambda out: out.write(text.encode()))
-    if mode is not None:
-        target.chmod(mode)
     return target, copy
 
 

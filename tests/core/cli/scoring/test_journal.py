@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from remora.cli.scoring import Refusal
-from remora.cli.scoring.journal import Journal, explain_full_disk, write_whole
+from remora.cli.scoring.journal import Journal, explain_full_disk
 from remora.errors import InvalidArgumentError, UnavailableError
 
 IDENTITY = {"input": "a.csv", "model": "m"}
@@ -88,20 +88,6 @@ def test_a_damaged_journal_is_found(tmp_path: Path) -> None:
     path.write_bytes(b"nonsense\n")
     with pytest.raises(UnavailableError, match="is damaged"):
         Journal(tmp_path / "j", IDENTITY)
-
-
-def test_an_output_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    (tmp_path / "out").write_bytes(b"old")
-
-    def fail(file: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(OSError, match="No space"):
-        write_whole(tmp_path / "out", fail)
-    assert [path.name for path in tmp_path.iterdir()] == ["out"], "a full disk has its room back"
-    assert (tmp_path / "out").read_bytes() == b"old"
-    write_whole(tmp_path / "out", lambda file: [file.write(b"new")])
-    assert (tmp_path / "out").read_bytes() == b"new"
 
 
 def test_a_run_begins_after_a_kill_amid_the_removal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

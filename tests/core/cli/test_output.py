@@ -1,0 +1,51 @@
+"""Files of results: written whole, and checked before the work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from remora.cli.output import write_whole
+
+
+def write(path: Path, content: bytes) -> None:
+    write_whole(path, lambda file: file.write(content))
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "out").write_bytes(b"old")
+
+    def fail(file: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        write_whole(tmp_path / "out", fail)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"], "a full disk has its room back"
+    assert (tmp_path / "out").read_bytes() == b"old"
+    write(tmp_path / "out", b"new")
+    assert (tmp_path / "out").read_bytes() == b"new"
+
+
+def test_a_link_stays_a_link_and_a_file_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder/out")
+    write(tmp_path / "link", b"first")
+    (tmp_path / "folder" / "out").chmod(0o640)
+    write(tmp_path / "link", b"second")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "folder" / "out").read_bytes() == b"second"
+    assert (tmp_path / "folder" / "out").stat().st_mode & 0o777 == 0o640
+    assert sorted(each.name for each in tmp_path.rglob("*")) == ["folder", "link", "out"]
+
+
+def test_a_pipe_is_written_directly(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write(tmp_path / "pipe", b"rows")
+        assert os.read(reader, 10) == b"rows"
+    finally:
+        os.close(reader)
+    assert [each.name for each in tmp_path.iterdir()] == ["pipe"]
