@@ -5,6 +5,7 @@ Results go to stdout, everything else to stderr.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -51,12 +52,21 @@ def reason_of(error: BaseException) -> str:
 
 
 def check_writable(path: Path) -> None:
-    """Raise OSError for a file of results that cannot be written, before the work."""
-    is_new = not path.exists()
-    with path.open("ab"):
-        pass
-    if is_new:
-        path.unlink()
+    """Raise OSError for a file that `write_whole` cannot write, before the work."""
+    if path.is_file():
+        with path.open("ab"):
+            pass
+    elif path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    elif path.exists():
+        return  # a device or a pipe, where opening waits for a reader
+    unfinished = _unfinished(path)
+    try:
+        with unfinished.open("ab"):
+            pass
+        unfinished.unlink()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:

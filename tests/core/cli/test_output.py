@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remora.cli.output import write_whole
+from remora.cli.output import check_writable, write_whole
 
 
 def write(path: Path, content: bytes) -> None:
@@ -49,3 +49,26 @@ def test_a_pipe_is_written_directly(tmp_path: Path) -> None:
     finally:
         os.close(reader)
     assert [each.name for each in tmp_path.iterdir()] == ["pipe"]
+
+
+@pytest.mark.parametrize("name", ["new", "link", "old", "pipe"])
+def test_a_check_changes_no_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("absent")
+    (tmp_path / "old").write_bytes(b"old")
+    os.mkfifo(tmp_path / "pipe")  # whose opening would block
+    check_writable(tmp_path / name)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["link", "old", "pipe"]
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "old").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("folder", "Is a directory"), ("missing/out", "No such file"), ("file/out", "Not a directory")],
+)
+def test_a_file_that_cannot_be_written_is_refused_with_its_name(name: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=rf"{reason}.*'{tmp_path / name}'"):
+        check_writable(tmp_path / name)
+    assert sorted(each.name for each in tmp_path.rglob("*")) == ["file", "folder"]
