@@ -36,7 +36,7 @@ from remora.cli.load.requests import (
     server_address,
 )
 from remora.cli.load.resources import Usage, mean_usage, read_usage
-from remora.cli.output import UsageError, check_writable, one_line
+from remora.cli.output import UsageError, check_writable, one_line, write_whole
 from remora.errors import RemoraError, UnavailableError
 from remora.system.cpus import usable_cpus
 from remora.traffic.stability import WINDOWS, Window, is_stable
@@ -104,9 +104,9 @@ def _write(options: argparse.Namespace, levels: Sequence[Level]) -> None:
     title = f"remora bench load {' '.join(name for name, _ in options.models) or options.path}"
     print(json.dumps(as_document(levels), indent=2) if options.json_out else as_table(levels), flush=True)
     if options.csv:
-        options.csv.write_text(as_csv(levels), encoding="utf-8")
+        write_whole(options.csv, lambda file: file.write(as_csv(levels).encode()))
     if options.html:
-        options.html.write_text(as_html(title, levels), encoding="utf-8")
+        write_whole(options.html, lambda file: file.write(as_html(title, levels).encode()))
 
 
 class _Progress:

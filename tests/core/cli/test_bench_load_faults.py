@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from generation_models import tiny
 from hosting import ask
 from live_server import free_port, process, until, write_version
 from remora.cli import main
+from remora.cli.load import Plan, Results
 
 SHORT = ("--fixed", "--duration=0.4", "--window=0.2", "--warm-up=0.1")
 TERMINAL = """
@@ -39,6 +41,41 @@ def server(tmp_path_factory: pytest.TempPathFactory, serving: Any) -> Iterator[R
     tiny(models)
     with serving(models, "--backend-config=python,isolation=thread") as running:
         yield running
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Replace the processes of each load by their windows, of which an exception ends the load."""
+
+    def play(*loads: Sequence[Results | BaseException]) -> None:
+        waiting = list(loads)
+
+        @contextmanager
+        def generators(plans: Sequence[Plan]) -> Iterator[Callable[[], Results]]:
+            windows = iter(waiting.pop(0))
+
+            def next_window() -> Results:
+                window = next(windows)
+                if isinstance(window, BaseException):
+                    raise window
+                return window
+
+            yield next_window
+
+        monkeypatch.setattr("remora.cli.bench_load._generators", generators)
+
+    return play
+
+
+def window(answers: int, failures: int = 0, cpu: float = 0.1) -> Results:
+    found = Results(seconds=0.2, cpu=cpu, failures={"Connection refused": failures} if failures else {})
+    for _ in range(answers):
+        found.latency.record(1_000_000)
+        found.service.record(1_000_000)
+    return found
+
+
+PLAYED = ("--path=/x", "--url=http://127.0.0.1:1", "--warm-up=0", "--window=0.2", "--duration=0.6")
 
 
 def _url(server: RunningServer) -> tuple[str, ...]:
@@ -175,6 +212,24 @@ def test_a_full_disk_at_the_end_costs_no_results(server: RunningServer, capsys: 
     shown = capsys.readouterr()
     assert "1 connections" in shown.out
     assert "No space left on device" in shown.err
+
+
+def test_a_full_disk_keeps_the_files_of_an_earlier_load(
+    play: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A limit of the size of files, which is the process's own, stands for the end of the disk."""
+    for name in ("r.csv", "r.html"):
+        (tmp_path / name).write_text("old")
+    most, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for words in (["--csv", str(tmp_path / "r.csv")], ["--html", str(tmp_path / "r.html")]):
+        play([window(5)] * 3)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+        try:
+            assert main(["bench", "load", *PLAYED, *words]) == 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+        assert "File too large" in capsys.readouterr().err
+    assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {"r.csv": "old", "r.html": "old"}
 
 
 def test_a_rate_far_above_what_can_be_sent_ends_in_time_and_is_noted(
