@@ -84,19 +84,18 @@ def bench_load(options: argparse.Namespace) -> int:
     offers = offers or [_Offer(count, 0.0) for count in options.concurrency or (1,)]
     progress = _Progress(options.quiet)
     server = _Server(open_client(options), options)
-    levels: list[Level] = []
+    loads = _Loads(server, options, progress)
     try:
         plan = _plan(server.client, options)
-        processes = options.processes or 1
         for offer in offers:
-            processes = _measure(server, options, plan, offer, processes, progress, levels)
-            progress.note(as_table(levels[-1:]).splitlines()[1])
+            loads.measure(plan, offer)
+            progress.note(as_table(loads.levels[-1:]).splitlines()[1])
     finally:
         progress.clear()
         server.close()
-        if levels:  # also after Ctrl-C, or if the server is gone: what was measured stays true
-            _write(options, levels)
-    return 1 if any(not level.results.latency.count for level in levels) else 0
+        if loads.levels:  # also after Ctrl-C, or if the server is gone: what was measured stays true
+            _write(options, loads.levels)
+    return 1 if any(not level.results.latency.count for level in loads.levels) else 0
 
 
 def _write(options: argparse.Namespace, levels: Sequence[Level]) -> None:
@@ -224,37 +223,42 @@ def split_plan(plan: Plan, connections: int, rate_per_s: float, processes: int) 
 # -- one load ---------------------------------------------------------------------------------------------------------
 
 
-def _measure(
-    server: _Server,
-    options: argparse.Namespace,
-    plan: Plan,
-    offer: _Offer,
-    processes: int,
-    progress: _Progress,
-    levels: list[Level],
-) -> int:
-    """Measure a load and append its results to ``levels``, also those before an exception.
+class _Loads:
+    """Measurement of one load after the other, with the results so far in ``levels``."""
 
-    Returns the number of processes that it takes.
-    """
-    load = offer.text(options.arrivals)
-    most = options.processes or max(usable_cpus() - 1, 1)
-    while True:
-        plans = split_plan(plan, offer.connections, offer.rate_per_s, processes)
-        run = _Run(server, options)
-        try:
-            run.measure(plans, lambda number, found: progress.window(load, number, found))
-        except (KeyboardInterrupt, RemoraError) as error:
-            if run.windows:
+    def __init__(self, server: _Server, options: argparse.Namespace, progress: _Progress) -> None:
+        self._server = server
+        self._options = options
+        self._progress = progress
+        self._processes = options.processes or 1
+        self._most = options.processes or max(usable_cpus() - 1, 1)
+        self.levels: list[Level] = []
+
+    def measure(self, plan: Plan, offer: _Offer) -> None:
+        """Measure a load, again with more processes while the generator is saturated.
+
+        Raises RemoraError. An exception, which may be KeyboardInterrupt, leaves what was measured before it.
+        """
+        load, place = offer.text(self._options.arrivals), len(self.levels)
+        while True:
+            plans = split_plan(plan, offer.connections, offer.rate_per_s, self._processes)
+            run = _Run(self._server, self._options)
+            try:
+                run.measure(plans, lambda number, found: self._progress.window(load, number, found))
+            except (KeyboardInterrupt, RemoraError) as error:
                 reason = "it was interrupted" if isinstance(error, KeyboardInterrupt) else one_line(error)
-                levels.append(run.level(offer, load, len(plans), [f"the load ended early: {reason}"]))
-            raise
-        if run.cpu < _SATURATED or processes >= min(most, offer.connections):
-            break
-        processes = min(processes * 2, most)
-        progress.note(f"the generator is saturated: again with {processes} processes")
-    levels.append(run.level(offer, load, len(plans)))
-    return processes
+                if run.windows:
+                    self.levels[place:] = [run.level(offer, load, len(plans), [f"the load ended early: {reason}"])]
+                elif self.levels[place:]:
+                    level = self.levels[place]
+                    note = f"the repetition with {len(plans)} processes ended early: {reason}"
+                    self.levels[place] = level._replace(notes=[*level.notes, note])
+                raise
+            self.levels[place:] = [run.level(offer, load, len(plans))]
+            if run.cpu < _SATURATED or self._processes >= min(self._most, offer.connections):
+                return
+            self._processes = min(self._processes * 2, self._most)
+            self._progress.note(f"the generator is saturated: again with {self._processes} processes")
 
 
 class _Window(NamedTuple):

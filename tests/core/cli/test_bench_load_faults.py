@@ -20,6 +20,7 @@ from hosting import ask
 from live_server import free_port, process, until, write_version
 from remora.cli import main
 from remora.cli.load import Plan, Results
+from remora.errors import UnavailableError
 
 SHORT = ("--fixed", "--duration=0.4", "--window=0.2", "--warm-up=0.1")
 TERMINAL = """
@@ -75,7 +76,7 @@ def window(answers: int, failures: int = 0, cpu: float = 0.1) -> Results:
     return found
 
 
-PLAYED = ("--path=/x", "--url=http://127.0.0.1:1", "--warm-up=0", "--window=0.2", "--duration=0.6")
+PLAYED = ("--path=/x", "--url=http://127.0.0.1:1", "--warm-up=0.01", "--window=0.2", "--duration=0.6")
 
 
 def _url(server: RunningServer) -> tuple[str, ...]:
@@ -191,6 +192,42 @@ def test_control_c_in_a_terminal_prints_what_was_measured(
     assert "req/s, p99 " in text
     assert "2 connections: the load ended early: it was interrupted" in text
     assert "Traceback" not in text
+
+
+SATURATED = "the generator is saturated (95% of a processor): the server can do more"
+
+
+@pytest.mark.parametrize(
+    ("repetition", "requests", "notes"),
+    [
+        (
+            [KeyboardInterrupt()],
+            15,
+            [SATURATED, "the repetition with 2 processes ended early: it was interrupted"],
+        ),
+        (
+            [UnavailableError("a process of the load generator ended")],
+            15,
+            [SATURATED, "the repetition with 2 processes ended early: a process of the load generator ended"],
+        ),
+        ([window(7), KeyboardInterrupt()], 7, ["the load ended early: it was interrupted"]),
+    ],
+    ids=["interrupted-at-once", "failed-at-once", "interrupted-later"],
+)
+def test_a_repetition_that_ends_early_leaves_what_was_measured(
+    repetition: list[Results | BaseException],
+    requests: int,
+    notes: list[str],
+    play: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("remora.cli.bench_load.usable_cpus", lambda: 4)
+    play([window(5, cpu=0.95)] * 3, repetition)
+    code = main(["bench", "load", *PLAYED, "--concurrency=8", "--json-out"])
+    assert code == (130 if isinstance(repetition[-1], KeyboardInterrupt) else 1)
+    (level,) = json.loads(capsys.readouterr().out)
+    assert (level["requests"], level["notes"]) == (requests, notes)
 
 
 def test_a_file_for_results_that_cannot_be_written_is_refused_before_the_load(
