@@ -265,7 +265,7 @@ class _Window(NamedTuple):
     """Results of a window, and the totals and the use of the server's machine at its end."""
 
     results: Results
-    totals: Totals
+    totals: Totals | None
     usage: Sequence[Usage]
 
 
@@ -278,7 +278,7 @@ class _Run:
     def __init__(self, server: _Server, options: argparse.Namespace) -> None:
         self._server = server
         self._options = options
-        self._before: Totals = {}
+        self._before: Totals | None = None
         self.windows: list[_Window] = []
 
     def measure(self, plans: Sequence[Plan], show: Callable[[int, Results], None]) -> None:
@@ -395,21 +395,20 @@ class _Server:
         headers = request_headers(options) if url and server_address(url)[0].hostname == parts.hostname else {}
         self._metrics = HttpClient(url, min(options.timeout, _METRICS_TIMEOUT_S), headers) if url else None
 
-    def statistics(self) -> Totals:
-        """Return the totals of the models, empty if the server has no statistics."""
+    def statistics(self) -> Totals | None:
+        """Return the totals of the models, or None if the server does not state them."""
         totals: dict[str, tuple[int, int]] = {}
-        for name in self._names:
-            try:
+        try:
+            for name in self._names:
                 document = call_json(self.client, "GET", f"{model_path(name, self._version)}/stats")
-                rows = document["model_stats"]
-            except (RemoraError, KeyError, TypeError):
-                return {}
-            for row in rows:
-                for key, value in row["inference_stats"].items():
-                    count, ns = totals.get(key, (0, 0))
-                    totals[key] = count + int(value.get("count", 0)), ns + int(value.get("ns", 0))
-                executed, inferred = totals.get("executions", (0, 0))
-                totals["executions"] = executed + int(row["execution_count"]), inferred + int(row["inference_count"])
+                for row in document["model_stats"]:
+                    for key, value in row["inference_stats"].items():
+                        count, ns = totals.get(key, (0, 0))
+                        totals[key] = count + int(value.get("count", 0)), ns + int(value.get("ns", 0))
+                    batches, rows = totals.get("executions", (0, 0))
+                    totals["executions"] = batches + int(row["execution_count"]), rows + int(row["inference_count"])
+        except (RemoraError, KeyError, TypeError, ValueError, AttributeError):
+            return None
         return totals
 
     def usage(self) -> list[Usage]:
@@ -440,8 +439,13 @@ def _metrics_url(parts: SplitResult) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{_METRICS_PORT}/metrics"
 
 
-def mean_times(before: Totals, after: Totals) -> dict[str, float]:
-    """Return mean microseconds per request between two statistics, and the mean rows of a batch."""
+def mean_times(before: Totals | None, after: Totals | None) -> dict[str, float]:
+    """Return mean microseconds per request between two statistics, and the mean rows of a batch.
+
+    Without one of the statistics there are no times, because those of the other have another span.
+    """
+    if before is None or after is None:
+        return {}
     found: dict[str, float] = {}
     names = {"queue": "queue", "compute_input": "input", "compute_infer": "infer", "compute_output": "output"}
     for key, name in {"success": "whole", **names}.items():

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -38,12 +38,13 @@ METADATA = {
 
 
 class Double(BaseHTTPRequestHandler):
-    """Server of one model without statistics, which answers by ``act`` and keeps the requests."""
+    """Server of one model, which answers by ``act``, keeps the requests, and has the statistics of a list."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     act: Callable[[Double], None]
     bodies: list[tuple[int, bytes]]
+    statistics: list[bytes]
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -51,6 +52,8 @@ class Double(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         found = {"m": json.dumps(METADATA).encode(), "other": json.dumps(METADATA).encode(), "metrics": METRICS}
         name = self.path.removeprefix("/v2/models/").strip("/")
+        if name == "m/stats" and self.statistics:
+            found[name] = self.statistics.pop(0)
         self.reply(200 if name in found else 404, found.get(name, b"{}"))
 
     def do_POST(self) -> None:
@@ -69,9 +72,12 @@ class Double(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def double(act: Callable[[Double], None]) -> Iterator[tuple[str, list[tuple[int, bytes]]]]:
+def double(
+    act: Callable[[Double], None], statistics: Sequence[bytes] = ()
+) -> Iterator[tuple[str, list[tuple[int, bytes]]]]:
     bodies: list[tuple[int, bytes]] = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("D", (Double,), {"act": staticmethod(act), "bodies": bodies}))
+    fields = {"act": staticmethod(act), "bodies": bodies, "statistics": list(statistics)}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("D", (Double,), fields))
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
@@ -330,6 +336,16 @@ def test_the_use_of_the_machine_comes_from_the_metrics(server: Any, capsys: pyte
     assert machine[0]["machine"]["memory MiB"] > 0
 
 
+def test_a_server_whose_statistics_cannot_be_read_once_has_no_share(capsys: pytest.CaptureFixture[str]) -> None:
+    times = {"success": {"count": 1_000_000, "ns": 10**12}}
+    row = {"inference_stats": times, "execution_count": 10, "inference_count": 10}
+    whole = json.dumps({"model_stats": [row]}).encode()
+    damaged: list[Any] = [row | {"inference_count": "none"}]
+    for first in (b"", b"{}", json.dumps({"model_stats": damaged}).encode()):
+        with double(lambda handler: handler.reply(200), [first, *[whole] * 5]) as (url, _):
+            assert bench(capsys, "m", "--url", url)[0]["server_us"] == {}
+
+
 def test_windows_are_shown_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with double(lambda handler: handler.reply(200)) as (url, _):
         words = ["bench", "load", "m", "--url", url, *SHORT[:2], "--warm-up=0.2", "--rate=50", "--connections=2"]
@@ -439,3 +455,4 @@ def test_the_servers_share_is_the_difference_of_two_statistics() -> None:
     after = {"success": (20, 51_000), "queue": (20, 10_500), "executions": (7, 18)}
     assert mean_times(before, after) == {"whole": 5.0, "queue": 1.0, "rows per batch": 4.0}
     assert mean_times({}, {}) == {}
+    assert mean_times(None, after) == mean_times(before, None) == {}, "the totals of a server are not those of a load"

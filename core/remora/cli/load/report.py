@@ -89,7 +89,9 @@ def as_table(levels: Sequence[Level]) -> str:
         if any(values_of(level) for level in levels):
             names = list(dict.fromkeys(name for level in levels for name in values_of(level)))
             table_ = [(title, *names)]
-            table_ += [(level.load, *(f"{values_of(level).get(name, 0):.1f}" for name in names)) for level in levels]
+            for level in levels:
+                values = values_of(level)
+                table_.append((level.load, *(f"{values[name]:.1f}" if name in values else "-" for name in names)))
             parts.append(columns(table_))
     notes = [f"{level.load}: {note}" for level in levels for note in level.notes]
     notes += [f"{level.load}: {count} x {why}" for level in levels for why, count in level.results.failures.items()]
@@ -130,8 +132,8 @@ def as_csv(levels: Sequence[Level]) -> str:
         for field, _ in streams:
             times += _times(getattr(results, field)).values()
         times += [round(results.events_per_s, 2), round(results.tokens_per_s, 2)] if streams else []
-        inside = [round(level.server.get(name, 0.0), 1) for name in server]
-        inside += [level.usage.columns().get(name, 0.0) for name in machine]
+        inside: list[float | str] = [round(level.server[name], 1) if name in level.server else "" for name in server]
+        inside += [level.usage.columns().get(name, "") for name in machine]
         lines.writerow([*line, level.stable, *times, *inside, level.processes, round(results.cpu, 3)])
     return out.getvalue()
 

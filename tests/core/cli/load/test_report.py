@@ -63,6 +63,8 @@ def test_the_use_of_the_machine_stands_beside_the_loads() -> None:
     rows = list(csv.DictReader(io.StringIO(as_csv(used))))
     assert [row["machine_cpu_percent"] for row in rows] == ["25.0", "50.0"]
     assert rows[0]["machine_memory_mib"] == "1.0"
+    assert re.search(r"^8 <connections> +50\.0 +-$", text, re.MULTILINE), "an unknown figure is not 0"
+    assert rows[1]["machine_memory_mib"] == ""
 
 
 def test_the_document_and_csv_have_the_same_figures() -> None:
