@@ -95,7 +95,7 @@ def bench_load(options: argparse.Namespace) -> int:
         server.close()
         if loads.levels:  # also after Ctrl-C, or if the server is gone: what was measured stays true
             _write(options, loads.levels)
-    return 1 if any(not level.results.latency.count for level in loads.levels) else 0
+    return 1 if any(not level.answered for level in loads.levels) else 0
 
 
 def _write(options: argparse.Namespace, levels: Sequence[Level]) -> None:
@@ -319,8 +319,13 @@ class _Run:
         before = self.windows[skipped - 1].totals if skipped else self._before
         results = merge_results([each.results for each in windows], same_time=False)
         usage = mean_usage([reading for each in windows for reading in each.usage])
-        notes = [*notes, *_limits(offer, results)]
-        return Level(load, results, self.stable, processes, mean_times(before, windows[-1].totals), notes, usage)
+        last = windows[-1]
+        times = mean_times(before, last.totals)
+        # A window without failures may be too short for an answer.
+        is_lost = bool(last.results.failures) and not last.results.latency.count
+        notes = [*notes, *(["all requests of the last window failed"] if is_lost else []), *_limits(offer, results)]
+        answered = results.latency.count > 0 and not is_lost
+        return Level(load, results, self.stable, processes, times, notes, usage, answered)
 
 
 def _limits(offer: _Offer, results: Results) -> Iterator[str]:

@@ -230,6 +230,25 @@ def test_a_repetition_that_ends_early_leaves_what_was_measured(
     assert (level["requests"], level["notes"]) == (requests, notes)
 
 
+@pytest.mark.parametrize(
+    ("windows", "code", "notes"),
+    [
+        ([window(5), window(5, failures=1), window(0, failures=3)], 1, ["all requests of the last window failed"]),
+        ([window(5), window(0, failures=3), window(1, failures=3)], 0, []),
+        ([window(5), window(5), window(0)], 0, []),
+        ([window(0), window(0), window(0)], 1, []),
+    ],
+    ids=["lost", "back-again", "slow", "never-there"],
+)
+def test_the_exit_code_shows_that_a_server_is_lost(
+    windows: list[Results], code: int, notes: list[str], play: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(windows)
+    assert main(["bench", "load", *PLAYED, "--json-out"]) == code
+    (level,) = json.loads(capsys.readouterr().out)
+    assert level["notes"] == notes
+
+
 def test_a_file_for_results_that_cannot_be_written_is_refused_before_the_load(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

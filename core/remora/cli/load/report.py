@@ -29,6 +29,7 @@ class Level(NamedTuple):
         server: mean times of a request in the server in microseconds, empty without statistics.
         notes: what limits the meaning of the results.
         usage: of the server's machine meanwhile.
+        answered: False if no request was answered, or if all requests of the last window failed.
     """
 
     load: str
@@ -38,6 +39,7 @@ class Level(NamedTuple):
     server: Mapping[str, float]
     notes: Sequence[str]
     usage: Usage = Usage()
+    answered: bool = True
 
 
 def as_document(levels: Sequence[Level]) -> list[dict[str, Any]]:
