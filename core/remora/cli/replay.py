@@ -26,10 +26,12 @@ SAME, DIFFERS, FAILED, SKIPPED = "same", "differs", "failed", "skipped"
 def replay(options: argparse.Namespace) -> int:
     """Run `remora replay`; return 1 if an answer differs or a request fails.
 
-    Raises UsageError for a file that cannot be read, RemoraError without a server.
+    Raises UsageError for a file that cannot be read, RemoraError without a server or a valid key. The counts until then
+    are printed.
     """
     client = open_client(options)
     counts: Counter[str] = Counter()
+    finished = False
     try:
         for place, exchange in exchanges_of(options.file):
             if options.model and exchange.model != options.model:
@@ -40,16 +42,22 @@ def replay(options: argparse.Namespace) -> int:
                 print(f"{place}: {exchange.model}: {outcome}: {why}")
             if sum(counts.values()) == options.most:
                 break
+        finished = True
     finally:
         client.close()
-    if options.json_out:
+        if finished or counts:
+            _print_counts(counts, as_json=options.json_out)
+    return int(counts[DIFFERS] + counts[FAILED] > 0)
+
+
+def _print_counts(counts: Counter[str], *, as_json: bool) -> None:
+    if as_json:
         print(json.dumps({name: counts[name] for name in (SAME, DIFFERS, FAILED, SKIPPED)}))
     else:
         print(
             f"{counts[SAME]} answers are the same, {counts[DIFFERS]} differ, {counts[FAILED]} requests failed, "
             f"{counts[SKIPPED]} skipped (redacted inputs, streams)"
         )
-    return int(counts[DIFFERS] + counts[FAILED] > 0)
 
 
 def exchanges_of(place: str) -> Iterator[tuple[str, Exchange]]:

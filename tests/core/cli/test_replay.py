@@ -1,4 +1,4 @@
-"""Places of captured requests that `remora replay` reads: files, folders and buckets."""
+"""`remora replay`: the files, folders and buckets that it reads, and the counts that it prints."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from object_store import ObjectStore, store_of_environment
-from remora.cli import replay
+from remora.cli import main, replay
+from remora.cli.client import ApiAnswer
 from remora.cli.output import UsageError
-from remora.errors import NotFoundError, UnsupportedError
+from remora.errors import NotFoundError, RemoraError, UnavailableError, UnsupportedError
 from remora.traffic.captured import CapturedTensor, Exchange, line_of
 from remora.traffic.captured_parquet import write_parquet
 
@@ -123,3 +124,52 @@ def test_a_bucket_is_read_by_folder_and_by_file(store: ObjectStore, tmp_path: Pa
     assert [value for _, value in read(f"{root}/all.parquet")] == [4]
     with pytest.raises(NotFoundError, match="no files of captured requests"):
         read(f"{scheme}://bucket/none")
+
+
+class ScriptedClient:
+    """Client of a server whose answers are listed; an error stands for none."""
+
+    name = "http://server"
+
+    def __init__(self, *answers: ApiAnswer | RemoraError) -> None:
+        self._answers = list(answers)
+        self.closed = False
+
+    def exchange(self, method: str, path: str, body: bytes = b"", header_length: int | None = None) -> ApiAnswer:
+        answer = self._answers.pop(0)
+        if isinstance(answer, RemoraError):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self.closed = True
+
+
+SAME = ApiAnswer(200, None, b'{"outputs": [{"name": "IN", "datatype": "INT32", "shape": [1, 1], "data": [1]}]}')
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (ApiAnswer(401, None, b'{"error": "the key has expired"}'), "http://server answered 401: the key has expired"),
+        (UnavailableError("cannot connect to http://server"), "cannot connect to http://server"),
+    ],
+)
+def test_a_replay_that_ends_early_prints_what_it_has_counted(
+    answer: ApiAnswer | RemoraError,
+    reason: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(lines_of(1, 1, 1))
+    for before, shown in (([SAME, SAME], "2 answers are the same, 0 differ"), ([], "")):
+        client = ScriptedClient(*before, answer)
+        monkeypatch.setattr(replay, "open_client", lambda options, client=client: client)
+        assert main(["replay", str(path), "--against", "http://server"]) == 1
+        printed = capsys.readouterr()
+        assert reason in printed.err
+        assert printed.out.startswith(shown)
+        assert bool(printed.out) == bool(shown), "without an answer there is nothing to count"
+        assert client.closed
