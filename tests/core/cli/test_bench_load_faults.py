@@ -177,10 +177,10 @@ def test_control_c_in_a_terminal_prints_what_was_measured(
     ours, theirs = os.openpty()
     words = ("bench", "load", "m", *_url(server), "--duration=600", "--window=0.2", "--fixed", "--processes=2")
     command = [sys.executable, "-c", TERMINAL, os.ttyname(theirs), *words, "--concurrency=2"]
-    with subprocess.Popen(command, env=child_environment, start_new_session=True) as load:
+    with subprocess.Popen(command, env=child_environment, start_new_session=True, pass_fds=[theirs]) as load:
         try:
+            os.close(theirs)  # the load has it open from the start, and its end ends what can be read
             shown = _read(ours, b"window 2: ")
-            os.close(theirs)  # the load has it open, so that the end of the load is the end of what can be read
             os.write(ours, b"\x03")
             shown += _read(ours, b"")
             assert load.wait() == 130
