@@ -158,7 +158,9 @@ class JsonLines:
     def lines(self, entries: Iterable[Entry], offset_ns: int) -> list[str]:
         """Return the lines of requests; see `TextLines.lines`."""
         made, at_ms, at_second, second_text, stamp = [], -1, -1, "", ""
-        at_model = at_version = named_model = ""
+        at_model: str | None = None
+        at_version: str | None = None
+        named_model = ""
         at_spent, at_rows, at_batch, execution = (0, 0, 0), -1, 0, ""
         for line, status, end_ns, took_ns, size, peer, request_id, run in entries:
             wall_ms = (end_ns + offset_ns) // 1_000_000

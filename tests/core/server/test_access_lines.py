@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from remora.protocols.http1 import Head
 from remora.server.access_lines import (
@@ -126,3 +130,82 @@ def test_names_and_ids_of_clients_are_escaped(name: str) -> None:
 )
 def test_only_a_short_printable_id_is_accepted(value: bytes | None, text: str) -> None:
     assert valid_id(value) == text
+
+
+NAMELESS: Run = ("", "", 2, 8, 5_000, (1_000, 20_000, 3_000), "")
+
+
+@pytest.mark.parametrize(
+    "runs", [(NAMELESS,), (NAMELESS, NAMELESS), (RUN, NAMELESS), (None, NAMELESS), (NAMELESS, None, RUN, NAMELESS)]
+)
+def test_the_line_of_an_execution_without_the_name_of_its_model_is_whole(runs: tuple[Run | None, ...]) -> None:
+    made = [entry(line_of_head(HEAD), run=run) for run in runs]
+    lines = [json.loads(line) for line in JsonLines().lines(made, OFFSET_NS)]
+    assert [line.get("model") for line in lines] == [None if run is None else run[0] for run in runs]
+    assert [line.get("queue_us") for line in lines] == [None if run is None else 5 for run in runs]
+    for printer in (TextLines(), TextLines(iso8601=True)):
+        found = [TEXT.fullmatch(line) for line in printer.lines(made, OFFSET_NS)]
+        assert [match and match["model"] for match in found] == [None if run is None else run[0] for run in runs]
+
+
+TEXT = re.compile(
+    r"(?P<time>[-\dT:]+(?: [\d:,]+|Z)) [IWE] remora\.access: (?P<peer>\S+) (?P<message>.+) bytes=(?P<size>\d+) "
+    r"took=(?P<took>\d+)us(?: id=(?P<id>\S+))?"
+    r"(?: model=(?P<model>\S*)/(?P<version>\d*) queue=(?P<queue>\d+)us compute=(?P<compute>\d+)us rows=(?P<rows>\d+) "
+    r"batch=(?P<batch>\d+))?(?: trace=(?P<trace>\w+))?(?: key=(?P<key>\S+))?\n"
+)
+"""A line of text."""
+HEADS = (
+    line_of_head(HEAD, "team"),
+    line_of_head(Head("GET", '/"}\n\\', ())),
+    line_of_call(((b":path", b"/s/m"), (b"traceparent", TRACE)), "a"),
+)
+TIMES = st.integers(0, 10**11)
+
+
+def batches(names: st.SearchStrategy[str]) -> st.SearchStrategy[list[Entry]]:
+    """Return batches whose models and ids of V2 have these names."""
+    counts, versions = st.integers(1, 999), st.sampled_from(("", "1", "23"))
+    runs = st.tuples(names, versions, counts, counts, TIMES, st.tuples(TIMES, TIMES, TIMES), names)
+    sizes, statuses = st.integers(0, 1 << 40), st.sampled_from((0, 5, 13, 200, 404, 503))
+    peers, ids = st.sampled_from(("", "10.0.0.1", "::1")), st.sampled_from(("", "r1"))
+    entries = st.tuples(st.sampled_from(HEADS), statuses, TIMES, TIMES, sizes, peers, ids, st.none() | runs)
+    return st.lists(entries, min_size=1, max_size=40)
+
+
+@given(batches(st.sampled_from(("", "m", 'm"},"evil":1', "größe")) | st.text(max_size=3)))
+def test_each_line_of_json_is_one_object_with_the_values_of_its_request(made: list[Entry]) -> None:
+    printed = JsonLines().lines(made, OFFSET_NS)
+    assert len(printed) == len(made)
+    for (line, status, end_ns, took_ns, size, peer, request_id, run), text in zip(made, printed, strict=True):
+        assert text.endswith("}\n")
+        assert text.count("\n") == 1
+        members = json.loads(text)
+        request = members["httpRequest"]
+        assert members["message"] == f"{line.title} {status}"
+        assert request["status"] == (200 if line.grpc else status)
+        assert members.get("grpc_status") == (status if line.grpc else None)
+        milliseconds = timedelta(milliseconds=(end_ns + OFFSET_NS) // 1_000_000)
+        assert datetime.fromisoformat(members["timestamp"]) == datetime(1970, 1, 1, tzinfo=UTC) + milliseconds
+        assert (request["responseSize"], request["remoteIp"]) == (str(size), peer)
+        assert re.fullmatch(r"\d+\.\d{6}s", request["latency"])
+        assert abs(float(request["latency"][:-1]) - took_ns / 1e9) < 1e-6
+        assert members.get("request_id", "") == (request_id or (run[6] if run is not None else ""))
+        names = ("model", "version", "rows", "batch_size", "queue_us", "compute_us")
+        found = tuple(members.get(name) for name in names)
+        assert found == ((*run[:4], run[4] // 1000, sum(run[5]) // 1000) if run is not None else (None,) * 6)
+
+
+@pytest.mark.parametrize("iso8601", [False, True])
+@given(made=batches(st.sampled_from(("", "m", "resnet-50"))))
+def test_each_line_of_text_has_the_values_of_its_request(iso8601: bool, made: list[Entry]) -> None:
+    printed = TextLines(iso8601=iso8601).lines(made, OFFSET_NS)
+    for (line, status, _end_ns, took_ns, size, peer, request_id, run), text in zip(made, printed, strict=True):
+        found = TEXT.fullmatch(text)
+        assert found is not None
+        assert found["message"] == f"{line.title} {status}"
+        assert (found["peer"], found["size"], found["took"]) == (peer or "-", str(size), str(took_ns // 1000))
+        assert (found["id"] or "") == (request_id or (run[6] if run is not None else ""))
+        figures = None if run is None else (*run[:4], run[4] // 1000, sum(run[5]) // 1000)
+        names = ("model", "version", "rows", "batch", "queue", "compute")
+        assert found.group(*names) == ((None,) * 6 if figures is None else tuple(map(str, figures)))
