@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from typing import Any
 
 from remora.protocols.http1 import Head
 from remora.protocols.http2.frames import Fields
@@ -72,18 +72,25 @@ class RequestLine:
 
         It is the first members, up to the value of ``responseSize`` in ``httpRequest``, and the last ones.
         """
-        severity = _severity(self, status)
+        severity, request, last = self.members(status)
         first = {
             "severity": severity,
             "level": "WARN" if severity == "WARNING" else severity,
             "logger": LOGGER,
             "message": f"{self.title} {status}",
-            "httpRequest": self._request | {"status": 200 if self.grpc else status},
+            "httpRequest": request,
         }
-        last = ({"grpc_status": status} if self.grpc else {}) | self._members
         start = f'{json.dumps(first, separators=(",", ":"))[1:-2]},"responseSize":"'
         made = self.starts[status] = (start, f",{json.dumps(last, separators=(',', ':'))[1:-1]}" if last else "")
         return made
+
+    def members(self, status: int) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        """Return the severity and members of lines with this status.
+
+        They are the first ones of ``httpRequest`` and the last ones of the line.
+        """
+        request = self._request | {"status": 200 if self.grpc else status}
+        return _severity(self, status), request, ({"grpc_status": status} if self.grpc else {}) | self._members
 
 
 def line_of_head(head: Head, key: str = "") -> RequestLine:
@@ -172,7 +179,7 @@ class JsonLines:
                 stamp = f'{second_text}.{wall_ms % 1000:03d}Z",'
             start, more = line.starts.get(status) or line.json(status)
             us = (took_ns + 500) // 1000
-            took = f"0.{str(1_000_000 + us)[1:]}" if us < 1_000_000 else f"{took_ns / 1e9:.6f}"
+            took = f"0.{str(1_000_000 + us)[1:]}" if us < 1_000_000 else f"{us // 1_000_000}.{us % 1_000_000:06d}"
             named = request_id or (run is not None and run[6])
             if named:
                 more = f',"request_id":"{_escaped(named)}"{more}'
@@ -199,14 +206,22 @@ def _escaped(text: str) -> str:
     return text if plain else json.dumps(text)[1:-1]
 
 
-def line_of_text(text: str) -> Line:
-    """Return a line of `JsonLines` as data."""
-    members = json.loads(text)
-    time_text, severity, logger, message = (
-        members.pop(name) for name in ("timestamp", "severity", "logger", "message")
-    )
-    del members["level"]  # another form of the severity
-    return Line(datetime.fromisoformat(time_text).timestamp(), severity, logger, message, members)
+def line_of_entry(entry: Entry, offset_ns: int) -> Line:
+    """Return the line of a request as data, with the members that `JsonLines` prints."""
+    line, status, end_ns, took_ns, size, peer, request_id, run = entry
+    severity, request, last = line.members(status)
+    us = (took_ns + 500) // 1000
+    latency = f"{us // 1_000_000}.{us % 1_000_000:06d}s"
+    first = {"httpRequest": request | {"responseSize": str(size), "latency": latency, "remoteIp": peer}}
+    execution: dict[str, Any] = {}
+    if run is not None:
+        model, version, rows, batch, queue_ns, spent_ns, v2_id = run
+        execution = {"model": model, "version": version, "queue_us": queue_ns // 1000}
+        execution |= {"compute_us": sum(spent_ns) // 1000, "rows": rows, "batch_size": batch}
+        request_id = request_id or v2_id
+    named = {"request_id": request_id} if request_id else {}
+    seconds = (end_ns + offset_ns) // 1_000_000 / 1000
+    return Line(seconds, severity, LOGGER, f"{line.title} {status}", first | execution | named | last)
 
 
 def valid_id(value: bytes | None) -> str:

@@ -35,8 +35,8 @@ from remora.server.access_lines import (
     TextLines,
     is_failure,
     line_of_call,
+    line_of_entry,
     line_of_head,
-    line_of_text,
 )
 from remora.server.http.exchange import (
     Answerer,
@@ -113,13 +113,13 @@ class AccessWriter:
             "ISO8601": TextLines(iso8601=True),
         }
         self._export = logs.OURS.export
-        self._exported = JsonLines()
+        self._export_failed = False
         self._entries: list[Entry] = []
         self._lines: list[str] = []
-        self._copies: list[str] = []
+        self._exported: list[tuple[list[Entry], int]] = []
         self._collected = 0  # lines that are printed and not yet passed to the thread
         self._timer: asyncio.TimerHandle | None = None
-        self._queue: SimpleQueue[tuple[int, list[str], list[str]] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[int, list[str], list[tuple[list[Entry], int]]] | None] = SimpleQueue()
         self._passed = 0  # lines passed to the thread; only the loop changes it
         self._written = 0  # only the thread changes it
         self._thread: threading.Thread | None = None
@@ -156,7 +156,7 @@ class AccessWriter:
             return
         self._lines.append("".join(self._printer.lines(entries, self._offset_ns)))  # the lines' memory is used again
         if self._export is not None:
-            self._copies += self._exported.lines(entries, self._offset_ns)
+            self._exported.append((entries, self._offset_ns))
         self._collected += len(entries)
         if self._collected >= _MOST_COLLECTED:
             self.pass_on()
@@ -173,8 +173,8 @@ class AccessWriter:
                 self._thread = threading.Thread(target=self._serve, name="remora access log", daemon=True)
                 self._thread.start()
             self._passed += self._collected
-            self._queue.put((self._collected, self._lines, self._copies))
-            self._lines, self._copies, self._collected = [], [], 0
+            self._queue.put((self._collected, self._lines, self._exported))
+            self._lines, self._exported, self._collected = [], [], 0
         self._begin_window()
 
     @property
@@ -184,18 +184,28 @@ class AccessWriter:
 
     def _serve(self) -> None:
         while (batch := self._queue.get()) is not None:
-            count, lines, copies = batch
+            count, lines, exported = batch
             try:
                 self._write("".join(lines))
-            except (OSError, ValueError):  # standard error is closed or full; the requests must go on
+            except Exception:  # standard error is closed or full; the requests must go on
                 self.dropped += count
-            if self._export is not None:
-                for copy in copies:
-                    self._export(line_of_text(copy))
+            for entries, offset_ns in exported:
+                self._pass_to_export(entries, offset_ns)
             self._written += count
             self._report()
         self._quiet_until_ns = 0
         self._report()
+
+    def _pass_to_export(self, entries: list[Entry], offset_ns: int) -> None:
+        """Export the lines of entries; a line that fails must not end the thread."""
+        for entry in entries:
+            try:
+                if self._export is not None:
+                    self._export(line_of_entry(entry, offset_ns))
+            except Exception:
+                if not self._export_failed:
+                    self._export_failed = True
+                    _log.exception("a line of the access log cannot be exported; further failures are not logged")
 
     def _report(self) -> None:
         """Log the number of dropped lines, at most once a minute."""

@@ -19,6 +19,7 @@ from remora.server.access_lines import (
     Run,
     TextLines,
     line_of_call,
+    line_of_entry,
     line_of_head,
     valid_id,
 )
@@ -161,6 +162,7 @@ HEADS = (
     line_of_call(((b":path", b"/s/m"), (b"traceparent", TRACE)), "a"),
 )
 TIMES = st.integers(0, 10**11)
+NAMES = st.sampled_from(("", "m", 'm"},"evil":1', "größe")) | st.text(max_size=3)
 
 
 def batches(names: st.SearchStrategy[str]) -> st.SearchStrategy[list[Entry]]:
@@ -173,7 +175,7 @@ def batches(names: st.SearchStrategy[str]) -> st.SearchStrategy[list[Entry]]:
     return st.lists(entries, min_size=1, max_size=40)
 
 
-@given(batches(st.sampled_from(("", "m", 'm"},"evil":1', "größe")) | st.text(max_size=3)))
+@given(batches(NAMES))
 def test_each_line_of_json_is_one_object_with_the_values_of_its_request(made: list[Entry]) -> None:
     printed = JsonLines().lines(made, OFFSET_NS)
     assert len(printed) == len(made)
@@ -194,6 +196,17 @@ def test_each_line_of_json_is_one_object_with_the_values_of_its_request(made: li
         names = ("model", "version", "rows", "batch_size", "queue_us", "compute_us")
         found = tuple(members.get(name) for name in names)
         assert found == ((*run[:4], run[4] // 1000, sum(run[5]) // 1000) if run is not None else (None,) * 6)
+
+
+@given(batches(NAMES))
+def test_a_line_is_exported_with_the_members_of_its_json(made: list[Entry]) -> None:
+    for each, text in zip(made, JsonLines().lines(made, OFFSET_NS), strict=True):
+        members = json.loads(text)
+        seconds, *named, exported = line_of_entry(each, OFFSET_NS)
+        assert abs(datetime.fromisoformat(members.pop("timestamp")).timestamp() - seconds) < 1e-6
+        del members["level"]  # another form of the severity
+        assert [members.pop(name) for name in ("severity", "logger", "message")] == named
+        assert exported == members
 
 
 @pytest.mark.parametrize("iso8601", [False, True])

@@ -22,7 +22,9 @@ from remora.server import access_log
 from remora.server.access_lines import Entry
 from remora.server.access_log import AccessLog, AccessWriter, _status_in
 from remora.server.http.exchange import Cancellable, Exchange, bind
+from remora.system import logs
 from remora.system.clock import SystemClock
+from remora.system.log_lines import Line
 
 HEAD = Head("POST", "/v2/models/m/infer", ((b"X-Request-Id", b"r1"),))
 ANSWER = HttpAnswer(200, (), [b"ab", b"cde"])
@@ -181,8 +183,9 @@ def test_a_writer_that_blocks_costs_entries_and_not_memory_and_reports_them(
     assert f"{writer.dropped} requests are missing" in caplog.text
 
 
-def test_a_write_that_fails_is_counted_and_the_thread_goes_on() -> None:
-    failures = [OSError("disk full")]
+@pytest.mark.parametrize("error", [OSError("disk full"), ValueError("closed"), RuntimeError("reentrant call")])
+def test_a_write_that_fails_is_counted_and_the_thread_goes_on(error: Exception) -> None:
+    failures = [error]
 
     def write(_lines: str) -> None:
         if failures:
@@ -237,6 +240,29 @@ class Timers:
 
     def cancel(self) -> None:
         self.due.clear()
+
+
+def test_a_line_that_cannot_be_exported_costs_no_other_line_and_is_reported_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    exported, written = list[str](), list[str]()
+
+    def export(line: Line) -> None:
+        size = line.members["httpRequest"]["responseSize"]
+        if size != "2":
+            raise KeyError(size)
+        exported.append(line.message)
+
+    monkeypatch.setattr(logs.OURS, "export", export)
+    writer = AccessWriter(Timers(), written.append, FakeClock())  # type: ignore[arg-type]
+    for _ in range(2):
+        log_many(writer, 3)
+        writer.pass_on()
+    writer.close(60.0)
+    assert "".join(written).count("\n") == 6
+    assert exported == ["POST /v2/models/m/infer 200"] * 2
+    assert (writer.waiting, writer.dropped) == (0, 0)
+    assert caplog.text.count("cannot be exported") == 1
 
 
 def test_the_thread_is_woken_once_in_a_window_and_gets_all_lines_of_it() -> None:
