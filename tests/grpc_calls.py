@@ -6,10 +6,22 @@ from collections.abc import Callable
 from typing import Any
 
 from remora.protocols.grpc.framing import Opening
+from remora.protocols.http2.frames import HEADERS, PING, PREFACE, SETTINGS, frame, pack
 from remora.server.grpc.call import GrpcCall
 from remora.server.grpc.streaming import Streaming
 
 OPENING = Opening("/s/m", (), None, b"identity")
+_INFER = (
+    (b":method", b"POST"),
+    (b":scheme", b"http"),
+    (b":path", b"/inference.GRPCInferenceService/ModelInfer"),
+    (b":authority", b"localhost"),
+    (b"content-type", b"application/grpc"),
+    (b"te", b"trailers"),
+)
+PONG = b"opened??"
+UNFINISHED = PREFACE + frame(SETTINGS, 0, 0, b"") + frame(HEADERS, 4, 1, pack(_INFER)) + frame(PING, 0, 0, PONG)
+"""Bytes of a client that opens a call and sends no message. The answer to its ping contains `PONG`."""
 
 
 class FakeLink:

@@ -51,6 +51,7 @@ from remora.server.shutdown import (
     log_in_flight,
     on_signals,
     shut_down,
+    until_lost,
     until_sequences_end,
 )
 from remora.system import logs
@@ -245,6 +246,7 @@ class Server:
         if self._lateness is not None:
             self._lateness.stop()
         if self._access is not None:
+            await until_lost()
             self._access.close()
         if countdown is not None:
             countdown.cancel()

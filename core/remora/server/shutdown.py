@@ -33,6 +33,8 @@ LAST_RECORDS_S = 1.0
 _POLL_S = 0.01
 _HELD_S = 2.0
 """Additional time until a process is ended whose interpreter lock is held by native code."""
+_LOST_TURNS = 2
+"""Turns of the loop until an aborted connection is lost: the next one, and behind TLS the one after that."""
 
 T = TypeVar("T")
 
@@ -73,6 +75,15 @@ async def shut_down(parts: Sequence[Drainable], end: float) -> bool:
     for part in reversed(parts):
         done = part.close() and done
     return done
+
+
+async def until_lost() -> None:
+    """Wait until `connection_lost` has ended the calls of closed connections.
+
+    The loop calls it in later turns.
+    """
+    for _ in range(_LOST_TURNS):
+        await asyncio.sleep(0)
 
 
 class EngineDrain:

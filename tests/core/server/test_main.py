@@ -21,6 +21,7 @@ from remora.server.grpc.opening import Grpcio
 from remora.server.host import Host
 from remora.server.main import Server, ready_table
 from remora.server.option_checks import StartError
+from remora.system import logs
 
 PATIENCE_S = 60.0
 
@@ -253,3 +254,30 @@ def test_the_table_names_no_grpc_on_the_http_port_without_its_package(
             await server.stop()
 
     asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+
+
+def test_a_call_that_the_exit_timeout_cuts_off_has_a_line_in_the_access_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
+    from grpc_calls import PONG, UNFINISHED
+
+    written: list[str] = []
+    monkeypatch.setattr(logs.OURS, "write", written.append)
+
+    async def run() -> None:
+        options = ServerOptions(
+            allow_http=False, allow_metrics=False, grpc_port=0, grpc_transport="own", access_log="all"
+        )
+        engine = Engine(model_control_mode="explicit", model_repository=(tmp_path,), exit_timeout_secs=0)
+        server = Server(engine, options)
+        await server.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.ports.grpc)
+        writer.write(UNFINISHED)
+        await reader.readuntil(PONG)
+        assert not await server.stop(announce=False)
+        writer.close()
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+    (line,) = written
+    assert " POST /inference.GRPCInferenceService/ModelInfer 1 bytes=0 " in line

@@ -46,6 +46,7 @@ from remora.server.option_checks import (
     logs_requests,
     open_key_check,
 )
+from remora.server.shutdown import until_lost
 from remora.system import logs
 from remora.system.cpus import usable_cpus
 from remora.system.tuning import Tuning, apply, freeze
@@ -276,8 +277,6 @@ class Front:
             return
         self.ended.set()
         self._connections.close()
-        if self._access is not None:
-            self._access.close()
         for service in self._calls:
             service.close()
         if self._counting is not None:
@@ -285,12 +284,15 @@ class Front:
         self._channel.flush()
         self._channel.close()
         self._loop.remove_reader(self._control.fileno())
-        self._control.close()
-        logs.OURS.end_export(_LAST_WORDS_S)
 
-    @property
-    def exit_code(self) -> int:
-        """0 after a clean end."""
+    async def wait(self) -> int:
+        """Wait for the end, write the last lines and return the exit code, 0 after a clean end."""
+        await self.ended.wait()
+        await until_lost()
+        if self._access is not None:
+            self._access.close()
+        self._control.close()  # the engine's process soon kills a front that has closed it
+        logs.OURS.end_export(_LAST_WORDS_S)
         return 1 if self._failed else 0
 
     # -- counts -----------------------------------------------------------------------------------------------------
@@ -321,9 +323,7 @@ class Front:
 async def _run(control: socket.socket, ends: Ends, poll_ns: int) -> int:
     front = Front(control, ends, lambda: freeze(Tuning()), poll_ns)
     front.start()
-    await front.ended.wait()
-    await asyncio.sleep(0)  # one turn for what the connections still write
-    return front.exit_code
+    return await front.wait()
 
 
 def main(arguments: dict[str, Any]) -> None:

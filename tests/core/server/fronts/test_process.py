@@ -13,6 +13,7 @@ import pytest
 from remora.options import ServerOptions
 from remora.server.fronts import codec
 from remora.server.fronts.codec import Kind, Message
+from remora.system import logs
 
 channels = pytest.importorskip("remora.server.fronts.channel", reason="needs mmap and event fds")
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has anonymous shared memory")
@@ -35,7 +36,7 @@ HTTP = {
 class Conductor:
     """The engine's side of a front that runs on the same loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, **options: Any) -> None:
         from remora.server.fronts.process import Front
 
         self.got: list[Message] = []
@@ -46,7 +47,7 @@ class Conductor:
         self.channel = channels.LoopChannel(ours, self.got.append, print, serves=True)
         self.front = Front(remote, theirs)
         self.front.start()
-        self.order(b"O", {"options": codec.plain_options(ServerOptions()), "log": LOG})
+        self.order(b"O", {"options": codec.plain_options(ServerOptions(**options)), "log": LOG})
 
     def order(self, kind: bytes, content: Any) -> None:
         self.control.send(kind + json.dumps(content).encode())
@@ -90,8 +91,7 @@ def test_a_front_serves_the_connections_that_it_is_given() -> None:
         conductor.channel.send(Kind.DRAIN)
         async with asyncio.timeout(PATIENCE_S):
             assert await loop.sock_recv(client, 4096) == b""
-            await conductor.front.ended.wait()
-        assert conductor.front.exit_code == 0
+            assert await conductor.front.wait() == 0
         client.close()
         conductor.channel.close()
         conductor.control.close()
@@ -104,8 +104,7 @@ def test_a_front_ends_when_the_engines_process_has_ended(caplog: pytest.LogCaptu
         conductor = Conductor()
         conductor.control.close()
         async with asyncio.timeout(PATIENCE_S):
-            await conductor.front.ended.wait()
-        assert conductor.front.exit_code == 1
+            assert await conductor.front.wait() == 1
         conductor.channel.close()
 
     asyncio.run(main())
@@ -117,10 +116,37 @@ def test_a_front_ends_when_it_cannot_read_what_the_engine_sends(caplog: pytest.L
         conductor = Conductor()
         conductor.channel.send(Kind.ANSWER, 1, [], ref=77)
         async with asyncio.timeout(PATIENCE_S):
-            await conductor.front.ended.wait()
-        assert conductor.front.exit_code == 1
+            assert await conductor.front.wait() == 1
         conductor.channel.close()
         conductor.control.close()
 
     asyncio.run(main())
     assert "unknown head 77" in caplog.text
+
+
+def test_a_call_that_the_end_of_a_front_cuts_off_has_a_line_in_the_access_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
+    from grpc_calls import PONG, UNFINISHED
+
+    written: list[str] = []
+    monkeypatch.setattr(logs.OURS, "write", written.append)
+
+    async def main() -> None:
+        conductor, loop = Conductor(access_log="all"), asyncio.get_running_loop()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await loop.sock_recv(conductor.control, 8) == b"R"
+        conductor.order(b"P", {**HTTP, "grpc": True, "most_bytes": 1 << 20})
+        client, received = conductor.hand(0), b""
+        await loop.sock_sendall(client, UNFINISHED)
+        async with asyncio.timeout(PATIENCE_S):
+            while PONG not in received:
+                received += await loop.sock_recv(client, 4096)
+            conductor.channel.send(Kind.CLOSE)
+            assert await conductor.front.wait() == 0
+        client.close()
+        conductor.channel.close()
+        conductor.control.close()
+
+    asyncio.run(main())
+    (line,) = written
+    assert " POST /inference.GRPCInferenceService/ModelInfer 1 bytes=0 " in line
