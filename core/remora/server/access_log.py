@@ -125,13 +125,13 @@ class AccessWriter:
         self._thread: threading.Thread | None = None
         self._reported = 0
         self._quiet_until_ns = 0
-        self._begin_window()
 
     def put(self, entry: Entry) -> None:
         """Queue the line of an entry."""
         entries = self._entries
         entries.append(entry)
         if self._timer is None:
+            self._begin_window()
             self._timer = self._loop.call_later(_WINDOW_S, self.pass_on)
         if len(entries) >= _PRINTED_AT_ONCE:
             self._print()
@@ -144,7 +144,7 @@ class AccessWriter:
             self._thread.join(timeout_s)
 
     def _begin_window(self) -> None:
-        """Use the current format of the log and difference of the clocks from now on."""
+        """Use the present format and difference of the clocks until the lines are passed on."""
         self._printer = self._printers[logs.OURS.change({}).log_format]
         self._offset_ns = self._clock.wall_ms() * 1_000_000 - self.now_ns()
 
@@ -162,7 +162,7 @@ class AccessWriter:
             self.pass_on()
 
     def pass_on(self) -> None:
-        """Pass all lines to the thread and begin another window."""
+        """Pass all lines to the thread; the next entry begins another window."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -175,7 +175,6 @@ class AccessWriter:
             self._passed += self._collected
             self._queue.put((self._collected, self._lines, self._exported))
             self._lines, self._exported, self._collected = [], [], 0
-        self._begin_window()
 
     @property
     def waiting(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 import threading
@@ -279,6 +280,31 @@ def test_the_thread_is_woken_once_in_a_window_and_gets_all_lines_of_it() -> None
         assert written[-1].count("\n") == 100
         assert not timers.due
     writer.close(60.0)
+
+
+class SteppedClock(FakeClock):
+    """Clock whose wall-clock time is set apart from its monotonic time."""
+
+    ahead_ms = 0
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.ahead_ms
+
+
+def test_lines_after_a_pause_have_the_format_and_the_clock_of_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "OURS", logs.Log(logging.Logger("remora.test")))
+    clock, written = SteppedClock(), list[str]()
+    writer = AccessWriter(Timers(), written.append, clock)  # type: ignore[arg-type]
+    log_many(writer, 1)
+    writer.pass_on()
+    logs.OURS.change({"log_format": "json"})
+    clock.ahead_ms = 86_400_000
+    clock.advance(5_000_000_000)
+    log_many(writer, 1)
+    writer.close(60.0)
+    first, second = written
+    assert " remora.access: " in first
+    assert json.loads(second)["timestamp"] == "1970-01-02T00:00:06.000Z"
 
 
 def test_a_burst_wakes_the_thread_before_the_window_ends() -> None:
