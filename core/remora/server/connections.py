@@ -247,6 +247,7 @@ class Connections:
 
     def close(self) -> bool:
         """See `Drainable.close`."""
+        self._return_at = inf  # the executor may soon take no more work, and the process returns all its memory
         if self._sweeper is not None:
             self._sweeper.cancel()
         connections = self._open()

@@ -153,6 +153,26 @@ def test_memory_is_returned_to_the_system_when_a_connection_with_much_of_it_clos
     run(work)
 
 
+def test_no_memory_is_returned_to_the_system_by_connections_that_the_end_closes() -> None:
+    failed: list[object] = []
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: failed.append(context["message"]))
+        connections = Connections(ServerOptions())
+        account = connections.held.account()
+        account.add(100 << 20)
+        connections.close()
+        loop.call_soon(account.close)  # as connection_lost does in the next turn
+        await loop.shutdown_default_executor()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert connections.held.total == 0
+
+    run(work)
+    assert not failed
+
+
 def test_an_announced_end_tells_clients_to_close() -> None:
     async def work() -> None:
         connections = Connections(ServerOptions())
