@@ -176,13 +176,12 @@ def exposure(options: ServerOptions) -> str:
 
     API keys, tokens, client certificates and a restriction of inference count as protection.
     """
+    on_http = _restricts(options.http_restricted_api)
+    on_grpc = _restricts(grpc_restrictions(options))
     ports = (
-        (options.allow_http, options.http_address, options.http_root_cert or _restricts(options.http_restricted_api)),
-        (
-            options.allow_grpc,
-            options.grpc_address or options.http_address,
-            options.grpc_use_ssl_mutual or _restricts(options.grpc_restricted_protocol),
-        ),
+        (options.allow_http, options.http_address, options.http_root_cert or on_http),
+        (options.grpc_on_http_port, options.http_address, options.http_root_cert or on_grpc),
+        (options.allow_grpc, options.grpc_address or options.http_address, options.grpc_use_ssl_mutual or on_grpc),
     )
     open_to = sorted({address for on, address, guarded in ports if on and not guarded and not is_loopback(address)})
     if not open_to or options.api_key or options.api_keys_file or options.jwt_jwks:

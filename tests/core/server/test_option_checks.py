@@ -100,6 +100,7 @@ def test_a_pattern_ignores_case_and_an_invalid_one_names_its_flag() -> None:
 
 
 ANYWHERE = {"http_address": "0.0.0.0"}
+SHARED = {**ANYWHERE, "grpc_on_http_port": True}
 
 
 @pytest.mark.parametrize(
@@ -114,6 +115,19 @@ ANYWHERE = {"http_address": "0.0.0.0"}
         ({**ANYWHERE, "http_root_cert": "ca.pem"}, "0.0.0.0"),
         ({**ANYWHERE, "allow_grpc": False, "http_restricted_api": ("health,inference:key=x",)}, ""),
         ({**ANYWHERE, "allow_grpc": False, "http_restricted_api": ("model-repository:key=x",)}, "0.0.0.0"),
+        ({**SHARED, "http_restricted_api": ("inference:key=x",)}, ""),
+        (
+            {
+                **SHARED,
+                "allow_grpc": False,
+                "http_restricted_api": ("inference:k=x",),
+                "grpc_restricted_protocol": ("health:k=x",),
+            },
+            "0.0.0.0",
+        ),
+        ({**SHARED, "http_restricted_api": ("inference:k=x",), "grpc_restricted_protocol": ("inference:k=x",)}, ""),
+        ({**SHARED, "allow_grpc": False, "http_root_cert": "ca.pem"}, ""),
+        ({**ANYWHERE, "http_restricted_api": ("inference:key=x",)}, "0.0.0.0"),
         ({**ANYWHERE, "api_keys_file": "keys.json"}, ""),
         ({**ANYWHERE, "api_key": ("ci:infer=sha256:0",)}, ""),
     ],
