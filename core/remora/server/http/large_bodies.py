@@ -43,6 +43,8 @@ _PAUSE_S = 5.0
 """Age of a pause of the oldest generation at which a collection may run, because other garbage would pile up."""
 _ELEMENT_BYTES = 16
 """Size of an element of BYTES that costs as much as a larger one."""
+_COUNTED_AT_ONCE = 512
+"""Elements of BYTES whose lengths are added before the sum is compared with the limit."""
 _THREADS = 2
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
@@ -101,40 +103,46 @@ def has_long_texts(form: InferForm, data: Sequence[Data]) -> bool:
 
 def prints_large(response: Response, reply: ReplyFormat, *, compressed: bool) -> bool:
     """Return True if an answer is encoded in a thread, because that takes long."""
-    size = 0
+    room = LARGE_BYTES
     for output in response.outputs:
         if compressed or output.datatype == "BYTES" or not (reply.all_binary or reply.binary(output.name)):
-            size += printed_bytes(output)
-    return size > LARGE_BYTES
+            room -= _printed_bytes(output, room)
+    return room < 0
 
 
 def joins_long_texts(response: Response) -> bool:
     """Return True if joining the elements of its outputs takes long."""
-    size = 0
+    room = LARGE_BYTES
     for output in response.outputs:
         if output.datatype == "BYTES":
-            size += printed_bytes(output)
-    return size > LARGE_BYTES
+            room -= _printed_bytes(output, room)
+    return room < 0
 
 
-def printed_bytes(output: Tensor) -> int:
-    """Return the bytes of an output's numbers or texts, by which its answer is large."""
+def are_large(responses: Iterable[Response]) -> bool:
+    """Return True if an answer of these responses, all printed as JSON, is encoded in a thread."""
+    room = LARGE_BYTES
+    for response in responses:
+        for output in response.outputs:
+            room -= _printed_bytes(output, room)
+        if room < 0:
+            return True
+    return False
+
+
+def _printed_bytes(output: Tensor, room: int) -> int:
+    """Return the bytes of numbers or texts, or those of the first texts if they exceed ``room``."""
     data = output.data
     if output.datatype != "BYTES":
         return data.nbytes
     if data.size > LARGE_BYTES // _ELEMENT_BYTES:
         return data.size * _ELEMENT_BYTES
-    return sum([len(element) for element in data.reshape(-1).tolist()])
-
-
-def are_large(responses: Iterable[Response]) -> bool:
-    """Return True if an answer of these responses, all printed as JSON, is encoded in a thread."""
-    size = 0
-    for response in responses:
-        size += sum(map(printed_bytes, response.outputs))
-        if size > LARGE_BYTES:
-            return True
-    return False
+    elements, size = data.reshape(-1), 0
+    for begin in range(0, len(elements), _COUNTED_AT_ONCE):
+        size += sum(map(len, elements[begin : begin + _COUNTED_AT_ONCE].tolist()))
+        if size > room:
+            break
+    return size
 
 
 class CollectorPause:

@@ -38,6 +38,7 @@ from remora.server.http.large_bodies import (
     LargeBodies,
     LargeRequest,
     are_large,
+    joins_long_texts,
     prints_large,
 )
 from remora.server.http.openai import OpenAiRoutes
@@ -462,6 +463,33 @@ def test_an_answer_is_large_by_what_is_printed(datatype: str, data: Any, large: 
     response = Response((Tensor("OUT", datatype, data),))
     assert are_large([response]) is large
     assert are_large([response] * 2) is large
+
+
+class Counted(bytes):
+    """Text that counts how often its length is read."""
+
+    reads = 0
+
+    def __len__(self) -> int:
+        Counted.reads += 1
+        return super().__len__()
+
+
+def test_the_lengths_of_texts_are_added_up_to_the_limit_only() -> None:
+    texts = np.array([Counted(b"x" * 1_000)] * 16_000, object)
+    outputs = [Tensor(name, "BYTES", texts) for name in ("A", "B")]
+    for is_large in (joins_long_texts, lambda response: are_large([response])):
+        Counted.reads = 0
+        assert is_large(Response(outputs))
+        assert LARGE_BYTES // 1_000 < Counted.reads <= 2_000
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_texts_of_several_outputs_are_large_together(more: int) -> None:
+    halves = [np.array([b"x" * 16] * (LARGE_BYTES // 32), object), np.array([b"x" * (LARGE_BYTES // 2 + more)], object)]
+    response = Response([Tensor("OUT", "BYTES", half) for half in halves])
+    assert joins_long_texts(response) == are_large([response]) == bool(more)
+    assert prints_large(response, ReplyFormat.of(True, {}), compressed=False) == bool(more)
 
 
 def test_many_small_responses_are_a_large_answer() -> None:
