@@ -265,7 +265,10 @@ class Watcher(Protocol):
         """
 
     def is_current(self) -> bool:
-        """Return True if the caller is in the loop's thread."""
+        """Return True if the caller is in the loop's thread, and the loop runs."""
+
+    def is_closed(self) -> bool:
+        """Return True if the loop will not run again."""
 
 
 class Mailbox(Protocol):

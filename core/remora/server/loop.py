@@ -79,24 +79,29 @@ class LoopMailbox:
 
     def is_current(self) -> bool:
         """See ``Watcher.is_current``."""
-        return threading.get_ident() == self._thread
+        # The next loop may run in the same thread, or in one with the same identifier.
+        return threading.get_ident() == self._thread and self._loop.is_running()
+
+    def is_closed(self) -> bool:
+        """See ``Watcher.is_closed``."""
+        return self._loop.is_closed()
 
     def post(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
         """Deliver at once in the loop's thread, else with one wake-up of the loop."""
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self._thread and self._loop.is_running():
             run_replies(deliveries)
             return
         try:
             self._loop.call_soon_threadsafe(run_replies, deliveries)
         except RuntimeError:  # the loop and all its connections are closed
-            _log.debug("%d answers came after the server stopped", len(deliveries))
+            _log.debug("%d answers came after their event loop was closed", len(deliveries))
 
     def defer(self, work: Callable[[], None]) -> bool:
         """Run ``work`` in the loop's next turn, after all requests that arrived in this turn.
 
-        Returns False outside the loop's thread.
+        Returns False outside the loop's thread, and if the loop does not run.
         """
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread or not self._loop.is_running():
             return False
         if self._due is not None:
             self._due.append(work)

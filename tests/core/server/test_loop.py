@@ -220,6 +220,34 @@ def test_only_the_loops_own_thread_is_current() -> None:
     assert asyncio.run(main()) == (True, False)
 
 
+def test_a_closed_loop_is_not_current_in_the_next_loop_of_its_thread() -> None:
+    async def first() -> LoopMailbox:
+        return LoopMailbox(asyncio.get_running_loop())
+
+    async def second() -> None:
+        assert mailbox.is_closed()
+        assert not mailbox.is_current()
+        assert not mailbox.defer(lambda: pytest.fail("it ran"))
+        mailbox.post([(ticket_of(reply=lambda *_: pytest.fail("answered")), OUTCOME)])
+
+    mailbox = asyncio.run(first())
+    asyncio.run(second())
+
+
+def test_a_stopped_loop_is_not_current_and_answers_when_it_runs_again() -> None:
+    answered: list[Outcome] = []
+    loop = asyncio.new_event_loop()
+    mailbox = LoopMailbox(loop)
+    assert not mailbox.is_closed()
+    assert not mailbox.is_current()
+    assert not mailbox.defer(lambda: pytest.fail("it ran"))
+    mailbox.post([(ticket_of(reply=lambda _, outcome: answered.append(outcome)), OUTCOME)])
+    assert answered == []
+    loop.run_until_complete(asyncio.sleep(0))
+    assert answered == [OUTCOME]
+    loop.close()
+
+
 class Clocked:
     """Loop whose time is set by hand."""
 

@@ -9,7 +9,11 @@ afterwards and never sleeps longer than its timeout.
 Large tensors lie in the arena of the sender. The receiver sees them as views, and returns the room when the last view
 is released. A side without room in its arena or ring waits: that is the backpressure.
 
-Invariant: a reading thread never waits to write, and a sleeping reader is woken or times out.
+An event loop may be closed, stopped or blocked while an answer arrives. The background thread therefore looks at the
+ring periodically, and reads what the loop has left for some time.
+
+Invariant: a reading thread never waits to write, a sleeping reader is woken or times out, and no message stays unread
+because of an event loop.
 """
 
 from __future__ import annotations
@@ -204,6 +208,7 @@ class MemoryChannel:
         self._front.register(ends.front, select.POLLIN)
         self._closed = False
         self._unwatch: Callable[[], None] | None = None
+        self._left: tuple[int, float] | None = None  # position of an unread message, and since when it is unread
         self._resting = AWAY  # the thread that the other side wakes while no front reads
         self._wakes = {  # a reader's state -> the event fds that wake it, here and on the other side
             WAITING: (ends.front, ends.peer_front),
@@ -374,12 +379,14 @@ class MemoryChannel:
     def watch(self, watcher: Watcher, work: Callable[[int], None]) -> None:
         """Have an event loop call ``work`` instead of waking the background thread.
 
-        ``work`` must call ``turn``. Raises PeerLostError if the channel is closed.
+        It replaces an earlier loop. ``work`` must call ``turn``. Raises PeerLostError if the channel is closed.
         """
         with self._sending:
             if self._closed:
                 raise PeerLostError
-            self._unwatch = watcher.watch(self._ends.loop, work)
+            unwatch, self._unwatch = self._unwatch, watcher.watch(self._ends.loop, work)
+            if unwatch is not None:
+                unwatch()
         self._resting = LOOP
         if self._reading.acquire(blocking=False):
             self.leave()  # otherwise the current reader does so when it ends
@@ -461,6 +468,21 @@ class MemoryChannel:
         Raises as ``next`` does; exceptions of ``handle`` propagate.
         """
         self._read_all(self._ends.back, handle)
+
+    def read_for_loop(self, handle: Handle, now_s: float, patience_s: float) -> None:
+        """Handle all messages if the watching event loop has left them for ``patience_s``.
+
+        The background thread calls this periodically. It costs no system call while the loop reads. Raises as ``next``
+        does.
+        """
+        position = self._in.unread
+        if position is None or self._resting != LOOP:
+            self._left = None
+        elif self._left is None or self._left[0] != position:
+            self._left = position, now_s
+        elif now_s - self._left[1] >= patience_s:
+            self._left = None
+            self.background(handle)
 
     def poll_in_loop(self, handle: Handle, *, last: bool) -> Look:
         """Handle all available messages in the watching event loop, which does not sleep.

@@ -1,7 +1,7 @@
 """Connection to one worker process run, with its outstanding executions and requests.
 
-Messages are handled by the thread that reads them: the thread that runs an execution, the event loop that has begun
-one, or the supervisor's thread. Handlers never wait.
+Messages are handled by the thread that reads them: the thread that runs an execution, the event loop that watches the
+worker, or the supervisor's thread. Handlers never wait.
 
 Invariant: every execution and request is answered exactly once, by the worker or by the end of its process.
 """
@@ -189,6 +189,7 @@ class WorkerConnection:
         self._running: dict[int, _Running] = {}
         self._late: dict[int, _Late] = {}
         self._watched: tuple[Watcher, MemoryChannel] | None = None
+        self._watching = threading.Lock()  # held to change ``_watched``
         self._poll: LoopPoll | None = None
         self._flushing = threading.Lock()
         self._outbox: deque[tuple[MessageKind, int, Sequence[Draft]]] = deque()
@@ -327,24 +328,40 @@ class WorkerConnection:
     def _watched_by(self, watcher: Watcher) -> MemoryChannel | None:
         """Return the channel if this loop watches it.
 
-        The first loop that calls this becomes the watching one.
+        The first loop that calls this becomes the watching one, and after its end the next that calls.
         """
+        watched = self._watched
+        if watched is not None and watched[0] is watcher:
+            return watched[1]
         channel = self.channel
-        if self._watched is None and isinstance(channel, MemoryChannel):
+        if not isinstance(channel, MemoryChannel):
+            return None
+        with suppress(PeerLostError), self._watching:
+            if self._watched is None or self._watched[0].is_closed():
+                self._watch(watcher, channel)
+                return channel
+        return None
 
-            def turn(wake: int) -> None:
-                try:
-                    channel.turn(wake, self.handle)
-                except (WireError, RingError) as error:
-                    self.fail_protocol(error)
+    def _watch(self, watcher: Watcher, channel: MemoryChannel) -> None:
+        """Have a loop read the messages. Raises PeerLostError if the channel is closed."""
 
+        def turn(wake: int) -> None:
             try:
-                channel.watch(watcher, turn)
-            except PeerLostError:
-                return None
-            self._watched = watcher, channel
-            self._poll = LoopPoll(channel.budget, watcher.call_next, partial(self._look, channel), monotonic_ns)
-        return self._watched[1] if self._watched is not None and self._watched[0] is watcher else None
+                channel.turn(wake, self.handle)
+            except (WireError, RingError) as error:
+                self.fail_protocol(error)
+
+        channel.watch(watcher, turn)
+        self._watched = watcher, channel
+        self._poll = LoopPoll(channel.budget, watcher.call_next, partial(self._look, channel), monotonic_ns)
+
+    def read_for_loop(self, now_s: float) -> None:
+        """Handle the messages that the watching loop has left unread, as a closed one does.
+
+        The supervisor's thread calls this. Raises as ``MemoryChannel.next`` does.
+        """
+        if self._watched is not None:
+            self._watched[1].read_for_loop(self.handle, now_s, POLL_S)
 
     def _stream_of(self, number: int, execution: Execution, index: int) -> _Stream:
         return _Stream(

@@ -121,6 +121,12 @@ class Ring:
         return self._words[_TAIL] == self._words[_HEAD]
 
     @property
+    def unread(self) -> int | None:
+        """Position of the first record that has not been read, or None. Any thread may ask."""
+        head = self._words[_HEAD]
+        return None if self._words[_TAIL] == head else head
+
+    @property
     def state(self) -> int:
         """Thread to wake after a ``put``."""
         return self._words[_STATE]

@@ -282,6 +282,7 @@ class Supervisor:
             try:
                 if channel.back_fd in events or process.exit_fd in events:
                     channel.background(connection.handle)
+                connection.read_for_loop(time.monotonic())  # before the timeouts, because it may have answered
                 connection.check_executions()
                 channel.tidy()
             except (WireError, RingError) as error:

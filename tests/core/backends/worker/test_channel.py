@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -80,6 +80,51 @@ def test_a_wake_up_is_kept_for_later_only_if_the_reader_still_looks(
     assert select.select([server.back_fd], [], [], 0)[0], "who leaves a message behind wakes the background"
     server.background(lambda message: seen.append(message.kind))
     assert seen == [MessageKind.LOG]
+
+
+class DeafLoop:
+    """Loop that reads nothing, as one that is closed or blocked."""
+
+    def watch(self, fd: int, work: Callable[[int], None]) -> Callable[[], None]:
+        return lambda: None
+
+
+def test_the_background_reads_what_a_loop_has_left_for_some_time(
+    sides: tuple[channels.MemoryChannel, channels.MemoryChannel],
+) -> None:
+    server, worker = sides
+    late: list[int] = []
+
+    def look(now_s: float) -> list[int]:
+        server.read_for_loop(lambda message: late.append(message.number), now_s, 1.0)
+        return late
+
+    server.watch(DeafLoop(), lambda _fd: None)
+    assert look(0.0) == []
+    worker.send(MessageKind.LOG, 1)
+    assert look(5.0) == []
+    assert look(5.9) == []
+    assert server.poll_in_loop(lambda _message: None, last=True) is Look.FOUND
+    worker.send(MessageKind.LOG, 2)
+    assert look(6.1) == [], "another message has waited"
+    assert look(7.2) == [2]
+    worker.send(MessageKind.LOG, 3)
+    assert look(8.0) == [2]
+    assert look(9.0) == [2, 3]
+
+
+def test_the_background_leaves_to_the_front_what_it_has_not_read(
+    sides: tuple[channels.MemoryChannel, channels.MemoryChannel],
+) -> None:
+    server, worker = sides
+    server.watch(DeafLoop(), lambda _fd: None)
+    with server.front():
+        worker.send(MessageKind.LOG, 1)
+        for now_s in range(3):
+            server.read_for_loop(lambda _message: pytest.fail("the background has read"), now_s, 1.0)
+        message = server.next(0)
+        assert message is not None
+        assert message.number == 1
 
 
 def test_an_execution_disturbs_no_reader_and_is_found_by_the_next_one(

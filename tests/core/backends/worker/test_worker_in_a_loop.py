@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -216,13 +217,67 @@ def test_much_data_is_left_to_a_thread(loop: Loop) -> None:
 def test_a_second_loop_is_not_served_while_the_first_watches(loop: Loop) -> None:
     async def first() -> None:
         await loop.run(request())
+        watching, loop.mailbox = loop.mailbox, None
+        await asyncio.to_thread(go, second())
+        loop.mailbox = watching
+        await loop.run(request())
 
     async def second() -> None:
-        loop.mailbox = None
         assert loop.begin(request()) is None
 
     go(first())
-    go(second())
+
+
+def test_the_next_loop_watches_when_the_first_is_closed(loop: Loop) -> None:
+    for _ in range(3):
+        loop.mailbox = None
+        go(_run_once(loop, request()))
+    assert loop.ends == 3
+
+
+def begin_held(loop: Loop) -> SimpleQueue[Any]:
+    """Begin a batch that runs until "go" exists, and return the queue of its end."""
+    results: SimpleQueue[Any] = SimpleQueue()
+    mailbox = LoopMailbox(asyncio.get_running_loop())
+    assert loop.instance.begin(Execution([request("until told")]), mailbox, results.put)
+    return results
+
+
+def test_an_answer_is_read_after_the_end_of_its_loop(loop: Loop, folder: Path) -> None:
+    async def leave() -> SimpleQueue[Any]:
+        return begin_held(loop)
+
+    results = asyncio.run(leave())
+    (folder / "go").touch()
+    (outcome,) = results.get(timeout=PATIENCE_S)
+    assert values(outcome) == [0, 2, 4]
+    go(_run_once(loop, request()))
+
+
+def test_an_answer_is_read_while_its_loop_is_blocked(loop: Loop, folder: Path) -> None:
+    async def main() -> None:
+        results = begin_held(loop)
+        (folder / "go").touch()
+        (outcome,) = results.get(timeout=PATIENCE_S)  # blocks the loop
+        assert values(outcome) == [0, 2, 4]
+
+    go(main())
+
+
+def test_a_batch_begun_behind_that_of_a_closed_loop_runs_after_it(loop: Loop, folder: Path) -> None:
+    async def leave() -> SimpleQueue[Any]:
+        return begin_held(loop)
+
+    async def main() -> None:
+        behind = loop.begin(request())
+        assert behind is not None
+        (folder / "go").touch()
+        (outcome,) = await asyncio.wait_for(behind, PATIENCE_S)
+        assert values(outcome) == [0, 2, 4]
+
+    results = asyncio.run(leave())
+    go(main())
+    assert not results.empty()
 
 
 def test_what_the_model_raises_comes_as_the_batchs_end(loop: Loop) -> None:
@@ -487,7 +542,9 @@ async def _run_once(loop: Loop, asked: Request) -> None:
 def test_closing_after_loops_have_come_and_gone_leaves_no_descriptors_and_no_threads(folder: Path) -> None:
     def cycle() -> None:
         loop = Loop(folder)
-        go(_run_once(loop, request()))
+        for _ in range(2):
+            loop.mailbox = None
+            go(_run_once(loop, request()))
         loop.close()
         gc.collect()
 
