@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
+import numpy as np
+
 from remora.errors import ConfigError, InternalError, NotFoundError, RemoraError, UnavailableError
 from remora.messages import Data, InferForm, Outcome, Parameter, Response, Tensor, Ticket, split_outcome
 from remora.models.recordings import MAX_ANSWERS, MAX_BYTES, bytes_of, copied_outputs
@@ -331,7 +333,8 @@ def load_function(place: str) -> Compare:
     """Return the function of ``FILE:FUNCTION`` as a comparison. Raises ConfigError.
 
     It gets the outputs of the model and of the shadow, each a mapping of names to arrays, and returns a text or False
-    if they differ, else "", None or True.
+    if they differ, else "", None or True. The comparison raises TypeError for any other value, because a number or an
+    array may mean either.
     """
     import importlib.util
 
@@ -351,9 +354,11 @@ def load_function(place: str) -> Compare:
 
     def compare(expected: Outputs, found: Outputs) -> str:
         result = function(dict(expected), dict(found))
-        return (
-            result if isinstance(result, str) else "" if result is None or result else "the function says they differ"
-        )
+        if result is None or isinstance(result, str):
+            return result or ""
+        if not isinstance(result, (bool, np.bool_)):
+            raise TypeError(f"the function '{name}' returned {type(result).__name__}: expected str, bool or None")
+        return "" if result else "the function says they differ"
 
     return compare
 

@@ -225,10 +225,35 @@ def test_a_function_of_the_operator_compares(repository: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("body", "result"),
-    [("return None", ""), ("return True", ""), ("return False", "the function says they differ"), ("return 'x'", "x")],
+    [
+        ("return None", ""),
+        ("return True", ""),
+        ("return False", "the function says they differ"),
+        ("return ''", ""),
+        ("return 'x'", "x"),
+        ("import numpy; return numpy.bool_(True)", ""),
+        ("import numpy; return numpy.bool_(False)", "the function says they differ"),
+    ],
 )
 def test_a_function_returns_a_truth_or_a_text(tmp_path: Path, body: str, result: str) -> None:
     assert load_function(_function(tmp_path, body))({}, {}) == result
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [("return 7", "int"), ("return 0.0", "float"), ("return []", "list"), ("return expected['OUT']", "ndarray")],
+)
+def test_another_result_of_a_function_is_a_failed_comparison(
+    repository: Path, tmp_path: Path, body: str, kind: str
+) -> None:
+    place = _function(tmp_path, body)
+    with released_engine(repository, shadow_compare=(f"same={place}",)) as engine:
+        _shadow(engine, model="other", compare="same")
+        _infer(engine, 1)
+        found = _compared(engine, 1)
+        assert (found["differing"], found["failed"]) == (1, 1)
+        text = f"cannot be compared: TypeError: the function 'same' returned {kind}: expected str, bool or None"
+        assert text in found["samples"][0]
 
 
 @pytest.mark.parametrize(
