@@ -88,13 +88,17 @@ class WakingMailbox(LoopMailbox):
         super().post(deliveries)
         self._loop.call_soon_threadsafe(self._delivered.set)
 
-    async def until(self, done: Callable[[], bool]) -> None:
-        """Wait for deliveries until ``done`` returns True."""
-        while True:
-            self._delivered.clear()
-            if done():
-                return
-            await self._delivered.wait()
+    async def until(self, done: Callable[[], bool], within_s: float = 60.0) -> None:
+        """Wait for deliveries until ``done`` returns True. Raises AssertionError after ``within_s``."""
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    self._delivered.clear()
+                    if done():
+                        return
+                    await self._delivered.wait()
+        except TimeoutError:
+            raise AssertionError(f"the answers did not arrive within {within_s:g} s") from None
 
 
 class Wire(NamedTuple):
