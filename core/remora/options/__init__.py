@@ -60,7 +60,8 @@ class _ConnectionOptions:
     )
     max_connection_bytes: int = option(
         "The same for one connection. A single request or answer may be larger. HTTP/2: a client that leaves more than "
-        "an eighth of it unread may send no further bodies until it reads. 0: half of --max-held-bytes, at most "
+        "an eighth of it unread may send no further bodies until it reads, and its connection is closed after 20 s in "
+        "which it reads nothing. 0: half of --max-held-bytes, at most "
         "256 MiB; -1: unlimited.",
         default=0,
         metavar="BYTES",

@@ -210,7 +210,10 @@ class Connections:
         return dict(counts)
 
     def closed(self) -> dict[str, int]:
-        """Return the number of connections and HTTP/2 streams closed by timeouts or to make room, by reason."""
+        """Return the number of connections and HTTP/2 streams closed, by reason.
+
+        The reasons are timeouts, errors of the client and a lack of descriptors.
+        """
         counts = Counter(self._shed)
         for listener in self._listeners:
             counts.update(listener.closed.copy())

@@ -62,6 +62,7 @@ class Sender:
         self._finished = finished
         self.window = WINDOW
         """Bytes that may be sent on all streams together; a sender of whole responses reduces it."""
+        self._opened_at = WINDOW  # `window` when the client last opened one, before that let data go
         self.stream_window = WINDOW
         """Initial window of a stream."""
         self._paused: dict[int, Flow] = {}
@@ -74,6 +75,11 @@ class Sender:
         self.out: list[bytes | memoryview] = []
         self.sent_data = False
         """True if data, headers or windows were sent since the reader last reset it."""
+
+    @property
+    def unconfirmed(self) -> int:
+        """Bytes that were sent since the client last opened a window."""
+        return self._opened_at - self.window
 
     def credit(self, stream: int, size: int) -> None:
         """Let the client send ``size`` more bytes."""
@@ -99,9 +105,11 @@ class Sender:
         self.window += size
         if self.window > MOST_WINDOW:
             raise Http2Error(FLOW_CONTROL_ERROR, "a window beyond 2**31-1 bytes")
+        self._opened_at = self.window
 
     def widen_stream(self, flow: Flow, size: int) -> bool:
         """Widen the window of a stream, or return False if it would exceed the maximum."""
+        self._opened_at = self.window
         flow.window += size
         if not size or flow.window > MOST_WINDOW:
             return False

@@ -28,7 +28,9 @@ ROOM_WAIT_S = 5.0
 UNREAD_S = 60.0
 """How long a client may read nothing of its answers before they are dropped."""
 UNREAD_FULL_S = 20.0
-"""The same for a connection whose unread answers exceed `HeldBytes.most_unread`."""
+"""The same for a connection whose unread answers exceed `HeldBytes.most_unread`, from then on."""
+UNREAD_BYTES_S = 65_536
+"""Slowest rate at which a client is expected to read what its system holds; it has more time accordingly."""
 RETRY_AFTER_S = 1
 TEXT = "the server holds as many bytes of requests and answers as it may: try again later"
 _RETRY: Headers = ((b"Retry-After", b"%d" % RETRY_AFTER_S),)
@@ -69,7 +71,7 @@ class HeldBytes:
         self.answers = 0
         """The part of `total` that is answers."""
         self.when_closed: Callable[[], None] = lambda: None
-        """Called when a connection has given back everything."""
+        """Called when an account is closed: that of a connection, or of a body that was decompressed."""
         self.refused: Counter[str] = Counter()
         """Refused requests and answers by the limit that they met: ``connection`` or ``server``."""
         self._peak = 0

@@ -19,11 +19,12 @@ from remora.protocols.http2.connection import Http2
 from remora.protocols.http2.frames import CANCEL, ENHANCE_YOUR_CALM, INTERNAL_ERROR, NO_ERROR, Fields, Http2Error, pack
 from remora.protocols.http2.keepalive import Keepalive, KeepalivePolicy
 from remora.protocols.http2.stream import Opener, Stream
-from remora.protocols.http2.unread import UnreadResponses, Waiting
+from remora.protocols.http2.unread import Patience, Seen, UnreadResponses, Waiting
 from remora.protocols.rest.answer import INTERNAL
 from remora.server.http.exchange import SILENCE_S, TlsNotice, peer_of
-from remora.server.http.held_bytes import UNREAD_FULL_S, UNREAD_S, HeldBytes
+from remora.server.http.held_bytes import UNREAD_BYTES_S, UNREAD_FULL_S, UNREAD_S, HeldBytes
 from remora.server.http.http1_state import TURN_NS, Due
+from remora.server.http.http2_output import Output
 
 _log = logging.getLogger("remora.http")
 
@@ -46,6 +47,7 @@ _SPREAD = 0.1
 OpenRequest = Callable[[Fields], Opener]
 """Returns how a request with these header fields is opened. Pure, because the result is memoized."""
 _TERMS = KeepalivePolicy()
+_PATIENCE = Patience(UNREAD_S, UNREAD_FULL_S, UNREAD_BYTES_S)
 
 
 class Http2Listener:
@@ -73,7 +75,7 @@ class Http2Listener:
         self.answers: Mapping[int, int] = {}
         """Answers to HTTP requests by status."""
         self.closed: defaultdict[str, int] = defaultdict(int)
-        """Connections and streams closed by timeouts, by reason."""
+        """Connections and streams closed by timeouts or for errors of the client, by reason."""
         self.protocol = "http2"
         self.closing = False
         """True if clients get a GOAWAY with their next answer."""
@@ -131,14 +133,13 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, None)
         self._loop = cast(asyncio.AbstractEventLoop, None)
         self._account = listener.held.account()
-        self._unread_responses = UnreadResponses[Stream]()
+        self._unread_responses = UnreadResponses[Stream](_PATIENCE)
         self._coming: dict[Stream, float] = {}  # incomplete requests at the last sweep, and since when
         self._upkeep = cast(Keepalive, None)
         self._look_again: asyncio.TimerHandle | None = None
         self._parting: asyncio.TimerHandle | None = None
         self._ending: asyncio.TimerHandle | None = None
-        self._unread = False
-        self._passed_on = 0  # bytes passed to the transport since the client reads too slowly, with those before
+        self._output = cast(Output, None)
         self._pausing = False  # the socket is not read until the next turn
         self.peer = ""
         """Address of the client, "" if it is unknown."""
@@ -156,6 +157,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.peer = peer_of(transport)
         self._loop = asyncio.get_running_loop()
         secured = transport.get_extra_info("ssl_object")
+        self._output = Output(self._transport, secured=secured is not None)
         if secured is not None and secured.selected_alpn_protocol() != ALPN:
             self._gone = True  # a TLS client must negotiate h2 by ALPN, as in gRPC servers
             self._transport.abort()
@@ -174,6 +176,7 @@ class Http2Connection(asyncio.BufferedProtocol):
                 timer.cancel()
         for receiver in self.machine.abandon():
             receiver.lost()
+        self._output.drop()
         self._account.close()
         self._coming = {}
         self._unread_responses.clear()
@@ -183,11 +186,12 @@ class Http2Connection(asyncio.BufferedProtocol):
         return False
 
     def pause_writing(self) -> None:
-        self._unread = True
-        self._passed_on = self._transport.get_write_buffer_size()
+        self._output.blocked = True
 
     def resume_writing(self) -> None:
-        self._unread = False
+        if not self._output.unblock():
+            self._count_answers()
+            return
         if not self._pausing:
             self._transport.resume_reading()
         self.flush()
@@ -239,7 +243,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         if self.machine.paused:
             self.take_in(b"")
             self._wait_for_next_turn()  # because what the socket has would get another budget in this turn
-        elif not self._unread or self._transport.get_write_buffer_size() <= _UNSENT_BYTES:
+        elif not self._output.blocked or self._output.unsent <= _UNSENT_BYTES:
             self._transport.resume_reading()
 
     # -- sending ----------------------------------------------------------------------------------------------------
@@ -257,14 +261,12 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._leave()
         output = machine.take()
         if output:
-            if self._unread:
-                self._passed_on += len(output)
-            transport.write(output)
-            if self._unread and transport.get_write_buffer_size() > _UNSENT_BYTES:
+            self._output.write(output)
+            if self._output.blocked and self._output.unsent > _UNSENT_BYTES:
                 transport.pause_reading()
-        if machine.sender.paused_bytes or self._unread or self._account.answers:
+        if machine.sender.paused_bytes or self._output.blocked or self._account.answers:
             self._count_answers()
-        if machine.left and not machine.open:
+        if machine.left and not machine.open and not self._output.blocked:
             self._close()
 
     def spend(self, time_ns: int) -> None:
@@ -274,7 +276,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             self.machine.paused = True
 
     def _count_answers(self) -> None:
-        unread = self._transport.get_write_buffer_size() if self._unread else 0
+        unread = self._output.unsent if self._output.blocked else 0
         self._account.set_answers(self.machine.sender.paused_bytes + unread)
 
     def hold(self, size: int) -> bool:
@@ -337,7 +339,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         if reason:
             self._listener.closed[reason] += 1
         _log.debug("HTTP/2: %s", error)
-        self._transport.write(self.machine.final_goaway(error))
+        self._output.write_last(self.machine.final_goaway(error))
         self._close()
 
     def _close(self) -> None:
@@ -362,7 +364,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     @property
     def backlog(self) -> int:
         """Bytes in the write buffer if the client does not read, otherwise 0."""
-        return self._transport.get_write_buffer_size() if self._unread and not self._gone else 0
+        return self._output.unsent if self._output.blocked and not self._gone else 0
 
     @property
     def owes_an_answer(self) -> bool:
@@ -371,8 +373,8 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """True if no stream is open."""
-        return not self.machine.open
+        """True if no stream is open and all answers were sent."""
+        return not self.machine.open and not self._output.blocked
 
     def sweep(self, now: float, limit_s: float, idle_s: float) -> None:
         """See `Http2Listener.sweep`."""
@@ -407,31 +409,32 @@ class Http2Connection(asyncio.BufferedProtocol):
 
         The connection is closed if its answers fill the socket, or exceed what may wait on it.
         """
-        sender = self.machine.sender
-        if not sender.paused_bytes and not self._unread:
+        sender, blocked = self.machine.sender, self._output.blocked
+        if not sender.paused_bytes and not blocked:
             self._unread_responses.clear()
             return
         self._count_answers()
-        full = 0 < self._listener.held.most_unread < self._account.answers
-        patience_s = UNREAD_FULL_S if full else UNREAD_S
-        read = self._passed_on - self._transport.get_write_buffer_size() if self._unread else -1
+        held = self._account.answers
+        full = 0 < self._listener.held.most_unread < held
+        taken, end = self._output.progress()
+        moved = (sender.moved, sender.window)
+        seen = Seen(moved, taken, end, sender.unconfirmed, full=full, bound=full or blocked)
         waiting = [
             Waiting(stream, stream.moved, stream.window > 0)
             for stream in self.machine.streams
             if stream.paused is not None
         ]
-        moved = (sender.moved, sender.window, read)
-        late, closes = self._unread_responses.due(now, patience_s, moved, waiting, bound=full or self._unread)
+        late, closes = self._unread_responses.due(now, seen, waiting)
         if closes:
-            held = self._account.answers
+            silent_s = now - self._unread_responses.silent_since
             _log.warning(
-                "a client has read nothing of %d bytes of answers for %g s: its connection is closed", held, patience_s
+                "a client has read nothing of %d bytes of answers for %.0f s: its connection is closed", held, silent_s
             )
             self._end(Http2Error(ENHANCE_YOUR_CALM, "no answers were read"), Due.GIVE_UP.value)
             return
         if late:
             self._listener.closed[Due.GIVE_UP.value] += len(late)
-            _log.warning("a client has read nothing of %d answers for %g s: they are dropped", len(late), patience_s)
+            _log.warning("a client has read nothing of %d answers for %g s: they are dropped", len(late), UNREAD_S)
         for stream in late:
             stream.reset(CANCEL)
             stream.receiver.lost()

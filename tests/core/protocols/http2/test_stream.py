@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.protocols.http2.connection import Http2
+from remora.protocols.http2.flow_control import Flow, Sender
 from remora.protocols.http2.frames import PREFACE, SETTINGS, Fields, frame, pack
 from remora.protocols.http2.stream import Opener, Receiver, Stream
 
@@ -139,3 +140,13 @@ def test_after_its_end_a_stream_sends_nothing(end: str) -> None:
     stream.consumed(1 << 30)
     stream.reset(8)
     assert (stream.data(b"x", end=True), server.take()) == (0, b"")
+
+
+def test_the_bytes_that_were_sent_since_the_client_last_opened_a_window_are_counted() -> None:
+    sender, flow = Sender(lambda _stream, _size: None, lambda _stream: None), Flow(1, 10)
+    sender.data(flow, bytes(30), end=False)
+    assert sender.unconfirmed == 10
+    sender.widen_stream(flow, 5)  # which lets five more go
+    assert sender.unconfirmed == 5
+    sender.widen(100)
+    assert sender.unconfirmed == 0
