@@ -9,14 +9,17 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-_PAIRS = (b"--http-restricted-api", b"--grpc-restricted-protocol", b"--api-key", b"--header")
+_PAIRS = (b"--http-restricted-api", b"--grpc-restricted-protocol", b"--api-key", b"--header", b"--env")
 """Flags with values of the form ``NAME=SECRET``."""
 _PUBLIC = (b"@", b"sha256:")
-"""Beginnings of values that name the place of a secret, or have its hash."""
+"""Beginnings of values that name the place of a secret, or have its hash. Those of variables (`--env`) are literal."""
 _SETTINGS = re.compile(rb"(?<=,password=).+", re.DOTALL)
 """Secret of ``--cache-config=redis,password=SECRET``."""
-_IN_URL = re.compile(rb"(?<=://)[^/?#\s]*(?=@)|(?<=\?)[^#\s]+")
-"""User with password, and query, of a URL: signed URLs carry their signature there."""
+_IN_URL = re.compile(rb"(?<=://)(?:[^/?#\s@:]*:\S*|[^/?#\s]*)(?=@)|(?<=\?)[^#\s]+")
+"""User with password, and query, of a URL: signed URLs carry their signature there.
+
+A password lasts to the last "@", because people write "/", "?" and "#" in it without encoding them.
+"""
 _ARGUMENTS_BEGIN, _ARGUMENTS_END = 45, 46
 """Places of arg_start and arg_end in /proc/PID/stat, counted from the state."""
 
@@ -32,12 +35,12 @@ def secrets_in(words: Sequence[bytes]) -> list[Span]:
     """Return the secrets of a command line whose words are followed by one byte each. Pure."""
     found, at, flag = [], 0, b""
     for word in words:
+        begin, awaiting = 0, b""
         if word.startswith(b"--"):
             flag, equals, _ = word.partition(b"=")
-            begin = len(flag) + len(equals)
-        else:
-            begin = 0
+            begin, awaiting = len(flag) + len(equals), b"" if equals else flag
         found += [Span(at + begin + each.begin, at + begin + each.end) for each in _in_value(flag, word[begin:])]
+        flag = awaiting  # "" after a value, because the next word is a positional argument
         at += len(word) + 1
     return found
 
@@ -45,7 +48,7 @@ def secrets_in(words: Sequence[bytes]) -> list[Span]:
 def _in_value(flag: bytes, value: bytes) -> Iterator[Span]:
     if flag in _PAIRS:
         name, equals, secret = value.partition(b"=")
-        if secret and not secret.startswith(_PUBLIC):
+        if secret and (flag == b"--env" or not secret.startswith(_PUBLIC)):
             yield Span(len(name) + len(equals), len(value))
     elif flag == b"--cache-config":
         yield from (Span(*each.span()) for each in _SETTINGS.finditer(value))
