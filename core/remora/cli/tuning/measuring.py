@@ -11,7 +11,7 @@ import gc
 import json
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -82,7 +82,10 @@ class Target(NamedTuple):
 
 @contextmanager
 def loop_in_thread() -> Iterator[asyncio.AbstractEventLoop]:
-    """Run an event loop in another thread. Leave it after the engine, whose workers it reads."""
+    """Run an event loop in another thread. Leave it after the engine, whose workers it reads.
+
+    KeyboardInterrupt leaves the loop's work behind. Raises OSError if the loop cannot begin.
+    """
     running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def run() -> None:
@@ -90,13 +93,26 @@ def loop_in_thread() -> Iterator[asyncio.AbstractEventLoop]:
         running.set_result((asyncio.get_running_loop(), end))
         await end.wait()
 
-    ended = run_in_daemon(lambda: asyncio.run(run()), "remora tune")
+    def work() -> None:
+        with asyncio.Runner() as runner:
+            runner.run(run())
+
+    ended = run_in_daemon(work, "remora tune")
+    either: list[Future[Any]] = [running, ended]
+    wait(either, return_when=FIRST_COMPLETED)
+    if not running.done():
+        ended.result()
     loop, end = running.result()
+    interrupted = False
     try:
         yield loop
+    except KeyboardInterrupt:
+        interrupted = True
+        raise
     finally:
         loop.call_soon_threadsafe(end.set)
-        ended.result()
+        if not interrupted:  # because a measurement in progress waits up to _DRAIN_S for its requests
+            ended.result()
 
 
 class TrialEngine:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -20,6 +23,8 @@ from remora.server.startup import with_workers
 REQUEST = argparse.Namespace(
     json=None, npy=[], input=[], random=False, shape=[], output=[], classes=0, batch=0
 )  # fmt: skip
+
+PATIENCE_S = 10.0
 
 SLOW = """
 import threading
@@ -114,6 +119,41 @@ def test_settings_that_do_not_load_are_refused_and_leave_the_engine_usable(tmp_p
         assert isinstance(result, Refused)
         assert "no-such-accelerator" in result.reason
         assert isinstance(trials.run(LoadTrial(present, Load(1), 0.05)), LoadResult)
+
+
+def test_an_interrupt_does_not_wait_for_the_measurement_in_progress() -> None:
+    begun, finished, proceed = threading.Event(), threading.Event(), asyncio.Event()
+
+    async def measure() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.wait_for(proceed.wait(), PATIENCE_S)
+            finished.set()
+
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def interrupt() -> None:
+        with loop_in_thread() as loop:
+            loops.append(loop)
+            asyncio.run_coroutine_threadsafe(measure(), loop)
+            assert begun.wait(PATIENCE_S)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    loops[0].call_soon_threadsafe(proceed.set)
+    assert finished.wait(PATIENCE_S)
+
+
+def test_a_loop_that_cannot_begin_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> NoReturn:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(asyncio.events, "new_event_loop", refused)
+    with pytest.raises(OSError, match="Too many open files"), loop_in_thread():
+        pytest.fail("there is no loop")
 
 
 def test_an_overload_ends_with_an_empty_queue(tmp_path: Path) -> None:
