@@ -134,6 +134,12 @@ class Releases:
                 raise InvalidArgumentError(missing_version("release.yaml", missing[0], available))
             _log.info("model '%s' has a declared release: %s", key, _summary(release))
             self._put(key, release, forced=True)  # without the state the file declares it again
+            if self._unsaved:
+                _log.warning(
+                    "the declared release of model '%s' is not stored: if the server is killed before it is stored, "
+                    "the next start begins the release again, also after a rollback",
+                    key,
+                )
 
     def failed(self, key: str, reasons: Mapping[int, str]) -> bool:
         """Roll back the arms whose versions cannot be loaded.

@@ -269,6 +269,24 @@ def test_a_file_declares_a_release(repository: Path) -> None:
         assert _answers(engine, 10) == [2] * 10
 
 
+def test_a_declared_release_that_was_never_stored_begins_again_and_the_log_says_so(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    (repository / "m" / "release.yaml").write_text("stable: 1\ncanary: 2\nweight: 50%\n")
+    monkeypatch.setattr(ReleaseStore, "write", full)
+    with released_engine(repository) as engine:
+        assert "the next start begins the release again, also after a rollback" in caplog.text
+        assert _release(engine, "rollback")["rejected"] == [2]
+    monkeypatch.undo()  # the file is as after a kill
+    caplog.clear()
+    with released_engine(repository) as engine:
+        assert _release(engine)["stage"] == "running"
+        assert "begins the release again" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
