@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
-from statistics import median
+from statistics import fmean, median
 
 import pytest
 
-from remora.cli.tuning import Load, Point
+from remora.cli.tuning import CostResult, Load, LoadResult, LoadTrial, Plan, Point, Refused, Result, System, Trial
 from remora.cli.tuning.candidates import ladder
 from remora.traffic.objective import Slo
 from served_model_formula import Formula, goal_of
@@ -34,11 +35,63 @@ def servers(count: int, noise: float) -> list[tuple[Formula, Slo]]:
     ]
 
 
-def measured(formula: Formula, slo: Slo, *, bounded: bool) -> Found:
+class Several:
+    """A model, and an ensemble of two others, that get requests in turn: none disturbs the others."""
+
+    ROUTES = ((0,), (1, 2))
+
+    def __init__(self, models: list[Formula]) -> None:
+        self.models = models
+
+    def system(self) -> System:
+        spaces = [each.system() for each in self.models]
+        return spaces[0]._replace(models=tuple(each.models[0] for each in spaces), routes=self.ROUTES)
+
+    def exact(self, plan: Plan, load: Load) -> tuple[float, float]:
+        """Return rate per second and latency in nanoseconds without noise."""
+        visits = [sum(route.count(model) for route in self.ROUTES) for model in range(len(plan))]
+        least = [each.batch_ns(settings.runtime, 1) for each, settings in zip(self.models, plan, strict=True)]
+        alone = [sum(least[model] for model in route) for route in self.ROUTES]
+        rates = [
+            each.exact((settings,), load)[0] * len(self.ROUTES) / count
+            for each, settings, count in zip(self.models, plan, visits, strict=True)
+        ]
+        rate = min(*rates, load.connections / fmean(alone) * 1e9)
+        return rate, self.models[0].tail * max(load.connections / rate * 1e9, *alone)
+
+    def run(self, trial: Trial) -> Result:
+        results = [
+            each.run(trial._replace(plan=(settings,))) for each, settings in zip(self.models, trial.plan, strict=True)
+        ]
+        if isinstance(trial, LoadTrial):
+            rate, latency = self.exact(trial.plan, trial.load)
+            return LoadResult(rate, latency, 0, trial.seconds)
+        costs = [each.costs[0] for each in results if isinstance(each, CostResult)]
+        return CostResult(costs, 1.0, 0.0, 0, 0.2) if len(costs) == len(results) else Refused("too many rows", 0.1)
+
+
+def several(count: int) -> list[tuple[Several, Slo]]:
+    """Return models and limits at random."""
+    random = Random(count)
+    return [
+        (
+            Several(
+                [
+                    Formula(10 ** random.uniform(5, 6.5), 10 ** random.uniform(3, 6), cores=0, limit=16)
+                    for _ in range(3)
+                ]
+            ),
+            goal_of(10 ** random.uniform(1, 2)).slo,
+        )
+        for _ in range(count)
+    ]
+
+
+def measured(formula: Formula | Several, slo: Slo, *, bounded: bool) -> Found:
     return Grid(formula.system(), slo, 0.3, formula.run, bounded=bounded).measure()
 
 
-def true_rate(formula: Formula, point: Point | None) -> float:
+def true_rate(formula: Formula | Several, point: Point | None) -> float:
     """Return the rate of a point without noise, 0 without a point."""
     return formula.exact(point.plan, point.load)[0] if point is not None else 0.0
 
@@ -51,17 +104,45 @@ def test_the_bounds_exclude_no_best_point(noise: float, least: float) -> None:
         assert true_rate(formula, part.best) >= least * true_rate(formula, whole.best), (formula, slo)
 
 
+def test_requests_in_turn_have_the_capacity_of_all_routes() -> None:
+    for formula, slo in several(30):
+        whole, part = (measured(formula, slo, bounded=bounded) for bounded in (False, True))
+        assert part.exceeded == pytest.approx(1.0, abs=0.01)
+        assert true_rate(formula, part.best) == pytest.approx(true_rate(formula, whole.best))
+
+
+def test_a_window_that_several_models_share_counts_once() -> None:
+    for formula, slo in several(10):
+        whole, part = (measured(formula, slo, bounded=bounded) for bounded in (False, True))
+        assert whole.skipped == 0
+        assert whole.whole_s == whole.spent_s
+        assert part.windows + part.skipped <= whole.windows
+
+
+def windows_to_the_limit(formula: Formula, slo: Slo) -> int:
+    """Return the windows of all plans with a mean latency within the limit, and those of the first load beyond it."""
+    loads: dict[Plan, list[bool]] = {}
+    for trial in formula.trials:
+        if isinstance(trial, LoadTrial):
+            rate = formula.exact(trial.plan, trial.load)[0]
+            loads.setdefault(trial.plan, []).append(trial.load.connections <= rate * slo.limit_ns / 1e9)
+    return sum(min(sum(held) + 1, len(held)) for held in loads.values())
+
+
 def test_the_whole_grid_is_estimated_from_the_part() -> None:
     ratios = []
     for formula, slo in servers(40, 0.0):
-        whole, part = (measured(formula, slo, bounded=bounded) for bounded in (False, True))
+        part = measured(formula, slo, bounded=True)
+        formula.trials.clear()
+        whole = measured(formula, slo, bounded=False)
         assert part.windows < whole.windows
-        ratios.append(part.whole_s / whole.spent_s)
+        assert part.whole_s <= whole.whole_s == whole.spent_s
+        ratios.append(part.whole_s / part.spent_s * part.windows / windows_to_the_limit(formula, slo))
     assert 0.75 <= min(ratios) <= median(ratios) <= 1.0
     assert max(ratios) <= 1.25
 
 
-def test_a_grid_without_bounds_measures_all_loads_up_to_the_limit() -> None:
+def test_a_grid_without_bounds_measures_all_loads() -> None:
     formula = Formula(fixed_ns=5e6, row_ns=1e4, cores=0.0)
     found = measured(formula, goal_of(20).slo, bounded=False)
     assert found.best is not None
@@ -71,6 +152,7 @@ def test_a_grid_without_bounds_measures_all_loads_up_to_the_limit() -> None:
         for rate, latency in (formula.exact(plan, Load(count)) for count in ladder(1 << 10))
         if latency <= goal_of(20).slo.limit_ns
     )
+    assert found.windows == found.plans * len(ladder(math.inf))
     assert found.skipped == 0
 
 

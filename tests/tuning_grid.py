@@ -1,20 +1,22 @@
-"""Grid of all settings at all loads, the yardstick of `remora tune`, without the windows that cannot have the best.
+"""Grid of all settings at all loads, the yardstick of `remora tune`, without windows that can hardly have the best.
 
-The grid is exhaustive: a (plan, load) pair is left out only if a bound excludes it from being the best one.
+The grid leaves out a (plan, load) pair if one of these rules excludes it from being the best one. The candidates are
+those of `settings_of`, which has none whose batch or delay takes longer than the limit.
 
 1. Capacity. No instance answers more than ``rows / duration`` of its best batch size, measured alone. A plan whose
    capacity is below the best rate so far is left out.
 2. Little's law, from below. ``c`` requests in flight take at least their batches' duration each, so that at most
    ``c / duration`` are answered. A load for which this is below the best rate so far is left out.
-3. Little's law, from above. The mean latency of ``c`` requests in flight is at least ``c / capacity``. A load for which
-   this exceeds the limit is left out, because a p99 is not below the mean.
-4. Latency grows with the load. The loads above one with a mean latency beyond the limit, or above two in succession
-   with a p99 beyond twice the limit, are left out.
-5. Saturation. If ``c`` is four times the rows that fit into all instances, each instance always has a full batch
-   waiting. If the last doubling added less than 5 % as well, the loads above add to the latency alone.
+3. Heuristic: Little's law, from above. The mean latency of ``c`` requests in flight is at least ``c / capacity``. A
+   load for which this exceeds the limit is left out. A p99 may be below the mean if a few requests take very long.
+4. Heuristic: latency grows with the load. The loads above one with a mean latency beyond the limit, or above two in
+   succession with a p99 beyond twice the limit, are left out.
+5. Heuristic: saturation. If ``c`` is four times the rows that fit into all instances, each instance always has a full
+   batch waiting. If the last doubling added less than 5 % as well, the loads above add to the latency alone.
 
 Rules 1 to 3 have a margin of 1.5 for the noise of the durations, and the grid reports the largest factor by which a
-measured rate has exceeded its bound. A factor above the margin means that the bounds did not hold.
+measured rate has exceeded its bound. A factor above the margin means that the bounds did not hold. A grid without
+bounds has none of these rules.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ LARGEST = 128
 class Found:
     """The result of a grid.
 
-    ``windows`` were measured in ``spent_s``; ``skipped`` ones are those that a grid without bounds measures too.
+    ``windows`` were measured in ``spent_s``; ``skipped`` ones were left out, those far beyond the limit not counted.
     ``exceeded`` is the largest measured rate as a part of its bound.
     """
 
@@ -64,7 +66,7 @@ class Found:
 
     @property
     def whole_s(self) -> float:
-        """Estimate of the seconds that a grid without bounds takes: skipped windows last as long as the others."""
+        """Low estimate of the seconds that a grid without bounds takes: skipped windows last as long as the others."""
         return self.spent_s * (1 + self.skipped / self.windows) if self.windows else 0.0
 
 
@@ -91,6 +93,7 @@ class Grid:
         self._bounded = bounded
         self._costs: list[dict[Runtime, dict[int, float]]] = []
         self._known: dict[tuple[Plan, Load], Result] = {}
+        self._skipped: set[tuple[Plan, Load]] = set()
         self._found = Found()
 
     def measure(self) -> Found:
@@ -105,6 +108,7 @@ class Grid:
                     found.plans += 1
                     self._measure_plan(plan)
                 base = found.best.plan if found.best is not None else base
+        found.skipped = len(self._skipped.difference(self._known))
         return found
 
     # -- bounds -------------------------------------------------------------------------------------------------------
@@ -134,13 +138,14 @@ class Grid:
         return settings_of(self._system.models[model], lambda runtime, rows: curves[runtime](rows), self._slo.limit_ns)
 
     def _capacity_of(self, model: int, settings: Settings) -> float:
-        """Return the requests per second that the instances of a model can answer at most."""
+        """Return the requests per second, over all routes, that the instances of a model permit at most."""
         known = self._costs[model][settings.runtime]
         rates = [rows / ns for rows, ns in known.items() if rows <= settings.batch]
         if settings.batch > max(known):  # a larger batch takes no less time than the largest measured one
             rates.append(settings.batch / known[max(known)])
-        visits = max(route.count(model) for route in self._system.routes)
-        return settings.instances * max(rates, default=math.inf) * 1e9 / max(visits, 1)
+        routes = self._system.routes  # which get the requests in turn
+        visits = sum(route.count(model) for route in routes)
+        return settings.instances * max(rates, default=math.inf) * 1e9 * len(routes) / max(visits, 1)
 
     def _capacity(self, plan: Plan) -> float:
         return min(self._capacity_of(model, settings) for model, settings in enumerate(plan))
@@ -161,11 +166,10 @@ class Grid:
             bound, best = self._bound(plan, connections), found.best.rate_per_s if found.best is not None else 0.0
             late = connections / self._capacity(plan) > MARGIN * limit_s
             if self._bounded and (ended or late or bound * MARGIN < best):
-                # Loads whose rate is unknown count up to the limit alone, so that the estimate is rather low.
-                found.skipped += connections <= limit_s * (2 * max(rates) if rates else min(bound, best))
+                # Loads count up to the limit alone, so that the estimate is rather low.
+                if connections <= limit_s * (2 * max(rates) if rates else min(bound, best)):
+                    self._skipped.add((plan, Load(connections)))
                 continue
-            if ended:
-                return
             result = self._at(plan, Load(connections))
             if not isinstance(result, LoadResult):
                 return
@@ -180,7 +184,6 @@ class Grid:
     def _at(self, plan: Plan, load: Load) -> Result:
         found = self._found
         if (plan, load) in self._known:
-            found.skipped += 1
             return self._known[plan, load]
         result = self._run(LoadTrial(plan, load, self._window_s, self._slo.percent))
         self._known[plan, load] = result

@@ -1,9 +1,10 @@
 """`remora tune` against the whole grid: five models, throughput within the objective, and time of the measurements.
 
 python tests/bench/tune.py [MODEL ...]: the result of the search and the best of the grid are measured again in pairs.
-The grid leaves out the windows that cannot have its best (`tuning_grid.py`). The search may take a tenth of the time of
-the whole grid, which is estimated from the windows left out, and at most the command's default. The ratio to the
-measured windows is printed too: it is the stricter one, and no bar, because bounds and durations are a search as well.
+The grid leaves out windows that can hardly have its best (`tuning_grid.py`). The search may take a tenth of the
+time of the whole grid, which is estimated from the windows left out, and at most the command's default. The ratio to
+the measured windows alone is printed, too. It is larger, and has no limit, because a grid that leaves out windows is a
+search itself.
 """
 
 from __future__ import annotations
