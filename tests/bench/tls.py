@@ -1,8 +1,8 @@
 """What TLS costs: answers with the body of the request over TLS, beside a raw uvloop echo of as many bytes.
 
-One client with one connection asks each server in turn, so that other work of the machine falls on both, which separate
-runs of `remora bench load` do not ensure; medians over rounds. The bar is the rate of the raw echo over
-TLS, of which the server should reach 0.9.
+One client with one connection to each server sends requests to them in turn, so that other work of the machine delays
+both. Separate runs of `remora bench load` do not ensure this. The results are medians over rounds. The server should
+reach 0.9 of the rate of the raw echo over TLS.
 """
 
 from __future__ import annotations

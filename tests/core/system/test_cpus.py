@@ -145,7 +145,7 @@ STAT_V1 = "cache 900\ninactive_file 100\ntotal_cache 400000\ntotal_inactive_file
         ),
         ({"sys/fs/cgroup/memory.max": "max", "sys/fs/cgroup/memory.current": "700000"}, 12 << 20),
         ({"sys/fs/cgroup/memory.max": "999999999", "sys/fs/cgroup/memory.current": "700000"}, 12 << 20),
-        ({"sys/fs/cgroup/memory.max": "1048576"}, 12 << 20),  # a kernel that does not tell the use
+        ({"sys/fs/cgroup/memory.max": "1048576"}, 12 << 20),  # a kernel without a file of the use
     ],
     ids=["v2", "v1", "an ancestor's", "no limit", "more than the machine", "unknown use"],
 )

@@ -84,7 +84,7 @@ def test_a_stream_that_ends_without_a_message_begins_then() -> None:
 
 
 class Later(FakeThreads):
-    """Threads that finish when the test says so."""
+    """Threads whose work runs when the test calls `finish`."""
 
     def __init__(self) -> None:
         super().__init__()
