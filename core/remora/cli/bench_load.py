@@ -323,18 +323,20 @@ class _Run:
         times = mean_times(before, last.totals)
         # A window without failures may be too short for an answer.
         is_lost = bool(last.results.failures) and not last.results.latency.count
-        notes = [*notes, *(["all requests of the last window failed"] if is_lost else []), *_limits(offer, results)]
+        lost = ["all requests of the last window failed"] if is_lost else []
+        notes = [*notes, *lost, *limits_of(offer.connections, offer.rate_per_s, results)]
         answered = results.latency.count > 0 and not is_lost
         return Level(load, results, self.stable, processes, times, notes, usage, answered)
 
 
-def _limits(offer: _Offer, results: Results) -> Iterator[str]:
+def limits_of(connections: int, rate_per_s: float, results: Results) -> Iterator[str]:
+    """Return notes on what limited a load: the generator, or a server slower than it."""
     if results.cpu >= _SATURATED:
         yield f"the generator is saturated ({results.cpu:.0%} of a processor): the server can do more"
-    if offer.rate_per_s and results.waiting > min(_LATE * offer.rate_per_s * results.seconds, _MANY_WAITING):
+    if rate_per_s and results.waiting > min(_LATE * rate_per_s * results.seconds, _MANY_WAITING):
         yield (
-            f"{results.rate_per_s:.1f} of {offer.rate_per_s:g} requests per second were answered; {results.waiting} "
-            f"{'or more ' if results.waiting > _MANY_WAITING else ''}were waiting for one of {offer.connections} "
+            f"{results.rate_per_s:.1f} of {rate_per_s:g} requests per second were answered; {results.waiting} "
+            f"{'or more ' if results.waiting > _MANY_WAITING else ''}were waiting for one of {connections} "
             "connections at the end"
         )
 

@@ -23,8 +23,6 @@ from eventually import eventually
 from live_server import CONFIG, write_version
 from load_models import write_counter
 from remora.cli import main
-from remora.cli.bench_load import mean_times, split_plan
-from remora.cli.load import Plan
 from remora.server.tls import make_self_signed
 
 SHORT = ("--duration=0.6", "--window=0.2", "--warm-up=0.1", "--quiet", "--json-out")
@@ -437,22 +435,3 @@ def test_a_weight_of_a_mix_is_a_number(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit):
         main(["bench", "load", "m=0"])
     assert "expected a number from 1 to 99999, got '0'" in capsys.readouterr().err
-
-
-def test_a_load_is_split_without_a_remainder() -> None:
-    plan = Plan("http", "h", 1, False, (b"",), 1, 0.0, "poisson", 0, 0, 1, 0, 1, 1.0)
-    parts = split_plan(plan, 7, 30.0, 3)
-    assert [(part.connections, part.part, part.parts, part.rate_per_s) for part in parts] == [
-        (3, 0, 3, 30.0),
-        (2, 1, 3, 30.0),
-        (2, 2, 3, 30.0),
-    ]
-    assert len(split_plan(plan, 2, 0.0, 8)) == 2
-
-
-def test_the_servers_share_is_the_difference_of_two_statistics() -> None:
-    before = {"success": (10, 1000), "queue": (10, 500), "executions": (5, 10)}
-    after = {"success": (20, 51_000), "queue": (20, 10_500), "executions": (7, 18)}
-    assert mean_times(before, after) == {"whole": 5.0, "queue": 1.0, "rows per batch": 4.0}
-    assert mean_times({}, {}) == {}
-    assert mean_times(None, after) == mean_times(before, None) == {}, "the totals of a server are not those of a load"

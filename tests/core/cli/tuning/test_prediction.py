@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remora.cli.tuning import Load, ModelSpace, Runtime, Settings, System
+from remora.cli.tuning import Load, LoadResult, ModelSpace, Runtime, Settings, System
 from remora.cli.tuning.prediction import Costs, Predictor, distance, percentile
 from served_model_formula import goal_of
 
@@ -77,3 +77,52 @@ def test_a_percentile_is_a_value_of_the_list() -> None:
     assert percentile([], 99) == 0.0
     assert percentile([3, 1, 2], 99) == 3
     assert percentile(list(range(200)), 99) == 198
+
+
+def test_requests_in_turn_visit_a_model_as_often_as_their_routes_name_it() -> None:
+    costs = Costs(2)
+    for model in (0, 1):
+        costs.add(model, ONE, {1: 2e6, 8: 4e6}, 0.0)
+    for routes, bound in ((((0,), (1,)), 4000), (((0,), (0, 1)), 2000), (((0, 0), (1,)), 2000)):
+        system = SYSTEM._replace(models=SYSTEM.models * 2, routes=routes)
+        assert Predictor(system, goal_of(20), costs).bound((PRESENT, PRESENT)) == pytest.approx(bound)
+
+
+def test_a_request_of_more_rows_than_a_batch_runs_alone() -> None:
+    costs = Costs(1)
+    costs.add(0, ONE, {1: 2e6, 16: 4e6}, 0.0)
+    assert Predictor(SYSTEM._replace(rows=16), goal_of(20), costs).bound((PRESENT,)) == pytest.approx(250)
+
+
+def loaded(front: float, rate: float = 1000.0) -> LoadResult:
+    """Return a measurement with this use of the event loop."""
+    return LoadResult(rate, 1e6, 0, 1.0, front=front)
+
+
+def test_the_loop_under_load_limits_the_time_outside_of_the_models() -> None:
+    found = predictor({1: 2e6, 8: 4e6})
+    found.front_ns = 1e6
+    found.limit_front(loaded(0.5))
+    assert found.front_ns == pytest.approx(0.5e6)
+    for result in (loaded(0.45), loaded(0.9), loaded(0.0), loaded(0.1, rate=0.0)):
+        found.limit_front(result)
+        assert found.front_ns == pytest.approx(0.5e6)
+
+
+def test_a_lower_time_outside_of_the_models_changes_what_was_simulated() -> None:
+    found = predictor({1: 1e4, 8: 1e4})
+    found.front_ns = 1e6
+    found.learn((PRESENT,), Load(16), 1000.0, 16e6)
+    assert found.raw((PRESENT,), Load(16))[0] == pytest.approx(1000, rel=0.1)
+    found.limit_front(loaded(0.1))
+    rate = found.raw((PRESENT,), Load(16))[0]
+    assert rate == pytest.approx(10_000, rel=0.1)
+    assert found.bound((PRESENT,)) == pytest.approx(10_000)
+    assert found.correction((PRESENT,))[0] == pytest.approx(1000 / rate)
+
+
+def test_the_processors_of_a_batch_are_the_most_that_were_seen() -> None:
+    costs = Costs(1)
+    for cores in (1.7, 1.2):
+        costs.add(0, ONE, {1: 2e6}, cores)
+    assert costs.cores(0, ONE) == 1.7
