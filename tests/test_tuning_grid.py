@@ -76,10 +76,7 @@ def several(count: int) -> list[tuple[Several, Slo]]:
     return [
         (
             Several(
-                [
-                    Formula(10 ** random.uniform(5, 6.5), 10 ** random.uniform(3, 6), cores=0, limit=16)
-                    for _ in range(3)
-                ]
+                [Formula(10 ** random.uniform(5, 6.5), 10 ** random.uniform(3, 6), cores=0, limit=16) for _ in range(3)]
             ),
             goal_of(10 ** random.uniform(1, 2)).slo,
         )
@@ -105,14 +102,14 @@ def test_the_bounds_exclude_no_best_point(noise: float, least: float) -> None:
 
 
 def test_requests_in_turn_have_the_capacity_of_all_routes() -> None:
-    for formula, slo in several(30):
+    for formula, slo in several(5):
         whole, part = (measured(formula, slo, bounded=bounded) for bounded in (False, True))
         assert part.exceeded == pytest.approx(1.0, abs=0.01)
         assert true_rate(formula, part.best) == pytest.approx(true_rate(formula, whole.best))
 
 
 def test_a_window_that_several_models_share_counts_once() -> None:
-    for formula, slo in several(10):
+    for formula, slo in several(3):
         whole, part = (measured(formula, slo, bounded=bounded) for bounded in (False, True))
         assert whole.skipped == 0
         assert whole.whole_s == whole.spent_s
@@ -137,7 +134,7 @@ def test_the_whole_grid_is_estimated_from_the_part() -> None:
         whole = measured(formula, slo, bounded=False)
         assert part.windows < whole.windows
         assert part.whole_s <= whole.whole_s == whole.spent_s
-        ratios.append(part.whole_s / part.spent_s * part.windows / windows_to_the_limit(formula, slo))
+        ratios.append((part.windows + part.skipped) / windows_to_the_limit(formula, slo))
     assert 0.75 <= min(ratios) <= median(ratios) <= 1.0
     assert max(ratios) <= 1.25
 
