@@ -28,11 +28,18 @@ class FakeLink:
     """Keeps what is sent."""
 
     def __init__(self) -> None:
-        self.taken = 0
+        self.taken = self.held = 0
         self.connection: object = "one"
         self.backlog = 0
         self.window = 1 << 30
         self.sent: list[tuple[bytes, ...]] = []
+
+    def hold(self, size: int) -> bool:
+        self.held += size
+        return True
+
+    def has_room(self, size: int) -> bool:
+        return True
 
     def consumed(self, size: int) -> None:
         self.taken += size

@@ -327,10 +327,12 @@ class MessageTurns:
 
     def _begin(self) -> None:
         self._left, self._counts = self._most, False
-        while self._waiting and self._left > 0:
-            self._waiting.popleft()()
-        if self._waiting:
-            self._schedule()
+        try:
+            while self._waiting and self._left > 0:
+                self._waiting.popleft()()
+        finally:  # a stream that fails unexpectedly must not stop the others
+            if self._waiting:
+                self._schedule()
 
 
 class InferenceCall(UnaryCall):

@@ -174,6 +174,8 @@ class Streaming(GrpcCall):
                 self._processed_all()
                 return
             self.begin()
+            if self._ended:  # refused, and its messages are dropped
+                return
             # The bytes of a message that took several pieces were credited when they arrived.
             credit = max(self._uncredited - self._messages.held, 0)
             self._uncredited -= credit

@@ -58,3 +58,18 @@ def test_streams_that_wait_have_their_turns_in_order() -> None:
         seen.clear()
     assert shown == ["aab", "caa", "bbb", ""]
     assert not any(left.values())
+
+
+def test_a_stream_that_fails_in_its_turn_does_not_stop_the_others() -> None:
+    loop, seen = Loop(), list[str]()
+    turns = MessageTurns(loop.call_soon, most=3)
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    for work in (fail, lambda: seen.append("a"), lambda: seen.append("b")):
+        turns.wait(work)
+    with pytest.raises(ZeroDivisionError):  # for the loop, which logs it
+        loop.turn()
+    loop.turn()
+    assert seen == ["a", "b"]

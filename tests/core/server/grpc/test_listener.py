@@ -458,6 +458,23 @@ def test_one_connection_has_half_of_the_streams_and_silent_ones_do_not_count(
             call.cancel()
 
 
+def test_a_refused_stream_of_a_long_message_leaves_the_others_of_its_connection(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remora.server.grpc.listener.MAX_STREAMS", 2)
+    with serving(repository) as server, grpc.insecure_channel(server.target) as channel:
+        outgoing: SimpleQueue[bytes | None] = SimpleQueue()
+        outgoing.put(infer_bytes(1))
+        open_stream = channel.stream_stream(f"{SERVICE}/ModelStreamInfer")(iter(outgoing.get, None), timeout=WAIT_S)
+        next(open_stream)
+        refused = stream_of(channel, infer_bytes(*range(5_000)))
+        assert status_of(lambda: list(refused)) == grpc.StatusCode.UNAVAILABLE
+        outgoing.put(infer_bytes(2))
+        next(open_stream)
+        outgoing.put(None)
+        assert list(open_stream) == []
+
+
 def test_the_stream_that_is_idle_longest_gives_its_slot_to_a_new_one(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

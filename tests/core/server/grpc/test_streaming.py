@@ -168,6 +168,22 @@ def test_a_stream_that_cannot_begin_is_refused() -> None:
     asyncio.run(play())
 
 
+def test_a_stream_that_is_refused_with_a_long_message_leaves_nothing_held() -> None:
+    def refuse(_: Streaming) -> Any:
+        raise UnavailableError("too many")
+
+    async def play() -> None:
+        threads = FakeThreads()
+        threads.max_message_bytes = 1 << 20
+        call, link, _ = streaming(threads, begin=refuse)
+        call.received(framed(bytes(20_000)) * 2, False)
+        call.received(framed(bytes(20_000)), True)
+        assert link.sent == [(trailers(14, "too many", alone=True),)]
+        assert link.held == 0
+
+    asyncio.run(play())
+
+
 class Waiting(Kept):
     """A behaviour that keeps one message until the test lets it be processed."""
 
