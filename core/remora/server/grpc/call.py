@@ -132,11 +132,11 @@ class GrpcCall:
     def _late(self) -> None:
         self.fail(DEADLINE_EXCEEDED, _LATE)
 
-    def _feed(self, data: bytes) -> list[bytes]:
-        """Return the messages that are complete now. Raises StatusError as `Messages.feed`."""
+    def _splitter(self) -> Messages:
+        """Return what splits the received data into messages, created by the first data."""
         if self._messages is None:
             self._messages = Messages(self._front.max_message_bytes, self.opening.encoding)
-        return self._messages.feed(data)
+        return self._messages
 
     def _hold(self, size: int) -> None:
         """Count ``size`` bytes of the request as held. Raises StatusError if that exceeds a limit."""
@@ -225,7 +225,7 @@ class UnaryCall(GrpcCall):
         self._progress = True
         try:
             if data:
-                for message in self._feed(data):
+                for message in self._splitter().feed(data):
                     if self._message is not None:
                         raise StatusError(INTERNAL, "Too many requests sent for a unary RPC")
                     self._message = message

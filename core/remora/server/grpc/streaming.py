@@ -19,7 +19,6 @@ from remora.protocols.grpc.framing import (
     CANCELLED,
     HEADS,
     RESOURCE_EXHAUSTED,
-    Messages,
     Opening,
     Packed,
     StatusError,
@@ -130,10 +129,9 @@ class Streaming(GrpcCall):
     def received(self, data: bytes, ended: bool) -> None:
         if self._ended:
             return
-        if self._messages is None:
-            self._messages = Messages(self._front.max_message_bytes, self.opening.encoding)
+        messages = self._splitter()
         if data:
-            self._messages.add(data)
+            messages.add(data)
             self._untaken += len(data)
             self._uncredited += len(data)
         self._half_closed = self._half_closed or ended
