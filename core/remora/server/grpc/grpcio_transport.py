@@ -458,7 +458,7 @@ def _address(peer: str) -> str:
 
 def _channel_options(options: ServerOptions) -> list[tuple[str, int]]:
     chosen = {
-        "grpc.max_receive_message_length": options.message_bytes,
+        "grpc.max_receive_message_length": min(options.message_bytes, MAX_MESSAGE_BYTES),  # an int in C
         "grpc.max_send_message_length": MAX_MESSAGE_BYTES,
         "grpc.so_reuseport": int(options.reuse_grpc_port),
         "grpc.keepalive_time_ms": options.grpc_keepalive_time,

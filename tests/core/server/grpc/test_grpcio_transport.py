@@ -389,6 +389,18 @@ def test_a_port_that_is_taken_says_so() -> None:
             taken.start()
 
 
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"grpc_max_message_size": 1 << 32},
+        {"grpc_on_http_port": True, "http_max_input_size": 1 << 31},
+    ],
+)
+def test_a_limit_of_messages_beyond_those_of_grpc_is_served(chosen: dict[str, Any]) -> None:
+    with serving(FakeEngine(), **chosen) as (_, channel):
+        assert rpc(channel, "ServerReady")(b"", timeout=WAIT_S) == b"\x08\x01"
+
+
 def test_tls_without_its_files_says_so() -> None:
     server = GrpcServer(FakeEngine(), options_of(grpc_use_ssl=True, grpc_server_key="/no/such.key"))
     with pytest.raises(ConfigError, match=r"--grpc-server-key: '/no/such.key' cannot be read"):
