@@ -30,6 +30,7 @@ class FakeLink:
     def __init__(self) -> None:
         self.taken = self.held = 0
         self.connection: object = "one"
+        self.peer = "192.0.2.1"
         self.backlog = 0
         self.window = 1 << 30
         self.sent: list[tuple[bytes, ...]] = []

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+from remora.messages import Ticket
 from remora.protocols.grpc.framing import (
     CANCELLED,
     GOOD,
@@ -264,15 +265,22 @@ class UnaryCall(GrpcCall):
     def answer(self, message: bytes) -> None:
         """End the call with its answer."""
         if self.coding:
-            self._front.convert(self, lambda: framed(message, self.coding), self._send)
+            self.answer_later(lambda: message)
             return
         try:
             self._send(framed(message))
         except StatusError as error:
             self.fail(error.status, error.message)
 
+    def answer_later(self, encode: Callable[[], bytes]) -> None:
+        """End the call with the answer that ``encode`` returns, which another thread calls."""
+        self._front.convert(self, lambda: framed(encode(), self.coding), self._send)
+
     def _send(self, body: bytes) -> None:
         self.respond(body, self.coding)
+        ticket, self.ticket = self.ticket, None
+        if isinstance(ticket, Ticket):
+            ticket.context = None  # refers to this call; the access log has read it
 
     def respond(self, body: bytes | memoryview, coding: bytes = b"") -> None:
         """End the call with its answer as `framed` returns it."""
@@ -291,7 +299,9 @@ class UnaryCall(GrpcCall):
             if self.ticket is not None:
                 self.ticket.cancel()
             self._link.headers(trailers(status, text, alone=True), end=True)
+            self.ticket = None
 
     def lost(self) -> None:
         if self._end() and self.ticket is not None:
             self.ticket.cancel()
+            self.ticket = None

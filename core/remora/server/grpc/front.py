@@ -281,10 +281,10 @@ class GrpcFront:
                 call.fail(*status_of_error(outcome))
             elif isinstance(outcome, Response):
                 form = ticket.request.form
-                if served.signature.answers_texts and joins_long_texts(outcome):
-                    encode = partial(encode_infer, served.name, served.version_text, form, outcome, places)
-                    self.convert(call, encode, call.answer)
-                elif places or call.coding:
+                if call.coding or (served.signature.answers_texts and joins_long_texts(outcome)):
+                    call.answer_later(partial(encode_infer, served.name, served.version_text, form, outcome, places))
+                    return  # the call clears the context in the end, because the access log reads it then
+                if places:
                     call.answer(encode_infer(served.name, served.version_text, form, outcome, places))
                 else:
                     call.respond(self._printer.framed(served.name, served.version_text, form, outcome))

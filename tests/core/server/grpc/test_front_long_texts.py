@@ -1,0 +1,113 @@
+"""Long texts and compressed answers over gRPC, which threads split, join and compress while the loop goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
+
+from fakes import FakeClock
+from grpc_calls import FakeLink
+from remora.engine import Engine
+from remora.proto import inference_pb2 as pb
+from remora.protocols.grpc.framing import framed
+from remora.protocols.restriction import Restrictions
+from remora.server.access_lines import Entry
+from remora.server.access_log import AccessLog, AccessWriter
+from remora.server.grpc.front import GrpcFront, InferenceCall
+from remora.server.grpc.rpcs import INFER, Rpcs
+from remora.server.loop import LoopMailbox
+
+PATIENCE_S = 60.0
+CONFIG = """
+backend: "python"
+input { name: "IN" data_type: TYPE_STRING dims: -1 }
+output { name: "OUT" data_type: TYPE_STRING dims: -1 }
+"""
+ECHO = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+FIELDS = (
+    (b":method", b"POST"),
+    (b":scheme", b"http"),
+    (b":authority", b"x"),
+    (b":path", INFER.encode()),
+    (b"content-type", b"application/grpc"),
+    (b"te", b"trailers"),
+    (b"grpc-accept-encoding", b"gzip"),
+)
+
+
+def texts(count: int, model: str = "echo", id: str = "") -> bytes:
+    """A request with so many texts as raw data."""
+    message: Any = pb.ModelInferRequest(model_name=model, id=id, raw_input_contents=[b"\3\0\0\0abc" * count])
+    message.inputs.add(name="IN", datatype="BYTES", shape=[count])
+    return bytes(message.SerializeToString())
+
+
+LONG = 50_000
+"""Texts that a thread splits."""
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Run the loop until something holds."""
+
+    async def wait() -> None:
+        while not holds():
+            await asyncio.sleep(0)
+
+    await asyncio.wait_for(wait(), PATIENCE_S)
+
+
+class Kept(AccessWriter):
+    """Writer that keeps its entries."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.now_ns = FakeClock().monotonic_ns
+
+    def put(self, entry: Entry) -> None:
+        self.entries.append(entry)
+
+
+@pytest.mark.parametrize(("count", "compression"), [(LONG, "none"), (LONG, "low"), (1, "low"), (1, "none")])
+def test_an_answer_from_a_thread_is_logged_with_its_model_and_leaves_no_garbage(
+    tmp_path: Path, count: int, compression: str
+) -> None:
+    (tmp_path / "echo" / "1").mkdir(parents=True)
+    (tmp_path / "echo" / "config.pbtxt").write_text(CONFIG)
+    (tmp_path / "echo" / "1" / "model.py").write_text(ECHO)
+
+    async def play(engine: Engine) -> None:
+        mailbox = LoopMailbox(asyncio.get_running_loop())
+        calls = Rpcs(engine, Restrictions(), 16, "")
+        front = GrpcFront(engine, calls, mailbox, 1 << 20, compression=compression)
+        writer, link = Kept(), FakeLink()
+        call: Any = AccessLog(writer, 1.0).over_calls(front.open)(FIELDS)(link)  # type: ignore[arg-type]  # a fake
+        call.received(framed(texts(count)), True)
+        await until(lambda: bool(writer.entries))
+        ((_, status, _, _, size, _, _, run),) = writer.entries
+        ((_, body, _),) = link.sent
+        assert (status, size) == (0, len(body))
+        assert run is not None
+        assert run[:2] == ("echo", "1")
+        await until(lambda: not any(type(each) is InferenceCall for each in gc.get_objects()))
+        front.close()
+
+    gc.collect()
+    gc.disable()
+    try:
+        with Engine(model_repository=(tmp_path,), backend_config=("python,isolation=thread",)) as engine:
+            asyncio.run(play(engine))
+    finally:
+        gc.enable()
