@@ -32,6 +32,7 @@ class Served:
     submit: Any = None
     version_text: str = "3"
     is_routed: bool = False
+    split: Any = None
     signature = SimpleNamespace(has_texts=False, answers_texts=False)  # of numbers alone
 
     @property
@@ -103,6 +104,29 @@ class ByHand:
 
     def next(self) -> Asked:
         return self.asked.get(timeout=PATIENCE_S)
+
+
+@dataclass
+class TextsByHand(ByHand):
+    """The same with models of texts."""
+
+    looked_up: int = 0
+    meanwhile: Callable[[], None] = lambda: None
+    """What happens while texts are split."""
+
+    def resolve(self, model: str, version: int = -1) -> Any:
+        self.looked_up += 1
+        return super().resolve(model, version)
+
+    def wait_for(self, model: str, version: int, timeout_s: float | None = None, /) -> Any:
+        served = super().wait_for(model, version, timeout_s)
+        served.signature = SimpleNamespace(has_texts=True, answers_texts=True)
+        served.split = self.split
+        return served
+
+    def split(self, form: InferForm, data: list[Data]) -> list[Data]:
+        self.meanwhile()
+        return [np.array([b"abc"], object) for _ in data]
 
 
 class ByCaller:

@@ -329,6 +329,10 @@ class RoutedModel:
         """Choose the version and keep it open (see `ServedModel.acquire`)."""
         return self.bind().acquire()
 
+    def split(self, form: InferForm, data: Sequence[Data]) -> list[Data]:
+        """Split as `ServedModel.split` does, by the version that will run the request."""
+        return self.bind(form).split(form, data)
+
     def submit(self, form: InferForm, data: Sequence[Data], reply: Reply, **how: Any) -> Ticket:
         """Submit to the chosen version as `ServedModel.submit` does, and count the answer."""
         router, model = self._router, self.bind(form)

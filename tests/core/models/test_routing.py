@@ -36,6 +36,9 @@ class _Version:
     def acquire(self) -> bool:
         return True
 
+    def split(self, form: InferForm, data: object) -> list[int]:
+        return [self.version]
+
     def submit(self, form: InferForm, data: object, reply: Any) -> None:
         if self.refusal is not None:
             raise self.refusal
@@ -136,6 +139,18 @@ def test_a_request_binds_once_and_then_names_its_version() -> None:
     assert routed.version_text == "3"
     assert routed.bind() is three
     assert _router(ALL).route(_ready(two, three)).acquire()
+
+
+def test_the_version_that_splits_a_request_runs_it() -> None:
+    router, splitters = _router(HALF), set[int]()
+    for _ in range(100):
+        versions = _Version(2), _Version(3)
+        routed: Any = router.route(_ready(*versions))
+        (splitter,) = routed.split(InferForm(()), [])
+        routed.submit(InferForm(()), [], lambda *_: None)
+        assert [each.version for each in versions if each.replies] == [splitter]
+        splitters.add(splitter)
+    assert splitters == {2, 3}
 
 
 def test_answers_are_counted_by_version_and_cancelled_requests_are_not() -> None:

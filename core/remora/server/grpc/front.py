@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from remora.engine import Engine, FrontEnd
-from remora.errors import RemoraError, UnavailableError
+from remora.errors import RemoraError, RetiredError, UnavailableError
 from remora.messages import Data, Mailbox, Outcome, Response, Ticket
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
@@ -232,7 +232,7 @@ class GrpcFront:
                 raise UnavailableError(SHUTDOWN_TEXT)
             if known is not None:
                 decoded, data = known.call, known.data(message)
-                call.ticket = self._submit_to(self._known, decoded.model, decoded.version, call, decoded, data)
+                call.ticket = self._submit_to(self._known, decoded.model, decoded.version, call, decoded, data, message)
             else:
                 request = read_infer(message)
                 call.ticket = self._submit_to(self._front_end, request.model, request.version, call, request, message)
@@ -248,21 +248,31 @@ class GrpcFront:
         decoded = request.decode(parameters, calls.regions)
         if self._recalls:
             self._memo.learn(message, request, decoded)
-        return self._submit_known(model, call, decoded, decoded.data)
+        return self._submit_known(model, call, decoded, decoded.data, message)
 
-    def _submit_split(self, call: UnaryCall, decoded: InferCall, data: list[Data]) -> None:
-        """Submit a decoded inference whose long texts are split."""
+    def _submit_split(
+        self, model: ServedModel, call: UnaryCall, decoded: InferCall, message: bytes, data: list[Data]
+    ) -> None:
+        """Submit an inference whose long texts were split to the model that was found for it.
+
+        If that was replaced meanwhile, start again.
+        """
         if call.ended:
             return
         try:
-            call.ticket = self._submit_to(self._known, decoded.model, decoded.version, call, decoded, data)
+            call.ticket = self._submit_known(model, call, decoded, data, message)
+        except RetiredError:
+            self.start(call, message, None)
         except Exception as error:
             call.fail(*status_of_error(error))
 
-    def _submit_known(self, model: ServedModel, call: UnaryCall, decoded: InferCall, data: list[Data]) -> Ticket | None:
+    def _submit_known(
+        self, model: ServedModel, call: UnaryCall, decoded: InferCall, data: list[Data], message: bytes
+    ) -> Ticket | None:
         """Submit a decoded inference, after its long texts are split. Raises RemoraError."""
         if model.signature.has_texts and has_long_texts(decoded.form, data):
-            self.convert(call, partial(model.split, decoded.form, data), partial(self._submit_split, call, decoded))
+            split = partial(model.split, decoded.form, data)
+            self.convert(call, split, partial(self._submit_split, model, call, decoded, message))
             return None
         return model.submit(
             decoded.form,

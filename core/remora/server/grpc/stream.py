@@ -16,7 +16,15 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from remora.engine import FrontEnd
-from remora.errors import InternalError, InvalidArgumentError, MalformedError, RemoraError, UnavailableError, error_of
+from remora.errors import (
+    InternalError,
+    InvalidArgumentError,
+    MalformedError,
+    RemoraError,
+    RetiredError,
+    UnavailableError,
+    error_of,
+)
 from remora.messages import Data, Mailbox, Outcome, Request, Streamed, Ticket
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
@@ -270,33 +278,33 @@ class InferStream:
         if self._draining:
             self._refuse(entry, encode_refusal(UnavailableError(SHUTDOWN_TEXT), request.id))
         else:
-            self._submit_to(self._front_end, entry, request, message, message)
+            self._submit_to(self._front_end, entry, request, message)
 
-    def _submit_to(
-        self, front_end: FrontEnd, entry: Entry, request: InferMessage | InferCall, body: object, message: bytes
-    ) -> None:
-        """Submit a request by a front end, which gets ``body``; ``message`` has both."""
+    def _submit_to(self, front_end: FrontEnd, entry: Entry, request: InferMessage | InferCall, *body: Any) -> None:
+        """Submit a request by a front end, which gets ``body``; the last of it is the message."""
         try:
-            self._engine.submit_to(front_end, request.model, request.version, entry, request, body)
+            self._engine.submit_to(front_end, request.model, request.version, entry, request, *body)
         except LoadingError:
-            self._waiting = True
             wait = partial(self._engine.wait_for, request.model, request.version)
-            self._call.wait(wait, partial(self._waited, entry, request, message))
+            self._wait(wait, entry, _id_of(request), partial(self._start, entry, body[-1]))
         except Exception as error:
-            request_id = request.id if isinstance(request, InferMessage) else request.form.id
-            self._refuse(entry, encode_refusal(known_error(error), request_id))
+            self._refuse(entry, encode_refusal(known_error(error), _id_of(request)))
 
-    def _waited(self, entry: Entry, request: InferMessage | InferCall, message: bytes, error: Exception | None) -> None:
-        """Submit the request whose model was being loaded, and the messages behind it."""
-        self._waiting = False
-        if self._ended:
-            return
-        if error is None:
-            self._start(entry, message)
-        else:
-            request_id = request.id if isinstance(request, InferMessage) else request.form.id
-            self._refuse(entry, encode_refusal(known_error(error), request_id))
-        self._accept_held()
+    def _wait(self, work: Callable[[], object], entry: Entry, request_id: str, submit: Callable[[], None]) -> None:
+        """Call ``work`` in another thread, then submit a request and the messages behind it."""
+
+        def waited(error: Exception | None) -> None:
+            self._waiting = False
+            if self._ended:
+                return
+            if error is None:
+                submit()
+            else:
+                self._refuse(entry, encode_refusal(known_error(error), request_id))
+            self._accept_held()
+
+        self._waiting = True
+        self._call.wait(work, waited)
 
     def _open(self, entry: Entry) -> None:
         if not entry.opened:
@@ -321,15 +329,17 @@ class InferStream:
         decoded = request.decode(self._parameters, self._regions)
         if self._memo is not None:
             self._memo.learn(message, request, decoded)
-        return self._submit_known(model, entry, decoded, decoded.data)
+        return self._submit_known(model, entry, decoded, decoded.data, message)
 
-    def _submit_known(self, model: ServedModel, entry: Entry, decoded: InferCall, data: list[Data]) -> Ticket | None:
+    def _submit_known(
+        self, model: ServedModel, entry: Entry, decoded: InferCall, data: list[Data], message: bytes
+    ) -> Ticket | None:
         """Submit a decoded request to ``model``, after its long texts are split. Raises RemoraError."""
         if not entry.opened:
             entry.in_line = not model.decoupled
             self._open(entry)
         if model.signature.has_texts and has_long_texts(decoded.form, data):
-            self._split(model, entry, decoded, data)
+            self._split(model, entry, decoded, data, message)
             return None
         hold = self._call.hold() if model.decoupled else None
         ticket = model.submit(
@@ -347,24 +357,23 @@ class InferStream:
             self._tickets[entry] = ticket
         return ticket
 
-    def _split(self, model: ServedModel, entry: Entry, decoded: InferCall, data: list[Data]) -> None:
-        """Split the long texts of a request in another thread, then submit it."""
-        self._waiting = True
+    def _split(self, model: ServedModel, entry: Entry, decoded: InferCall, data: list[Data], message: bytes) -> None:
+        """Split the long texts of a request in another thread, then submit it to the same model.
+
+        If that was replaced meanwhile, start again.
+        """
         found: list[list[Data]] = []
 
-        def submit(error: Exception | None) -> None:
-            self._waiting = False
-            if self._ended:
-                return
+        def submit() -> None:
             try:
-                if error is not None:
-                    raise error
-                self._engine.submit_to(self._known, decoded.model, decoded.version, entry, decoded, found[0])
-            except Exception as failure:
-                self._refuse(entry, encode_refusal(known_error(failure), decoded.form.id))
-            self._accept_held()
+                self._submit_known(model, entry, decoded, found[0], message)
+            except RetiredError:
+                self._start(entry, message)
+            except Exception as error:
+                self._refuse(entry, encode_refusal(known_error(error), decoded.form.id))
 
-        self._call.wait(lambda: found.append(model.split(decoded.form, data)), submit)
+        work = lambda: found.append(model.split(decoded.form, data))  # noqa: E731
+        self._wait(work, entry, decoded.form.id, submit)
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
@@ -399,6 +408,10 @@ class InferStream:
                 self._accept_held()
             elif not self._order.open:
                 self._settle()
+
+
+def _id_of(request: InferMessage | InferCall) -> str:
+    return request.id if isinstance(request, InferMessage) else request.form.id
 
 
 def _encoded(entry: Entry, served: ServedModel, decoded: InferCall, streamed: Streamed) -> StreamAnswer:

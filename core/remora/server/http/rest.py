@@ -441,8 +441,15 @@ class RestService:
     def _decode_in_thread(
         self, read: LargeRequest, plan: HeadPlan, head: Head, exchange: Exchange, timeout_ns: int
     ) -> Ticket:
+        """Decode a body in a thread, then submit it to the model found for it or a successor."""
         assert self.large is not None  # because the codec reads all text without it
-        submit = partial(self._infer_bound, plan, head, timeout_ns=timeout_ns)
+
+        def submit(parts: InferParts, counted: Exchange) -> Cancellable | None:
+            try:
+                return self._submit(read.model, head, counted, plan, parts, timeout_ns)
+            except RetiredError:
+                return self._infer_bound(plan, head, parts, counted, timeout_ns)
+
         return self.large.decode(exchange, read.parts, submit, self._refusal)
 
     def _decode(self, plan: HeadPlan, head: Head, body: Buffer, model: str) -> InferParts:

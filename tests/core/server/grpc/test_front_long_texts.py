@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
 
+from engine_by_hand import TextsByHand, response
 from fakes import FakeClock
 from grpc_calls import FakeLink
 from remora.engine import Engine
@@ -92,8 +93,9 @@ def test_an_answer_from_a_thread_is_logged_with_its_model_and_leaves_no_garbage(
         mailbox = LoopMailbox(asyncio.get_running_loop())
         calls = Rpcs(engine, Restrictions(), 16, "")
         front = GrpcFront(engine, calls, mailbox, 1 << 20, compression=compression)
-        writer, link = Kept(), FakeLink()
-        call: Any = AccessLog(writer, 1.0).over_calls(front.open)(FIELDS)(link)  # type: ignore[arg-type]  # a fake
+        writer = Kept()
+        link: Any = FakeLink()
+        call: Any = AccessLog(writer, 1.0).over_calls(front.open)(FIELDS)(link)
         call.received(framed(texts(count)), True)
         await until(lambda: bool(writer.entries))
         ((_, status, _, _, size, _, _, run),) = writer.entries
@@ -111,3 +113,32 @@ def test_an_answer_from_a_thread_is_logged_with_its_model_and_leaves_no_garbage(
             asyncio.run(play(engine))
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("loads", [False, True], ids=["", "loading"])
+@pytest.mark.parametrize("replaced", [False, True], ids=["", "replaced"])
+def test_split_texts_go_to_the_model_that_was_found_or_its_successor(replaced: bool, loads: bool) -> None:
+    engine: Any = TextsByHand(swaps=int(replaced))
+
+    def meanwhile() -> None:
+        engine.loading = loads
+
+    engine.meanwhile = meanwhile
+
+    async def play() -> None:
+        front = GrpcFront(
+            engine, Rpcs(engine, Restrictions(), 16, ""), LoopMailbox(asyncio.get_running_loop()), 1 << 20
+        )
+        link: Any = FakeLink()
+        call: Any = front.open(FIELDS)(link)
+        call.received(framed(texts(LONG, "plain")), True)
+        await until(lambda: bool(link.sent) or not engine.asked.empty())
+        assert not link.sent
+        engine.next().answer(response())
+        await until(lambda: bool(link.sent))
+        ((_, body, _),) = link.sent
+        assert b"plain" in body
+        assert engine.looked_up == 1 + replaced
+        front.close()
+
+    asyncio.run(play())

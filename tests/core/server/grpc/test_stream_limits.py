@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("grpc", reason="grpcio is not installed: pip install '.[grpcio]'")
 
-from engine_by_hand import PATIENCE_S, ByCaller, ByHand, response
+from engine_by_hand import PATIENCE_S, ByCaller, ByHand, TextsByHand, response
 from remora.errors import RemoraError, UnavailableError
 from remora.messages import InferForm, Mailbox, Request, Streamed, Ticket
 from remora.proto import inference_pb2 as pb
@@ -61,6 +61,12 @@ class FakeCall:
 
 def message(model: str, id: str) -> bytes:
     return pb.ModelInferRequest(model_name=model, id=id).SerializeToString()
+
+
+def long_texts(model: str, id: str) -> bytes:
+    text: Any = pb.ModelInferRequest(model_name=model, id=id, raw_input_contents=[b"\3\0\0\0abc" * 50_000])
+    text.inputs.add(name="IN", datatype="BYTES", shape=[50_000])
+    return bytes(text.SerializeToString())
 
 
 def stream_of(limits: StreamLimits, *ids: str) -> tuple[ByHand, FakeCall, InferStream]:
@@ -168,3 +174,30 @@ def test_a_client_that_reads_nothing_is_disconnected_and_its_request_is_cancelle
     for number in range(AHEAD + 3):
         held.post([(ticket, Streamed(response(number), False))])
     assert (hung_up, ticket.request.cancelled) == ([True], True)
+
+
+def test_messages_behind_long_texts_wait_until_these_are_split_for_the_model_that_was_found() -> None:
+    engine, call = TextsByHand(), FakeCall()
+    stream = InferStream(engine, call)
+    stream.receive(long_texts("plain", "1"), 7)
+    stream.receive(message("plain", "2"), 7)
+    ((split, then),) = call.waits
+    assert (engine.asked.empty(), stream.backlog) == (True, 1)
+    split()
+    then(None)
+    assert [engine.next().form.id for _ in range(2)] == ["1", "2"]
+    assert engine.looked_up == 2  # once for each
+
+
+def test_long_texts_whose_model_is_replaced_meanwhile_wait_for_its_successor() -> None:
+    engine, call = TextsByHand(swaps=1), FakeCall()
+    stream = InferStream(engine, call)
+    stream.receive(long_texts("plain", "1"), 7)
+    for loading in (True, False, False):  # after the split, after the load, and after the split for the successor
+        work, then = call.waits.pop()
+        work()
+        engine.loading = loading
+        assert engine.asked.empty()
+        then(None)
+    assert engine.next().form.id == "1"
+    assert not call.sent
