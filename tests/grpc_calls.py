@@ -28,7 +28,7 @@ class FakeLink:
     """Keeps what is sent."""
 
     def __init__(self) -> None:
-        self.taken = self.held = 0
+        self.taken = self.held = self.spent = 0
         self.connection: object = "one"
         self.peer = "192.0.2.1"
         self.backlog = 0
@@ -41,6 +41,9 @@ class FakeLink:
 
     def has_room(self, size: int) -> bool:
         return True
+
+    def spend(self, time_ns: int) -> None:
+        self.spent += time_ns
 
     def consumed(self, size: int) -> None:
         self.taken += size

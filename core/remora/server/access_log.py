@@ -484,6 +484,9 @@ class _LoggedCall(Stream):
     def consumed(self, size: int) -> None:
         self._inner.consumed(size)
 
+    def spend(self, time_ns: int) -> None:
+        self._inner.spend(time_ns)
+
     def reset(self, code: int) -> None:
         self._inner.reset(code)
         self._end(_CANCELLED)

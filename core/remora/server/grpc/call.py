@@ -262,6 +262,10 @@ class UnaryCall(GrpcCall):
         progress, self._progress = self._progress, False
         return not (progress or self._begun or self._ended)
 
+    def spend(self, time_ns: int) -> None:
+        """See `Stream.spend`."""
+        self._link.spend(time_ns)
+
     def answer(self, message: bytes) -> None:
         """End the call with its answer."""
         if self.coding:

@@ -39,8 +39,10 @@ from remora.server.grpc.call import GrpcCall, T, UnaryCall, status_of_failure
 from remora.server.grpc.rpcs import INFER, STREAM, Behaviour, Rpcs, arrival_of, status_of_error
 from remora.server.grpc.stream import InferStream
 from remora.server.grpc.streaming import Converted, Streaming
+from remora.server.http.http1_state import TURN_NS
 from remora.server.http.large_bodies import has_long_texts, joins_long_texts
 from remora.server.turn_groups import SMALL_BYTES, TurnGroups
+from remora.system.clock import SystemClock
 from remora.tensors.shared_memory import Target
 
 _TURN_MESSAGES = 128
@@ -61,6 +63,7 @@ class GrpcFront:
         streams: number of streaming calls that run at the same time, at most half of them on one connection.
         reflection: returns what answers a message on a path of gRPC reflection, None for other paths.
         compression: compression level of inference answers [R18]: none, low, medium or high.
+        now: monotonic clock, in nanoseconds.
     """
 
     def __init__(
@@ -74,7 +77,9 @@ class GrpcFront:
         streams: int = 256,
         reflection: Callable[[str], Callable[[bytes], bytes] | None] = lambda _path: None,
         compression: str = "none",
+        now: Callable[[], int] = SystemClock.monotonic_ns,
     ) -> None:
+        self._now = now
         self._submit_to = engine.submit_to
         self._front_end = FrontEnd(self._submit, arrival_of, DECOUPLED_TEXT)
         self._known = FrontEnd(self._submit_known, arrival_of, DECOUPLED_TEXT)
@@ -89,7 +94,7 @@ class GrpcFront:
         self._reflection = reflection
         self._compression = compression
         self._connection_streams = max(streams // 2, 1)
-        self._turns = MessageTurns(asyncio.get_running_loop().call_soon)
+        self._turns = MessageTurns(asyncio.get_running_loop().call_soon, now)
         self.take_turn = self._turns.take
         """See `StreamThreads.take_turn`."""
         self.await_turn = self._turns.wait
@@ -219,8 +224,10 @@ class GrpcFront:
         ):
             call.body, call.known, call.cancelled = message, known, False
             groups.add(known.call.model, known.call.version, known, call)
-        else:
+        else:  # only this may take long in the loop
+            begin_ns = self._now()
             self.start(call, message, known)
+            call.spend(self._now() - begin_ns)
 
     def start(self, call: UnaryCall, message: bytes, known: KnownMessage | None) -> None:
         """Start an inference in the loop; if its model is being loaded, it waits in a thread."""
@@ -306,23 +313,35 @@ class GrpcFront:
 class MessageTurns:
     """Budget of the messages of all streams together in one turn of the event loop.
 
-    Without it small messages of one client, thousands of which arrive together, would keep other clients waiting.
+    Without it messages of one client, thousands of which arrive together, would keep other clients waiting. The budget
+    is a number of messages and the time since the first of the turn.
 
     Args:
         call_soon: calls a function in the next turn.
+        now: monotonic clock, in nanoseconds.
         most: messages of one turn.
     """
 
-    def __init__(self, call_soon: Callable[[Callable[[], None]], object], most: int = _TURN_MESSAGES) -> None:
+    def __init__(
+        self,
+        call_soon: Callable[[Callable[[], None]], object],
+        now: Callable[[], int] = SystemClock.monotonic_ns,
+        most: int = _TURN_MESSAGES,
+    ) -> None:
         self._call_soon = call_soon
+        self._now = now
+        self._since_ns = 0
         self._most = self._left = most
         self._counts = False  # the next turn is scheduled
         self._waiting: deque[Callable[[], None]] = deque()
 
     def take(self) -> bool:
         """Return True if one more message may be processed in this turn."""
+        if not self._counts:
+            self._schedule()
+        elif self._now() - self._since_ns > TURN_NS:
+            self._left = 0
         self._left -= 1
-        self._schedule()
         return self._left >= 0
 
     def wait(self, resume: Callable[[], None]) -> None:
@@ -333,6 +352,7 @@ class MessageTurns:
     def _schedule(self) -> None:
         if not self._counts:
             self._counts = True
+            self._since_ns = self._now()
             self._call_soon(self._begin)
 
     def _begin(self) -> None:

@@ -12,6 +12,7 @@ from fakes import FakeExchange, FakeService
 from front_wire import Pair, Port
 from remora.engine import Engine
 from remora.protocols.http1 import Head
+from remora.server.fronts.relays import RelayCall
 
 
 @pytest.fixture
@@ -59,6 +60,12 @@ def test_a_request_that_is_too_large_is_refused_in_the_front(engine: Engine) -> 
     exchange = FakeExchange()
     assert pair.client.relay(0, Head("GET", "/x", ()), bytes(5000), exchange) is None
     assert exchange.answers[0].status == 413
+
+
+def test_the_time_of_a_relayed_call_is_not_counted(engine: Engine) -> None:
+    pair = Pair(engine, Port(FakeService()))
+    RelayCall(pair.link, 1, "a connection of the front").spend(1)
+    assert pair.link.open == 0
 
 
 class Flow:
