@@ -372,7 +372,7 @@ def test_the_store_replaces_its_file_as_a_whole(tmp_path: Path, monkeypatch: pyt
     store = ReleaseStore(tmp_path / "a" / "releases.json")
     assert store.read() == {}
     store.write({"m": Release(2)})
-    monkeypatch.setattr("remora.models.releases.os.replace", lambda *_: (_ for _ in ()).throw(OSError("torn")))
+    monkeypatch.setattr("remora.models.release_store.os.replace", lambda *_: (_ for _ in ()).throw(OSError("torn")))
     with pytest.raises(OSError, match="torn"):
         store.write({"m": Release(3)})
     assert store.read() == {"m": Release(2)}
