@@ -258,7 +258,7 @@ class GrpcServer:
         return [grpc.method_handlers_generic_handler(service, rpcs) for service, rpcs in handlers.items()]
 
     def _stream(self, messages: Iterator[bytes], context: CallContext) -> Iterator[bytes]:
-        call = _StreamThreads(context, self._reading.submit)
+        call = _StreamThreads(context, self._reading.submit, self._working.submit)
         stream = self._rpcs.open_stream(context, call)
         try:
             if context.add_callback(partial(call.post, call.leave)):
@@ -275,9 +275,15 @@ class _StreamThreads:
 
     paused = 0
 
-    def __init__(self, context: CallContext, background: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(
+        self,
+        context: CallContext,
+        reading: Callable[[Callable[[], None]], object],
+        waiting: Callable[[Callable[[], None]], object],
+    ) -> None:
         self._context = context
-        self._background = background
+        self._reading = reading
+        self._waiting = waiting  # other threads, because each open stream keeps one that reads
         self._work: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._read = Backpressure(_UNREAD, MAX_MESSAGE_BYTES)
         self._out: deque[bytes] = deque()
@@ -287,7 +293,7 @@ class _StreamThreads:
 
     def answers(self, stream: InferStream, messages: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the answers to the messages. Raises the RemoraError with which the stream ends."""
-        self._background(lambda: self._read_all(stream, messages))
+        self._reading(lambda: self._read_all(stream, messages))
         try:
             while not self._ended:
                 self._work.get()()
@@ -349,7 +355,7 @@ class _StreamThreads:
             else:
                 self.post(then, None)
 
-        self._background(waited)
+        self._waiting(waited)
 
 
 class _QueueMailbox:

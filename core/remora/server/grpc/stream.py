@@ -25,7 +25,7 @@ from remora.errors import (
     UnavailableError,
     error_of,
 )
-from remora.messages import Data, Mailbox, Outcome, Request, Streamed, Ticket
+from remora.messages import Data, Mailbox, Outcome, Request, Response, Streamed, Ticket
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.protocols.grpc.infer import InferCall, InferMemo, InferMessage, read_infer
@@ -39,7 +39,7 @@ from remora.protocols.grpc.stream import (
     final_of,
     id_of,
 )
-from remora.server.http.large_bodies import has_long_texts
+from remora.server.http.large_bodies import has_long_texts, joins_long_texts
 from remora.system.clock import SystemClock
 from remora.tensors.shared_memory import DISABLED, Regions
 from remora.tracing.tracer import Arrival
@@ -160,6 +160,7 @@ class InferStream:
         self._order = AnswerOrder()
         self._items = self._bytes = 0  # requests whose last answer is not sent, and their bytes
         self._tickets: dict[Entry, Ticket] = {}
+        self._behind: dict[Entry, deque[tuple[Ticket, Outcome]]] = {}  # answers behind one that a thread encodes
         self._held: deque[tuple[bytes, int]] = deque()  # messages that are not accepted yet, with their credit
         self._waiting = False  # a thread waits for the model of the last message
         self._accepting = False  # `_accept_held` is running
@@ -193,6 +194,7 @@ class InferStream:
         """Cancel all requests in flight, because the call has ended [R14]."""
         self._ended = True
         self._held.clear()
+        self._behind.clear()
         tickets, self._tickets = self._tickets, {}
         for ticket in tickets.values():
             ticket.cancel()
@@ -381,14 +383,36 @@ class InferStream:
         """Send an answer of a model, or keep it until those before it are sent."""
         context: tuple[Entry, ServedModel, InferCall, Hold | None] = ticket.context  # type: ignore[assignment]
         entry, served, decoded, hold = context
+        behind = self._behind.get(entry) if self._behind else None
+        if behind is not None:
+            behind.append((ticket, outcome))
+            return
         streamed = final_of(outcome)
-        if not self._ended:
+        found = streamed.outcome
+        if self._ended:
+            _release(hold, streamed)
+        elif served.signature.answers_texts and isinstance(found, Response) and joins_long_texts(found):
+            self._encode_later(entry, served, decoded, streamed, hold)
+        else:
             self._answer(entry, _encoded(entry, served, decoded, streamed))
-        if hold is not None:
-            if streamed.final:
-                hold.end()
-            else:
-                hold.sent()
+            _release(hold, streamed)
+
+    def _encode_later(
+        self, entry: Entry, served: ServedModel, decoded: InferCall, streamed: Streamed, hold: Hold | None
+    ) -> None:
+        """Encode an answer in another thread, then send it and those of the request behind it."""
+        encoded: list[StreamAnswer] = []
+
+        def send(error: Exception | None) -> None:
+            behind = self._behind.pop(entry, ())
+            if not self._ended:
+                self._answer(entry, encoded[0])
+            _release(hold, streamed)
+            for ticket, outcome in behind:
+                self._reply(ticket, outcome)
+
+        self._behind[entry] = deque()
+        self._call.wait(lambda: encoded.append(_encoded(entry, served, decoded, streamed)), send)
 
     def _answer(self, entry: Entry, answer: StreamAnswer) -> None:
         """Send what can be sent with this answer, then accept further requests."""
@@ -408,6 +432,15 @@ class InferStream:
                 self._accept_held()
             elif not self._order.open:
                 self._settle()
+
+
+def _release(hold: Hold | None, streamed: Streamed) -> None:
+    """Let a decoupled model go on after one of its answers."""
+    if hold is not None:
+        if streamed.final:
+            hold.end()
+        else:
+            hold.sent()
 
 
 def _id_of(request: InferMessage | InferCall) -> str:

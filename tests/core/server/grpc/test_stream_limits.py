@@ -7,15 +7,17 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("grpc", reason="grpcio is not installed: pip install '.[grpcio]'")
 
 from engine_by_hand import PATIENCE_S, ByCaller, ByHand, TextsByHand, response
 from remora.errors import RemoraError, UnavailableError
-from remora.messages import InferForm, Mailbox, Request, Streamed, Ticket
+from remora.messages import InferForm, Mailbox, Outcome, Request, Response, Streamed, Tensor, Ticket
 from remora.proto import inference_pb2 as pb
 from remora.protocols.grpc.status import SHUTDOWN_TEXT
+from remora.scheduling.delivery import run_replies
 from remora.server.grpc import grpcio_transport
 from remora.server.grpc.grpcio_transport import _HeldAnswers
 from remora.server.grpc.stream import Hold, InferStream, StreamLimits
@@ -201,3 +203,58 @@ def test_long_texts_whose_model_is_replaced_meanwhile_wait_for_its_successor() -
         then(None)
     assert engine.next().form.id == "1"
     assert not call.sent
+
+
+class Sent:
+    """Hold that counts the answers that were sent."""
+
+    def __init__(self) -> None:
+        self.sents = self.ends = 0
+
+    def release_with(self, request: Request) -> None: ...
+
+    def post(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
+        run_replies(deliveries)
+
+    def defer(self, _work: Callable[[], None]) -> bool:
+        return False
+
+    def sent(self) -> None:
+        self.sents += 1
+
+    def end(self) -> None:
+        self.ends += 1
+
+    watcher = None
+
+
+class HeldCall(FakeCall):
+    """A call whose decoupled requests are held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = Sent()
+
+    def hold(self) -> Hold:
+        return self.held
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_answers_behind_one_of_long_texts_wait_until_a_thread_has_joined_it(leaves: bool) -> None:
+    engine, call = TextsByHand(), HeldCall()
+    stream = InferStream(engine, call)
+    stream.receive(message("many", "1"), 7)
+    long = Response([Tensor("Y", "BYTES", np.array([b"x" * 300_000], object))])
+    asked = engine.next()
+    for outcome in (Streamed(long, False), Streamed(response(), False), Streamed(long, False), Streamed(None, True)):
+        asked.answer(outcome)
+    assert (call.sent, call.held.sents) == ([], 0)
+    if leaves:
+        stream.leave()
+    for number in range(1 if leaves else 2):
+        join, then = call.waits[number]
+        join()
+        then(None)
+    sizes = [len(each.infer_response.raw_output_contents[0]) for each in call.sent]
+    assert sizes == ([] if leaves else [300_004, 4, 300_004])
+    assert (call.held.sents, call.held.ends) == ((1, 0) if leaves else (3, 1))
