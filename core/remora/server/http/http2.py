@@ -267,7 +267,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         if machine.sender.paused_bytes or self._output.blocked or self._account.answers:
             self._count_answers()
         if machine.left and not machine.open and not self._output.blocked:
-            self._close()
+            self._close(self._output.left / UNREAD_BYTES_S)
 
     def spend(self, time_ns: int) -> None:
         """See `Stream.spend`. A pause holds even without further frames, because the transport would read more."""
@@ -342,10 +342,15 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._output.write_last(self.machine.final_goaway(error))
         self._close()
 
-    def _close(self) -> None:
+    def _close(self, reading_s: float = 0.0) -> None:
+        """Close once the output is written, at the latest after some seconds.
+
+        Args:
+            reading_s: time that a slow client needs to read the output.
+        """
         self._transport.close()
         if self._ending is None and not self._gone:
-            self._ending = self._loop.call_later(_GOODBYE_S, self._transport.abort)
+            self._ending = self._loop.call_later(_GOODBYE_S + reading_s, self._transport.abort)
 
     def read(self, fields: Fields) -> Opener:
         """Return how a request is opened.

@@ -58,6 +58,12 @@ class Output:
         """Bytes that the system has not taken, but for some pieces of `_PIECE_BYTES` with TLS."""
         return self._waiting_bytes + self._transport.get_write_buffer_size()
 
+    @property
+    def left(self) -> int:
+        """Bytes that the client's system has not taken, less what TLS adds to them."""
+        taken, end = self.progress()
+        return max(end, self._written) - taken
+
     def write(self, data: bytes) -> None:
         """Write bytes, or keep them until the transport can take them."""
         self._written += len(data)

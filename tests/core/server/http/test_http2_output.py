@@ -27,6 +27,7 @@ from remora.protocols.http2.frames import (
     window_update,
 )
 from remora.protocols.rest.answer import HttpAnswer
+from remora.server.http import http2
 from remora.server.http.held_bytes import HeldBytes
 from remora.server.http.http2 import ALPN, Http2Connection, Http2Listener
 from remora.server.http.http2_output import Output, Progress
@@ -46,9 +47,11 @@ class Client:
 
     Args:
         window: bytes of answers that it lets the server send ahead.
+        size: bytes of each answer.
     """
 
-    def __init__(self, listener: Http2Listener, service: FakeService, window: int) -> None:
+    def __init__(self, listener: Http2Listener, service: FakeService, window: int, size: int = ANSWER_BYTES) -> None:
+        self._size = size
         self._listener = listener
         self._service = service
         self._window = window
@@ -58,6 +61,7 @@ class Client:
         loop = asyncio.get_running_loop()
         ours, theirs = context or (None, None)
         self._server = await loop.create_server(self._listener.connection, "127.0.0.1", 0, ssl=ours)
+        self._server.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
         sock.setblocking(False)
@@ -75,7 +79,7 @@ class Client:
             self._writer.write(frame(HEADERS, 5, stream, GET))
         await eventually_in_loop(lambda: len(self._service.waiting) == ANSWERS)
         for exchange, _, _ in self._service.waiting:
-            exchange.respond(HttpAnswer(200, (), [bytes(ANSWER_BYTES)]))
+            exchange.respond(HttpAnswer(200, (), [bytes(self._size)]))
         await asyncio.sleep(0)
         (connection,) = self._listener.connections
         return connection
@@ -90,6 +94,14 @@ class Client:
             self._unconfirmed = 0
         for _ in range(5):
             await asyncio.sleep(0)
+
+    async def read_all(self) -> int:
+        """Read what comes until the server closes, a piece in a turn of the loop, and return its bytes."""
+        size = 0
+        while piece := await self._reader.read(8_192):
+            size += len(piece)
+            await asyncio.sleep(0)
+        return size
 
     async def leave(self) -> None:
         self._writer.transport.abort()
@@ -139,14 +151,16 @@ def listening(service: FakeService) -> Http2Listener:
 
 
 async def settle(connection: Http2Connection) -> None:
-    """Wait until the client's system takes no more."""
-    before = [Progress(-1, -1)]
+    """Wait until the client's system takes no more. TCP delays acknowledgements by up to 40 ms."""
+    clock = asyncio.get_running_loop().time
+    last, since = Progress(-1, -1), clock()
 
     def settled() -> bool:
+        nonlocal last, since
         now = connection._output.progress()
-        same = now == before[0]
-        before[0] = now
-        return same
+        if now != last:
+            last, since = now, clock()
+        return clock() - since > 0.3
 
     await eventually_in_loop(settled)
 
@@ -202,6 +216,28 @@ def test_the_answers_of_a_client_that_stops_to_read_are_counted_and_it_is_given_
         assert listener.held.total == 0
         await client.leave()
 
+    run(make_loop, work)
+
+
+@pytest.mark.parametrize("make_loop", [own_loop, uv_loop])
+@pytest.mark.parametrize("size", [90_000, 300_000])
+def test_a_connection_that_leaves_waits_until_a_slow_client_has_read_its_answers(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext] | None,
+    make_loop: Callable[[], asyncio.AbstractEventLoop],
+    size: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work() -> None:
+        service = FakeService(wait=True)
+        listener = listening(service)
+        client = Client(listener, service, HUGE, size)
+        await client.connect(contexts)
+        await client.ask()
+        listener.close_idle()
+        assert await client.read_all() > ANSWERS * size
+        await client.leave()
+
+    monkeypatch.setattr(http2, "_GOODBYE_S", 0.0)
     run(make_loop, work)
 
 
