@@ -505,6 +505,10 @@ class RestService:
             exchange.respond(failure(503, "Server exiting", plain=True))
             return None
         if where.action in ("system_shm", "cuda_shm"):
+            if len(body) > SLOW_BYTES:  # because JSON that orjson refuses takes long
+                text = f"a request about shared memory may have {SLOW_BYTES} bytes, this one has {len(body)}"
+                exchange.respond(failure(400, text, plain=True))
+                return None
             from remora.protocols.shared_memory import answer_region  # imported here, because it is rare
 
             exchange.respond(answer_region(where, bytes(body), self._codec.regions))

@@ -1,4 +1,4 @@
-"""What the service of V2 refuses of web pages, on every way to it."""
+"""What the service of V2 refuses: requests of web pages, on every way to it, and long ones about shared memory."""
 
 from __future__ import annotations
 
@@ -47,6 +47,14 @@ def test_a_page_of_another_site_changes_nothing(ports: Ports, path: str, body: b
     assert (got.status, "another site" in got.json["error"]) == (403, True)
     for headers in ({}, CURL, {"Origin": "https://models.example", "Content-Type": "text/plain"}):
         assert ask(ports.http, "POST", path, body, headers).status != 403, headers
+
+
+def test_a_long_request_about_shared_memory_is_refused_unread(ports: Ports) -> None:
+    got = ask(ports.http, "POST", "/v2/systemsharedmemory/region/a/register", b"[" + b"NaN," * 3_000)
+    assert (got.status, got.json["error"]) == (
+        400,
+        "a request about shared memory may have 8192 bytes, this one has 12001",
+    )
 
 
 def test_a_page_may_send_inferences_whose_answers_its_browser_keeps_from_it(ports: Ports) -> None:
