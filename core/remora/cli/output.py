@@ -8,11 +8,15 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+_NO_RENAME = (errno.EBUSY, errno.EPERM, errno.EACCES)
+"""Errors of renaming onto a mounted file, and onto a foreign one in a folder such as /tmp."""
 
 
 class UsageError(Exception):
@@ -53,13 +57,13 @@ def reason_of(error: BaseException) -> str:
 
 def check_writable(path: Path) -> None:
     """Raise OSError for a file that `write_whole` cannot write, before the work."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.is_file():
         with path.open("ab"):
             pass
-    elif path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    elif path.exists():
-        return  # a device or a pipe, where opening waits for a reader
+    if _written_directly(path):  # opening a pipe would wait for a reader
+        return
     unfinished = _unfinished(path)
     try:
         with unfinished.open("ab"):
@@ -72,9 +76,10 @@ def check_writable(path: Path) -> None:
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a file under another name and rename it when it is complete. Raises OSError.
 
-    A link stays a link, and a file keeps its mode. Devices and pipes are written directly.
+    A link stays a link, and a file keeps its mode. Devices, pipes and files that cannot be renamed, such as a mounted
+    one, are written directly.
     """
-    if path.exists() and not path.is_file():
+    if _written_directly(path):
         with path.open("wb") as file:
             write(file)
         return
@@ -85,10 +90,27 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
             synchronise(file)
         if path.exists():
             unfinished.chmod(path.stat().st_mode & 0o777)
-        os.replace(unfinished, os.path.realpath(path))
+        try:
+            os.replace(unfinished, os.path.realpath(path))
+        except OSError as error:
+            if error.errno not in _NO_RENAME or not path.exists():
+                raise
+            shutil.copyfile(unfinished, path)
+            unfinished.unlink()
     except BaseException:
         unfinished.unlink(missing_ok=True)  # so that a full disk has room for the next trial
         raise
+
+
+def _written_directly(path: Path) -> bool:
+    """Whether a file exists that renaming cannot replace.
+
+    It is a device, a pipe, an open descriptor, or in a read-only folder.
+    """
+    if not path.exists():
+        return False
+    descriptor = any(path.is_relative_to(folder) for folder in ("/dev", "/proc"))
+    return descriptor or not path.is_file() or not os.access(os.path.dirname(os.path.realpath(path)), os.W_OK)
 
 
 def _unfinished(path: Path) -> Path:

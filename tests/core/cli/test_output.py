@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -49,6 +50,29 @@ def test_a_pipe_is_written_directly(tmp_path: Path) -> None:
     finally:
         os.close(reader)
     assert [each.name for each in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_a_file_that_cannot_be_renamed_is_written_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(source: object, target: object) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    (tmp_path / "mounted").write_bytes(b"earlier rows")
+    number = (tmp_path / "mounted").stat().st_ino
+    monkeypatch.setattr(os, "replace", busy)
+    write(tmp_path / "mounted", b"rows")
+    assert (tmp_path / "mounted").read_bytes() == b"rows"
+    assert (tmp_path / "mounted").stat().st_ino == number
+    assert [each.name for each in tmp_path.iterdir()] == ["mounted"]
+    with pytest.raises(OSError, match="busy"):
+        write(tmp_path / "new", b"rows")
+    assert [each.name for each in tmp_path.iterdir()] == ["mounted"]
+
+
+def test_the_file_of_a_descriptor_is_written_in_place(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w+b") as file:
+        write(Path(f"/proc/self/fd/{file.fileno()}"), b"rows")
+        assert file.read() == b"rows"
+    assert [each.name for each in tmp_path.iterdir()] == ["out"]
 
 
 @pytest.mark.parametrize("name", ["new", "link", "old", "pipe"])
