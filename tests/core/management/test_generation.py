@@ -41,10 +41,10 @@ def ask(engine: Engine, text: str, tokens: int = 24, **more: Any) -> None:
     list(engine.infer_stream("tiny", inputs, **more))
 
 
-def ask_all(engine: Engine, count: int) -> None:
+def ask_all(engine: Engine, count: int, prefix: str = "r") -> None:
     threads = [
         threading.Thread(
-            target=ask, args=(engine, f"Request number {place} is about " * 3, 40), kwargs={"id": f"r{place}"}
+            target=ask, args=(engine, f"Request number {place} is about " * 3, 40), kwargs={"id": f"{prefix}{place}"}
         )
         for place in range(count)
     ]
@@ -103,15 +103,16 @@ def test_the_parts_of_each_request_sum_to_its_duration_in_company_and_after_a_pr
     preempted, rounds = 0, 0
     while not preempted and rounds < 20:  # rows are put back only if the requests meet
         rounds += 1
-        ask_all(engine, 8)
-        preempted += _preemptions_of_checked_parts(engine)
+        prefix = f"round{rounds}-"  # the parts of an id that repeats are means
+        ask_all(engine, 8, prefix)
+        preempted += _preemptions_of_checked_parts(engine, prefix)
     assert preempted > 0
 
 
-def _preemptions_of_checked_parts(engine: Engine) -> int:
+def _preemptions_of_checked_parts(engine: Engine, prefix: str) -> int:
     preempted = 0
     for place in range(8):
-        found = engine.perform(ModelExplain("tiny", request=f"r{place}")).answers
+        found = engine.perform(ModelExplain("tiny", request=f"{prefix}{place}")).answers
         assert found is not None
         assert found.answers == 1
         assert sum(found.parts_ms.values()) == pytest.approx(found.whole_ms, rel=0.02)
