@@ -76,7 +76,7 @@ class CaptureOptions:
 
 
 SHADOW_PROCESSORS = 0.002
-"""So small that the requests that meet a copy are too few to move the 99th percentile much."""
+"""Default of --shadow-processors, so small that copies hardly change the 99th percentile of the requests."""
 
 
 @fragment
