@@ -193,7 +193,7 @@ ATTACKS: dict[str, tuple[str, bytes, str]] = {
     "16 MB of members as JSON": (
         "http",
         posted(b"{%b}" % b",".join(b'"a%d":1' % number for number in range(1_400_000))),
-        "500",
+        "400",
     ),
     "16 MB of spaces as JSON": ("http", posted(b" " * (16 << 20)), "500"),
     "4 MB of NaN as JSON": ("http", posted(numbers(b"NaN", 4 << 20)), "500"),

@@ -17,7 +17,8 @@ import orjson
 from remora.calls import ServerReady
 from remora.messages import Buffer
 from remora.protocols.http1 import Head, HeadNote
-from remora.protocols.json.reader import LONG_BYTES, loads, release
+from remora.protocols.json.long_lists import release
+from remora.protocols.json.reader import LONG_BYTES, loads
 from remora.protocols.rest.answer import Headers, HttpAnswer, Refusal, encode_json_error, failure
 from remora.protocols.rest.routes import HOME, method_of, route
 from remora.server.host import HostRoute, ServerContext

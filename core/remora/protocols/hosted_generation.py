@@ -16,7 +16,8 @@ import orjson
 
 from remora.generation.tasks import ParameterError
 from remora.messages import Buffer
-from remora.protocols.json.reader import LONG_BYTES, loads, release
+from remora.protocols.json.long_lists import release
+from remora.protocols.json.reader import LONG_BYTES, loads
 from remora.protocols.openai.routes import Route
 
 _SHAPES = (

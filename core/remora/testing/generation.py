@@ -25,6 +25,8 @@ from remora.generation.tokenizing import ByteDetokenizer
 LIMIT_S = 60.0
 """Time within which a task must end, in seconds."""
 
+_ATTEMPTS = 3
+
 BYTE_VOCABULARY = 260
 _BLOCK = 4
 END_TOKEN = 258
@@ -299,6 +301,16 @@ def check_log_probabilities_are_a_distribution(open_engine: OpenEngine, example:
 def check_a_cancelled_task_ends_and_frees_its_row(open_engine: OpenEngine, example: EngineExample) -> None:
     """Check that cancelling ends a task once, and that the engine is idle afterwards."""
     engine = open_engine()
+    for _ in range(_ATTEMPTS):
+        if _cancels_three_tasks(engine, example):
+            break
+    else:
+        raise AssertionError(f"{_ATTEMPTS} times, answers of the model's whole context were complete before the cancel")
+    engine.close()
+
+
+def _cancels_three_tasks(engine: TokenEngine, example: EngineExample) -> bool:
+    """Check one cancel of three long tasks. Returns False if one of them was complete before the cancel."""
     sink = Collector()
     room = engine.facts.context - len(example.prompt)
     tasks = [example.task(max_tokens=room, user=f"{place}") for place in range(3)]
@@ -309,16 +321,21 @@ def check_a_cancelled_task_ends_and_frees_its_row(open_engine: OpenEngine, examp
         engine.cancel(task)
     for task in tasks:
         sink.wait(task)
-    after = _run(engine, example.task())
+    _run(engine, example.task())
+    cancelled = 0
     for task in tasks:
-        assert [end.reason for end in sink.ends(task)] == ["cancelled"], f"the ends are {sink.ends(task)}"
+        ends = sink.ends(task)
+        assert len(ends) == 1, f"the ends are {ends}"
+        # A machine that suspends this thread for long enough lets an answer become complete.
+        complete = ends[0].reason == "length" and len(sink.tokens(task)) == room
+        assert complete or ends[0].reason == "cancelled", f"the ends are {ends}"
+        cancelled += not complete
         last = [each for each in sink.pieces if each.task is task][-1]
         assert last.end is not None, "a piece followed the end"
-    del after
     stats = engine.stats()
     assert (stats.running, stats.waiting) == (0, 0), f"an idle engine has {stats.running} running tasks"
     engine.cancel(tasks[0])
-    engine.close()
+    return cancelled == len(tasks)
 
 
 def check_stop_strings_do_not_leak(open_engine: OpenEngine, example: EngineExample) -> None:

@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
+from remora.errors import InvalidArgumentError
+from remora.protocols.json.long_lists import extend, release
+
 STEP_BYTES = 131_072
 """Text that one call reads; text of more than twice that is cut."""
+MAX_MEMBERS = 262_144
+"""Members of one object in a text that is cut. A larger table would keep other threads waiting each time it grows."""
 _EXACT_BYTES = 1 << 20
 """Size up to which invalid text is read again by one call, for the line and column of its error."""
 _DEEPEST = 1_000
@@ -39,7 +45,10 @@ class _Piece(NamedTuple):
 
 
 def loads(text: bytes | bytearray | memoryview) -> Any:
-    """Return the value of a JSON document. Raises orjson.JSONDecodeError."""
+    """Return the value of a JSON document.
+
+    Raises orjson.JSONDecodeError, and InvalidArgumentError for an object of more than MAX_MEMBERS members.
+    """
     if len(text) <= 2 * STEP_BYTES:
         return orjson.loads(text)
     view = memoryview(text)
@@ -67,7 +76,7 @@ class _RepeatedNameError(Exception):
 def _read(view: memoryview, cuts: list[_Piece], *, repeated: bool = False) -> Any:
     """Return the value of a document by its pieces and the text between them.
 
-    Raises orjson.JSONDecodeError, and _RepeatedNameError unless ``repeated``.
+    Raises orjson.JSONDecodeError, InvalidArgumentError, and _RepeatedNameError unless ``repeated``.
     """
     mark = os.urandom(16).hex()  # no text of a client can hold it
     rest, at = bytearray(), 0
@@ -79,22 +88,28 @@ def _read(view: memoryview, cuts: list[_Piece], *, repeated: bool = False) -> An
         at = piece.end
     places.append((len(rest), at))
     rest += view[at:]
-    pieces = []
-    for piece in cuts:
-        try:
-            pieces.append(piece.read(view))
-        except orjson.JSONDecodeError as error:
-            raise _error_at(error.msg, piece.begin + error.pos - 1) from None
-    rest_bytes = bytes(rest)
-    shorter = len(rest) < len(view) // 2
+    pieces: list[Any] = []
+    document: Any = None
     try:
-        document = loads(rest_bytes) if shorter else orjson.loads(rest_bytes)
-    except orjson.JSONDecodeError as error:
-        begin, offset = max(place for place in places if place[0] <= error.pos)
-        raise _error_at(error.msg, offset + error.pos - begin) from None
-    if repeated:
-        document = json.loads(rest_bytes, object_pairs_hook=lambda pairs: _joined(pairs, mark, pieces), parse_int=_int)
-    _put_back(document, mark, pieces)
+        for piece in cuts:
+            try:
+                pieces.append(piece.read(view))
+            except orjson.JSONDecodeError as error:
+                raise _error_at(error.msg, piece.begin + error.pos - 1) from None
+        rest_bytes = bytes(rest)
+        shorter = len(rest) < len(view) // 2
+        try:
+            document = loads(rest_bytes) if shorter else orjson.loads(rest_bytes)
+        except orjson.JSONDecodeError as error:
+            begin, offset = max(place for place in places if place[0] <= error.pos)
+            raise _error_at(error.msg, offset + error.pos - begin) from None
+        if repeated:
+            rejoin = partial(_joined, mark=mark, pieces=pieces)
+            document = json.loads(rest_bytes, object_pairs_hook=rejoin, parse_int=_int)
+        _put_back(document, mark, pieces)
+    except Exception:
+        release([document, *pieces])  # not all at once, when the error is freed
+        raise
     return document
 
 
@@ -193,10 +208,11 @@ def _piece_of(value: Any, mark: str, pieces: list[Any]) -> Any:
 
 
 def _joined(pairs: list[tuple[str, Any]], mark: str, pieces: list[Any]) -> dict[str, Any]:
-    """Return an object of members and pieces; the last of equal names counts."""
+    """Return an object of members and pieces; the last of equal names counts. Raises InvalidArgumentError."""
+    found = [_piece_of(name, mark, pieces) for name, _ in pairs]
+    _check_members(found)
     members: dict[str, Any] = {}
-    for name, value in pairs:
-        piece = _piece_of(name, mark, pieces)
+    for (name, value), piece in zip(pairs, found, strict=True):
         members.update({name: value} if piece is None else piece)
     return members
 
@@ -205,28 +221,23 @@ def _put_back(document: Any, mark: str, pieces: list[Any]) -> None:
     """Replace the marks in a document by the contents of their pieces, which become empty.
 
     A piece is freed at once, because freeing all of them together would keep other threads waiting. Raises
-    _RepeatedNameError.
+    _RepeatedNameError and InvalidArgumentError.
     """
     containers = [document]
     while containers:
         container = containers.pop()
         if isinstance(container, list):
             containers += [value for value in container if isinstance(value, (list, dict))]
-            if any(_piece_of(value, mark, pieces) is not None for value in container):
-                parts = container[:]
+            found = [_piece_of(value, mark, pieces) for value in container]
+            if any(piece is not None for piece in found):
+                values = container[:]
                 container.clear()
-                for value in parts:
-                    piece = _piece_of(value, mark, pieces)
-                    if piece is None:
-                        container.append(value)
-                    else:
-                        container += piece
-                        piece.clear()
+                extend(container, _elements(values, found), _count(found))
         elif isinstance(container, dict):
             containers += [value for value in container.values() if isinstance(value, (list, dict))]
             found = [_piece_of(name, mark, pieces) for name in container]
-            if any(part is not None for part in found):
-                count = sum(1 if part is None else len(part) for part in found)
+            if any(piece is not None for piece in found):
+                count = _check_members(found)
                 members = list(container.items())
                 container.clear()
                 for (name, value), part in zip(members, found, strict=True):
@@ -235,3 +246,27 @@ def _put_back(document: Any, mark: str, pieces: list[Any]) -> None:
                         part.clear()
                 if len(container) != count:
                     raise _RepeatedNameError
+
+
+def _elements(values: list[Any], found: list[Any]) -> Iterator[Sequence[Any]]:
+    """Yield the values, or the piece that one stands for."""
+    for value, piece in zip(values, found, strict=True):
+        if piece is None:
+            yield (value,)
+        else:
+            yield piece
+            piece.clear()
+
+
+def _count(found: list[Any]) -> int:
+    return sum(1 if piece is None else len(piece) for piece in found)
+
+
+def _check_members(found: list[Any]) -> int:
+    """Return the number of members of an object. Raises InvalidArgumentError."""
+    count = _count(found)
+    if count > MAX_MEMBERS:
+        raise InvalidArgumentError(
+            f"an object in the JSON has {count} members, at most {MAX_MEMBERS} are read: send an array or binary data"
+        )
+    return count

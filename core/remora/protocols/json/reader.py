@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import orjson
 
 from remora.messages import Buffer
+from remora.protocols.json.long_lists import release
 
 EMPTY = "The document is empty."
 NOT_SINGULAR = "The document root must not be followed by other values."
@@ -37,11 +38,6 @@ LONG_BYTES = 262_144
 """Size beyond which a text is read in pieces."""
 _RUN_BYTES = 262_144
 """Text of simple elements that one call reads."""
-_RELEASE_STEP = 16_384
-"""Values that are freed at once."""
-_CONTAINERS = (list, dict)
-_SHORT = 32
-"""Lists of up to this length are freed together, `_RELEASE_STEP` at a time."""
 MAX_DEPTH = 1024
 """Deepest nesting of a document; orjson's own limit, kept by the reader below too."""
 
@@ -111,7 +107,8 @@ class Members(dict[str, Any]):
 def loads(text: Buffer) -> Any:
     """Return the value of a JSON document, with orjson's values and errors.
 
-    Other threads may run while a long text is read. Raises orjson.JSONDecodeError.
+    Other threads may run while a long text is read. Raises orjson.JSONDecodeError, and InvalidArgumentError for a long
+    text with an object of too many members.
     """
     if len(text) > LONG_BYTES:
         from remora.protocols.json import pieces  # imported here, because few requests are long
@@ -123,7 +120,8 @@ def loads(text: Buffer) -> Any:
 def parse(text: bytes | memoryview, slow_bytes: int | None = None) -> Any:
     """Return the value of a JSON document. The last of equal names counts.
 
-    Raises JsonTextError, and SlowTextError for text that orjson refuses and that is longer than ``slow_bytes``.
+    Raises JsonTextError, SlowTextError for text that orjson refuses and that is longer than ``slow_bytes``, and
+    InvalidArgumentError as `loads` does.
     """
     try:
         return loads(text)
@@ -165,33 +163,6 @@ def has_more_members(text: bytes, count: int) -> bool:
         colons += b"".join(parts[in_string::2]).count(b":")
         in_string ^= (len(parts) - 1) % 2
     return colons > count
-
-
-def release(document: Any) -> None:
-    """Free a JSON document that is not used any more, a bounded number of values at a time.
-
-    Freeing all at once would keep other threads waiting. Lists and objects within it become empty.
-    """
-    left = [document]
-    while left:
-        top = left[-1]
-        if type(top) is dict:
-            left[-1] = list(top.values())
-            while top:
-                top.popitem()
-        elif type(top) is not list or not top:
-            left.pop()
-        else:
-            part = top[-_RELEASE_STEP:]
-            del top[-_RELEASE_STEP:]
-            left += [each for each in part if _is_long(each)]
-
-
-def _is_long(value: Any) -> bool:
-    """Return True if a list or an object is not freed in one step with others."""
-    if type(value) is list:
-        return len(value) > _SHORT or (bool(value) and type(value[0]) in _CONTAINERS)
-    return type(value) is dict and (len(value) > _SHORT or any(type(each) in _CONTAINERS for each in value.values()))
 
 
 class Reader:

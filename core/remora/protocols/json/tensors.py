@@ -16,7 +16,7 @@ import numpy as np
 from remora.errors import InvalidArgumentError, MalformedError
 from remora.messages import DTYPES, Array
 from remora.protocols.json.access import NOT_BOOL, NOT_INT, NOT_NUMBER, NOT_TEXT, NOT_UINT, too_deep
-from remora.protocols.json.reader import release
+from remora.protocols.json.long_lists import extend, release
 
 _INT64_MAX = 2**63 - 1
 _NUMBERS = frozenset((int, float))
@@ -80,11 +80,15 @@ def _kinds(values: list[Any]) -> set[type]:
 def _joined(rows: list[list[Any]]) -> list[Any]:
     """Return the elements of all rows."""
     elements: list[Any] = []
+    extend(elements, _elements_of(rows), sum(sum(map(len, some)) for some in _parts(rows)))
+    return elements
+
+
+def _elements_of(rows: list[list[Any]]) -> Iterator[list[Any]]:
     for some in _parts(rows):
         rest = chain.from_iterable(some)
         while part := list(islice(rest, _STEP)):
-            elements += part
-    return elements
+            yield part
 
 
 def strings(name: str, data: list[Any], max_depth: int, max_bytes: int) -> list[bytes] | Array:

@@ -18,7 +18,8 @@ from remora.messages import Array, Data, InferForm, InputSpec, Parameter, Respon
 from remora.protocols.json import access
 from remora.protocols.json import printer as json_print
 from remora.protocols.json import tensors as json_tensors
-from remora.protocols.json.reader import LONG_BYTES, Members, has_more_members, parse_members, release
+from remora.protocols.json.long_lists import release
+from remora.protocols.json.reader import LONG_BYTES, Members, has_more_members, parse_members
 from remora.protocols.rest.answer import Refusal
 from remora.protocols.rest.request import RequestLimits, as_parameter, check_values
 from remora.protocols.rest.response import elements

@@ -18,8 +18,9 @@ import orjson
 from remora.calls import TensorInfo
 from remora.errors import InternalError, InvalidArgumentError
 from remora.messages import DTYPES, Array, Buffer, Data, InferForm, InputSpec, Response, Tensor
+from remora.protocols.json.long_lists import release
 from remora.protocols.json.printer import dumps
-from remora.protocols.json.reader import LONG_BYTES, MAX_DEPTH, loads, release
+from remora.protocols.json.reader import LONG_BYTES, MAX_DEPTH, loads
 from remora.protocols.json.tensors import flatten
 from remora.protocols.rest.request import RequestLimits, check_values
 

@@ -13,7 +13,8 @@ from remora.errors import InvalidArgumentError, MalformedError, given_twice
 from remora.messages import DTYPES, Data, InferForm, InputSpec, OutputSpec, Parameter
 from remora.protocols.json import access
 from remora.protocols.json import tensors as json_tensors
-from remora.protocols.json.reader import LONG_BYTES, release
+from remora.protocols.json.long_lists import release
+from remora.protocols.json.reader import LONG_BYTES
 from remora.protocols.rest.response import ReplyFormat
 from remora.protocols.sequence_ids import checked_id
 from remora.tensors.shared_memory import DISABLED, Place, Regions, Target

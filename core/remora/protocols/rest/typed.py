@@ -17,8 +17,9 @@ import orjson
 from remora.calls import TensorInfo
 from remora.errors import InvalidArgumentError
 from remora.messages import Array, Buffer, Response
+from remora.protocols.json.long_lists import release
 from remora.protocols.json.printer import dumps
-from remora.protocols.json.reader import LONG_BYTES, loads, release
+from remora.protocols.json.reader import LONG_BYTES, loads
 from remora.protocols.rest.predict import Part, Rows, array_of, check_parts, cut, request_of, rows_of
 from remora.protocols.rest.request import RequestLimits, check_values
 

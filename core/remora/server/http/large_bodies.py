@@ -217,6 +217,12 @@ class LargeBodies:
 
         def submit(done: asyncio.Future[tuple[T, int]]) -> None:
             counted: Exchange = exchange
+            # Not raised here: its traceback would keep this frame, which has `done`, and with it the body until the
+            # collector frees such cycles, many bodies at once.
+            error = done.exception()
+            if error is not None:
+                exchange.respond(_answer_to(error, refuse))
+                return
             try:
                 parts, inflated_bytes = done.result()
                 if inflated_bytes:
@@ -229,11 +235,8 @@ class LargeBodies:
                 ticket = decoding.ticket = then(parts, counted)
                 if decoding.cancelled and ticket is not None:
                     ticket.cancel()
-            except (Refusal, RemoraError) as error:
-                counted.respond(refuse(cast(E, error)))
-            except Exception:
-                _log.exception("a request body cannot be decoded")
-                counted.respond(failure(500, INTERNAL, plain=True))
+            except Exception as problem:
+                counted.respond(_answer_to(problem, refuse))
 
         self._run(work).add_done_callback(submit)
         return cast(Ticket, decoding)  # the service's callers only cancel it and set its deadline
@@ -291,6 +294,14 @@ class LargeBodies:
         self._running -= 1
         if not self._running:
             self._pause.end()
+
+
+def _answer_to(error: BaseException, refuse: Callable[[E], HttpAnswer]) -> HttpAnswer:
+    """Return the answer to an error of a body."""
+    if isinstance(error, Refusal | RemoraError):
+        return refuse(cast(E, error))
+    _log.error("a request body cannot be decoded", exc_info=error)
+    return failure(500, INTERNAL, plain=True)
 
 
 class _Decoding:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remora.errors import InvalidArgumentError
 from remora.protocols.json import pieces
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
@@ -123,3 +124,24 @@ def test_an_error_in_a_very_long_text_is_at_its_place(monkeypatch: pytest.Monkey
     with pytest.raises(orjson.JSONDecodeError) as expected:
         orjson.loads(text)
     assert str(found.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_an_object_of_too_many_members_is_refused(monkeypatch: pytest.MonkeyPatch, repeated: bool) -> None:
+    members = [b'"a%d":%d' % (number % (60 if repeated else 100), number) for number in range(100)]
+    monkeypatch.setattr(pieces, "MAX_MEMBERS", 100)
+    assert pieces.loads(b"{%b}" % b",".join(members)) == orjson.loads(b"{%b}" % b",".join(members))
+    with pytest.raises(InvalidArgumentError, match="an object in the JSON has 101 members, at most 100 are read"):
+        pieces.loads(b'{%b,"last":[]}' % b",".join(members))
+
+
+@pytest.mark.parametrize("damaged", [2, 150, 399, 400])
+def test_pieces_of_a_damaged_text_are_freed_before_its_error(monkeypatch: pytest.MonkeyPatch, damaged: int) -> None:
+    released: list[Any] = []
+    monkeypatch.setattr(pieces, "release", lambda document: released.extend(document))
+    text = bytearray(b"[%b]" % b",".join([b"[7]"] * 100))
+    text[damaged] = ord("x")
+    with pytest.raises(orjson.JSONDecodeError):
+        pieces.loads(bytes(text))
+    assert released
+    assert sum(each.count([7]) for each in released if each) >= 50 * (damaged > 300)

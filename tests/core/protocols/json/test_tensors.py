@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.errors import RemoraError
-from remora.protocols.json import reader, tensors
+from remora.protocols.json import tensors
 
 NESTED = st.recursive(
     st.integers(-5, 5) | st.floats(allow_nan=False) | st.just("a"), lambda inner: st.lists(inner, max_size=6)
@@ -40,11 +40,3 @@ def test_many_values_become_the_tensor_that_few_do(values: list[Any], datatype: 
 def test_long_texts_become_an_array_in_the_thread_that_reads_them() -> None:
     values = tensors.strings("x", ["a"] * (tensors._STEP + 1), 100, 1 << 20)
     assert isinstance(values, np.ndarray)
-
-
-@pytest.mark.parametrize("document", [[[1, [2, {"a": [3]}]]] * 50, {"a": [[1]] * 50, "b": {"c": [1] * 50}}, [], 7])
-def test_all_containers_of_a_released_document_are_empty(document: Any) -> None:
-    inner = document.get("a") if isinstance(document, dict) else document
-    reader.release(document)
-    assert not inner or inner == 7
-    assert not document or document == 7

@@ -7,6 +7,7 @@ import gc
 import gzip
 import json
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -356,6 +357,25 @@ def test_an_inflated_body_is_given_back_if_its_submission_fails(error: Exception
 
     assert asyncio.run(play()) == [status]
     assert held.total == 0
+
+
+def test_a_refused_body_is_freed_without_the_garbage_collector(usual: int) -> None:
+    kept: list[weakref.ref[object]] = []
+
+    def work() -> tuple[InferParts, int]:
+        body = np.zeros(1)
+        kept.append(weakref.ref(body))
+        raise NotFoundError("no")
+
+    async def play() -> None:
+        waiting = Waiting()
+        bodies = LargeBodies(asyncio.get_running_loop())
+        bodies.decode(waiting, work, never, lambda _error: HttpAnswer(404, (), []))
+        await asyncio.wait_for(waiting.done.wait(), PATIENCE_S)
+        assert [answer.status for answer in waiting.answers] == [404]
+
+    asyncio.run(play())
+    assert [body() for body in kept] == [None]
 
 
 def test_an_inflated_body_is_held_until_a_stream_ends() -> None:
