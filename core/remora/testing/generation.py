@@ -310,7 +310,10 @@ def check_a_cancelled_task_ends_and_frees_its_row(open_engine: OpenEngine, examp
 
 
 def _cancels_three_tasks(engine: TokenEngine, example: EngineExample) -> bool:
-    """Check one cancel of three long tasks. Returns False if one of them was complete before the cancel."""
+    """Check one cancel of three long tasks.
+
+    Returns False if one of them was complete before the cancel.
+    """
     sink = Collector()
     room = engine.facts.context - len(example.prompt)
     tasks = [example.task(max_tokens=room, user=f"{place}") for place in range(3)]

@@ -14,9 +14,10 @@ _SHORT = 32
 
 
 class _Elements:
-    """Elements of all parts, with their number as the hint by which `list.extend` makes room once.
+    """Elements of all parts, with a length hint.
 
-    A list that grows part by part is moved again and again, and moving millions of values takes up to 0.1 s.
+    By the hint `list.extend` makes room once. A list that grows part by part is moved again and again, and moving
+    millions of values takes up to 0.1 s.
     """
 
     __slots__ = ("_count", "_parts")

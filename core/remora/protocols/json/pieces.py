@@ -208,7 +208,10 @@ def _piece_of(value: Any, mark: str, pieces: list[Any]) -> Any:
 
 
 def _joined(pairs: list[tuple[str, Any]], mark: str, pieces: list[Any]) -> dict[str, Any]:
-    """Return an object of members and pieces; the last of equal names counts. Raises InvalidArgumentError."""
+    """Return an object of members and pieces; the last of equal names counts.
+
+    Raises InvalidArgumentError.
+    """
     found = [_piece_of(name, mark, pieces) for name, _ in pairs]
     _check_members(found)
     members: dict[str, Any] = {}
