@@ -57,6 +57,32 @@ def test_each_request_has_a_line_with_its_status_sizes_and_times(
         assert 0 <= inferred["queue_us"] + inferred["compute_us"] <= took * 1e6
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/models/m", {"IN": [3]}),
+        ("/v2/models/m/generate", {"IN": [3]}),
+        ("/v2/models/m/generate_stream", {"IN": [3]}),
+    ],
+)
+def test_the_lines_of_other_protocols_name_the_model(
+    tmp_path: Path, child_environment: dict[str, str], path: str, body: dict[str, list[int]]
+) -> None:
+    write_version(tmp_path / "models", 1)
+    port = free_port()
+    with process(tmp_path / "models", port, child_environment, "--log-format=json", "--access-log=all") as server:
+        until(port, "/v2/health/ready", server)
+        with client(port) as connection:
+            connection.request("POST", path, json.dumps(body))
+            with connection.getresponse() as reply:
+                answer = reply.read()
+                assert reply.status == 200, answer
+        server.terminate()
+        _, text = server.communicate(timeout=60)
+    *_, inferred = lines_of(text)
+    assert (inferred["model"], inferred["version"], inferred["batch_size"]) == ("m", "1", 1)
+
+
 @pytest.mark.parametrize("frontends", ["0", "1"])
 def test_grpc_calls_have_lines_with_their_status(
     tmp_path: Path, child_environment: dict[str, str], frontends: str

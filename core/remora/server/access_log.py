@@ -288,7 +288,7 @@ class AccessLog:
             ticket = getattr(ticket, "ticket", None)  # of a request that waited for its turn, or for several threads
         if ticket is not None and ticket.start_ns:
             request, context = ticket.request, ticket.context
-            try:  # the contexts of both front ends of V2 have the model there
+            try:  # the contexts of all front ends but OpenAI's have the model there
                 model, version = context[1].name, context[1].version_text  # type: ignore[index]
             except (TypeError, LookupError, AttributeError):
                 model = version = ""

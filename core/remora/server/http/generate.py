@@ -149,11 +149,15 @@ class GenerateRoutes:
         headers = self._load_report(head)
         if where.action == "generate":
             single = _Single(exchange, model, headers, self._large)
-            return model.submit(form, data, single.take, mailbox=self._mailbox, timeout_ns=timeout_ns)
+            return model.submit(
+                form, data, single.take, mailbox=self._mailbox, context=(None, model), timeout_ns=timeout_ns
+            )
         flow = exchange.flow
         held = HeldMailbox(self._mailbox, flow) if self._mailbox is not None and flow is not None else None
         events = _Events(exchange, model, headers, held, self._large)
-        ticket = model.submit(form, data, events.take, mailbox=held or self._mailbox, timeout_ns=timeout_ns)
+        ticket = model.submit(
+            form, data, events.take, mailbox=held or self._mailbox, context=(None, model), timeout_ns=timeout_ns
+        )
         if held is not None:
             held.release_with(ticket.request)
         return ticket

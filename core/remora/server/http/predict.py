@@ -188,7 +188,7 @@ class FanIn:
             if not self._open:  # a part failed at once, and its error was the answer
                 break
             try:
-                ticket = model.submit(part.form, part.data, self._take, mailbox=mailbox, context=index)
+                ticket = model.submit(part.form, part.data, self._take, mailbox=mailbox, context=(index, model))
             except RetiredError:  # replaced between two parts: resubmit all parts to the successor
                 self._open = False
                 self._cancel(self._tickets)
@@ -221,10 +221,10 @@ class FanIn:
         if isinstance(outcome, RemoraError):
             self.give_up(outcome)
             return
-        index = ticket.context
-        if not isinstance(outcome, Response) or not isinstance(index, int):
+        if not isinstance(outcome, Response):
             return  # unreachable: decoupled models are refused before submission
-        self._responses[index] = outcome
+        context: tuple[int, ServedModel] = ticket.context  # type: ignore[assignment]  # as `start` passed it
+        self._responses[context[0]] = outcome
         self._left -= 1
         if not self._left:
             self._finish()

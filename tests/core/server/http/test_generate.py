@@ -54,6 +54,7 @@ class FakeModel:
         reply: Callable[[Ticket, Outcome], None],
         *,
         mailbox: Mailbox | None = None,
+        context: object = None,
         timeout_ns: int = 0,
     ) -> Ticket:
         if self.refusal is not None:

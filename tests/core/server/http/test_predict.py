@@ -29,7 +29,7 @@ class Model:
         self.fates = list(fates)
         self.tickets: list[Ticket] = []
 
-    def submit(self, form: InferForm, _data: list[Any], reply: Reply, *, mailbox: None, context: int) -> Ticket:
+    def submit(self, form: InferForm, _data: list[Any], reply: Reply, *, mailbox: None, context: object) -> Ticket:
         fate = self.fates.pop(0)
         if isinstance(fate, RetiredError):
             raise fate
