@@ -50,6 +50,10 @@ class BadRequest(Exception):  # noqa: N818 - it is an answer, not a failure
         """True if Triton labels the answer text/plain, false for application/json."""
 
 
+_OWN_SIZES = frozenset(map(len, (b"host", b"content-length", b"transfer-encoding", b"expect")))
+"""Lengths of the names of headers that `Head` itself reads."""
+
+
 class Head:
     """Head of one request.
 
@@ -88,10 +92,14 @@ class Head:
         self.headers = headers
         self.keep_alive = keep_alive
         self.http10 = http10
-        self.host = self.get(b"host") or b""
-        self.content_length = int(self.get(b"content-length") or 0)
-        self.chunked = (self.get(b"transfer-encoding") or b"").lower().endswith(b"chunked")
-        self.expects_continue = (self.get(b"expect") or b"").lower() == b"100-continue"
+        found: dict[bytes, bytes] = {}  # in one pass, because many clients send a head once only, with a trace's id
+        for name, value in headers:
+            if len(name) in _OWN_SIZES:
+                found.setdefault(name.lower(), value)
+        self.host = found.get(b"host", b"")
+        self.content_length = int(found.get(b"content-length") or 0)
+        self.chunked = found.get(b"transfer-encoding", b"").lower().endswith(b"chunked")
+        self.expects_continue = found.get(b"expect", b"").lower() == b"100-continue"
         self.notes: dict[object, object] | None = None
         """Contents of `HeadNote`."""
         self.scheme = "http"
