@@ -85,7 +85,7 @@ def test_a_run_that_is_killed_again_and_again_gives_the_rows_of_one_that_is_not(
     journal, target = tmp_path / f"out.{after}.unfinished" / "journal.jsonl", tmp_path / f"out.{after}"
     kept = 0
     for step in itertools.count(1):
-        code = score(target.name, "-c", MORTAL, str(0.02 * step))
+        code = score(target.name, "-c", MORTAL, str(0.005 * 1.3**step))
         if code == 0:
             break
         assert code == -signal.SIGPROF
