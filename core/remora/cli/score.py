@@ -7,23 +7,24 @@ import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from remora.cli.interrupts import exit_on_interrupt, open_models
-from remora.cli.output import UsageError, columns, warnings_shown, write_whole
+from remora.cli.output import UsageError, check_writable, columns, warnings_shown, write_whole
 from remora.cli.scoring import Source, format_of
 from remora.cli.scoring.columns import map_columns, tensor_rows
 from remora.cli.scoring.image_files import LocalImages, StoredImages
 from remora.cli.scoring.images import IMAGE_COLUMN, ImageSource, pixels_of
-from remora.cli.scoring.journal import Journal, explain_full_disk
+from remora.cli.scoring.journal import Journal, explain_write_error
 from remora.cli.scoring.run import Progress, ScoringRun, Work
-from remora.cli.scoring.sinks import join_segments
+from remora.cli.scoring.sinks import join_segments, write_empty
 from remora.cli.scoring.sources import import_parquet, open_source
 from remora.errors import InvalidArgumentError, NotFoundError
-from remora.storage.location import is_url, parse_location
+from remora.storage import Secret
+from remora.storage.location import Location, is_url, parse_location
 from remora.storage.stored_file import open_stored
 from remora.system.clock import SystemClock
 
@@ -42,11 +43,14 @@ def score(options: argparse.Namespace) -> int:
         format_of(options.input, ", or a folder of images, whose URL ends in / if its name has a dot")
     if form == "parquet":
         import_parquet(options.output)  # before the work, not after it
-    if options.output == options.input:
+    bad_place = _bad_place(options.output)
+    if _is_same(options.input, options.output):
         raise UsageError("INPUT and OUTPUT are the same file")
+    if _is_same(options.input, bad_place):
+        raise UsageError(
+            f"INPUT is the file '{bad_place}' that OUTPUT's bad rows are written to: choose another OUTPUT"
+        )
     folder = options.work_directory or Path(f"{name if is_url(options.output) else options.output}.unfinished")
-    if options.restart:
-        shutil.rmtree(folder, ignore_errors=True)
     clock = SystemClock()
     with exit_on_interrupt(), ExitStack() as stack:
         stack.enter_context(warnings_shown("remora score"))
@@ -60,25 +64,28 @@ def score(options: argparse.Namespace) -> int:
             "model": f"{model.name} version {model.version_text}",
             "model files": _digest_of(options.models),
             "inputs": [list(each) for each in work.inputs],
-            "outputs": dict(work.outputs),
+            "outputs": {tensor.name: tensor.datatype for tensor in work.outputs},
             "keep": list(work.kept),
             "format": form,
         }
         try:
-            journal = Journal(folder, identity)
+            journal = Journal(folder, identity, restart=options.restart)
         except OSError as error:
-            raise explain_full_disk(error, folder, 0) from error
+            raise explain_write_error(error, folder, 0) from error
         stack.callback(journal.close)
+        if not is_url(options.output):
+            # After the journal has excluded another run, whose unfinished file this would remove.
+            try:
+                check_writable(Path(options.output))
+            except OSError as error:
+                raise explain_write_error(error, Path(options.output), journal.next_row) from error
         run = ScoringRun(engine, work, source, journal, clock)
         batch = _batch_size(options, run, images)
         progress = _Line(options.quiet)
         if journal.next_row:
             progress.note(f"continuing after {journal.next_row} rows of an earlier run")
         run.score(batch, progress.report)
-        try:
-            _finish(journal, options.output, form, folder)
-        except OSError as error:
-            raise explain_full_disk(error, folder, journal.next_row) from error
+        _finish(journal, options.output, work)
         progress.note(_summary(journal, progress.last, options.output))
         journal.remove()
     return 0
@@ -116,9 +123,12 @@ def _plan(
     if images is not None:
         given.setdefault(images.pixels.input, [IMAGE_COLUMN])
     inputs = map_columns(info, source.columns, given, options.keep, batches=batches)
-    outputs = {tensor.name: tensor.datatype for tensor in tensor_rows(info, options.outputs)}
-    if form == "npy" and (len(outputs) != 1 or options.keep or "BYTES" in outputs.values()):
-        raise UsageError(f"an .npy file holds the numbers of one output: choose it with --output; {', '.join(outputs)}")
+    outputs = tensor_rows(info, list(dict.fromkeys(options.outputs)))
+    if form == "npy" and (len(outputs) != 1 or options.keep or outputs[0].datatype == "BYTES"):
+        names = ", ".join(tensor.name for tensor in outputs)
+        raise UsageError(f"an .npy file holds the numbers of one output: choose it with --output; {names}")
+    if batches:
+        outputs = [tensor._replace(shape=tensor.shape[1:]) for tensor in outputs]
     most = model.signature.max_batch_size
     if options.batch > max(most, 1):
         raise UsageError(f"--batch {options.batch}: model '{model.name}' accepts at most {max(most, 1)} rows")
@@ -206,17 +216,24 @@ def _reading(place: str, images: ImageSource | None) -> Iterator[tuple[Source, s
         yield source, etag
 
 
-def _finish(journal: Journal, output: str, form: str, folder: Path) -> None:
-    """Join the segments to the output and the bad rows to the file beside it."""
+def _finish(journal: Journal, output: str, work: Work) -> None:
+    """Join the segments to the output and the bad rows to the file beside it.
+
+    Raises RemoraError.
+    """
     remote = is_url(output)
-    whole = folder / "joined" if remote else Path(output)
-    _join(journal.rows(), whole, lambda file: join_segments(form, journal.rows(), file))
     bad = _bad_place(output)
-    bad_rows = folder / "bad" if remote else Path(bad)
-    if journal.bad_rows():
-        _join(journal.bad_rows(), bad_rows, lambda file: join_segments("jsonl", journal.bad_rows(), file))
-    elif not remote:
-        bad_rows.unlink(missing_ok=True)  # of an earlier run
+    whole, bad_rows = (journal.joined_path, journal.joined_bad_path) if remote else (Path(output), Path(bad))
+    place = whole
+    try:
+        _join(work, journal.rows(), whole)
+        place = bad_rows
+        if parts := journal.bad_rows():
+            write_whole(bad_rows, lambda file: join_segments("jsonl", parts, file))
+        elif not remote:
+            bad_rows.unlink(missing_ok=True)  # of an earlier run with the same OUTPUT
+    except OSError as error:
+        raise explain_write_error(error, place, journal.next_row) from error
     if remote:
         from remora.repository.clouds import open_storage
 
@@ -225,9 +242,13 @@ def _finish(journal: Journal, output: str, form: str, folder: Path) -> None:
         open_storage(output)[0].upload(whole)
 
 
-def _join(parts: list[Path], target: Path, write: Callable[[BinaryIO], None]) -> None:
-    # The only part is copied without decoding it.
-    write_whole(target, write if len(parts) != 1 else lambda file: _copy(parts[0], file))
+def _join(work: Work, parts: list[Path], target: Path) -> None:
+    if not parts:
+        write_whole(target, lambda file: write_empty(work.form, work.kept, work.outputs, file))
+    elif len(parts) == 1:  # copied without decoding it
+        write_whole(target, lambda file: _copy(parts[0], file))
+    else:
+        write_whole(target, lambda file: join_segments(work.form, parts, file))
 
 
 def _copy(part: Path, file: BinaryIO) -> None:
@@ -236,7 +257,20 @@ def _copy(part: Path, file: BinaryIO) -> None:
 
 
 def _bad_place(output: str) -> str:
-    return f"{output.rpartition('.')[0]}.bad.jsonl"
+    return f"{output}.bad.jsonl"  # with OUTPUT's suffix, because out.csv and out.npy have bad rows each
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Return True for two spellings of one file or object."""
+    if is_url(one) or is_url(other):
+        return is_url(one) and is_url(other) and _object(one) == _object(other)
+    if os.path.realpath(one) == os.path.realpath(other):
+        return True
+    return os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other)
+
+
+def _object(url: str) -> Location:
+    return parse_location(url)._replace(url="", sas=Secret(""))
 
 
 # -- progress ---------------------------------------------------------------------------------------------------------

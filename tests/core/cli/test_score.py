@@ -89,7 +89,7 @@ def check_output(path: Path, total: int = ROWS) -> None:
     good = [n for n in range(total) if n % 10_000 != 7]
     assert [int(row[0]) for row in rows[1:]] == good, "no row is missing or duplicate"
     assert all(float(row[1]) == n and float(row[2]) == n + 0.5 for n, row in zip(good, rows[1:], strict=True))
-    bad = [json.loads(line) for line in path.with_suffix(".bad.jsonl").read_text().splitlines()]
+    bad = [json.loads(line) for line in path.with_name(f"{path.name}.bad.jsonl").read_text().splitlines()]
     assert [(row["row"], row["reason"]) for row in bad] == [
         (n, "column 'b' is empty") for n in range(total) if n % 10_000 == 7
     ]
@@ -105,7 +105,7 @@ def test_rows_are_scored_and_bad_ones_reported(
     assert shown.out == "", "results and progress do not mix"
     assert "batch size " in shown.err
     assert "rows     60,000" in shown.err
-    assert f"bad      6, see {tmp_path / 'out.bad.jsonl'}" in shown.err
+    assert f"bad      6, see {tmp_path / 'out.csv.bad.jsonl'}" in shown.err
     assert not list(tmp_path.glob("*unfinished*"))
 
 
@@ -178,7 +178,7 @@ def test_rows_that_the_model_refuses_are_bad_rows(tmp_path: Path) -> None:
     assert main(words) == 0
     rows = [json.loads(line)["row"] for line in out.read_text().splitlines()]
     assert rows == [n for n in range(100) if n not in (3, 4, 77)]
-    bad = [json.loads(line) for line in (tmp_path / "out.bad.jsonl").read_text().splitlines()]
+    bad = [json.loads(line) for line in (tmp_path / "out.jsonl.bad.jsonl").read_text().splitlines()]
     assert [(row["row"], row["values"]) for row in bad] == [(n, {"x": [-1.0, 1.0]}) for n in (3, 4, 77)]
     assert all("negative" in row["reason"] for row in bad)
     assert main([*words, "--most-bad-rows", "2"]) == 1
@@ -305,7 +305,7 @@ test ! -e "$1/out.csv" || exit 79
 grep -q '"begin": 0' "$1/out.csv.unfinished/journal.jsonl" || exit 80
 mount -o remount,size=64m "$1" || exit 81
 "$2" -m remora score "$3" "$4" "$1/out.csv" --quiet --batch=512 --segment-secs=0 || exit 82
-cp "$1/out.csv" "$1/out.bad.jsonl" "$5"
+cp "$1/out.csv" "$1/out.csv.bad.jsonl" "$5"
 """
 
 
@@ -354,9 +354,9 @@ def test_files_in_buckets_are_read_in_ranges_and_written_whole(
     assert not list(tmp_path.glob("*unfinished*"))
     if form == "parquet":
         assert bucket.buckets["bucket"]["data/out.csv"] == b"row,y_0,y_1\n0,1.0,1.5\n1,2.0,2.5\n"
-        assert "data/out.bad.jsonl" not in bucket.buckets["bucket"]
+        assert "data/out.csv.bad.jsonl" not in bucket.buckets["bucket"]
     else:
-        for name in ("out.csv", "out.bad.jsonl"):
+        for name in ("out.csv", "out.csv.bad.jsonl"):
             (tmp_path / name).write_bytes(bucket.buckets["bucket"][f"data/{name}"])
         check_output(tmp_path / "out.csv")
 
@@ -382,7 +382,7 @@ def test_images_of_a_bucket_are_scored_and_a_broken_network_is_no_bad_row(
     paths = sorted(f"{number % 3}/{number:02}.png" for number in range(40))
     assert [row["path"] for row in rows] == paths
     assert [row["y"][0][0][0] for row in rows] == [int(path[2:4]) for path in paths]
-    (bad,) = [json.loads(line) for line in (tmp_path / "out.bad.jsonl").read_text().splitlines()]
+    (bad,) = [json.loads(line) for line in (tmp_path / "out.jsonl.bad.jsonl").read_text().splitlines()]
     assert bad["values"] == {"path": "0/99.png"}
 
 

@@ -93,7 +93,7 @@ def test_a_run_that_is_killed_again_and_again_gives_the_rows_of_one_that_is_not(
         assert found >= kept or target.exists(), "no kill costs what an earlier run has secured"
         kept = max(kept, found)
     assert kept > 0, "a kill came amid the rows"
-    for suffix in (after, "bad.jsonl"):
+    for suffix in (after, f"{after}.bad.jsonl"):
         whole, out = tmp_path / f"whole.{suffix}", tmp_path / f"out.{suffix}"
         assert whole.exists() == out.exists() == (suffix == after or before == "csv")
         if suffix == "parquet":

@@ -2,15 +2,19 @@
 
 Invariant: the rows of the listed segments follow each other without gap or overlap. A segment is written, synchronised
 and renamed before its line is appended, so that a kill at any point loses at most the segment in progress.
+
+Invariant: no file of another name than the run's is removed, and no folder that the run did not create.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -20,7 +24,17 @@ from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
 from remora.system import locks
 
 _JOURNAL = "journal.jsonl"
+_LOCK = "lock"
+_UNFINISHED = "unfinished"
+_JOINED = "joined"
+_BAD = "bad"
+_OTHER_NAMES = re.compile(rf"\d{{6,}}\.(rows|bad)|{_UNFINISHED}|{_JOINED}|{_BAD}|\.({_JOINED}|{_BAD})\.unfinished")
+"""Names of a run's files beside the journal and the lock; those with a dot are `write_whole`'s."""
+_HEAD = b'{"input": '
+"""First bytes of a journal."""
+_SHOWN_NAMES = 3
 _PIECE_BYTES = 1 << 20
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Segment(NamedTuple):
@@ -42,38 +56,44 @@ class Journal:
 
     Args:
         folder: created if it is missing.
-        identity: what makes two runs the same; a run only continues one with the same identity.
+        identity: what makes two runs the same, ``input`` first; a run only continues segments of the same identity.
+        restart: discard the segments.
 
-    Raises InvalidArgumentError for the folder of another run, UnavailableError if a run uses the folder or a segment
-    is damaged, OSError.
+    Raises InvalidArgumentError for a folder with segments of another run or with other files, UnavailableError if a run
+    uses the folder or a segment is damaged, OSError.
     """
 
-    def __init__(self, folder: Path, identity: Mapping[str, object]) -> None:
+    def __init__(self, folder: Path, identity: Mapping[str, object], *, restart: bool = False) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        self._created = _create(folder)
+        _check_contents(folder)
         try:
-            self._lock = locks.take(folder / "lock", wait=False)
+            self._lock = locks.take(folder / _LOCK, wait=False)
         except BlockingIOError:
             raise UnavailableError(f"another run writes to '{folder}': wait for it, or end it") from None
         try:
-            self.segments = self._read(json.loads(json.dumps(identity)))
+            self.segments = self._read(json.loads(json.dumps(identity)), restart=restart)
             self._remove_unlisted()
         except BaseException:
             os.close(self._lock)
             raise
 
-    def _read(self, identity: dict[str, Any]) -> list[Segment]:
+    def _read(self, identity: dict[str, Any], *, restart: bool) -> list[Segment]:
         path = self.folder / _JOURNAL
         whole = path.read_bytes() if path.exists() else b""
         lines = whole.split(b"\n")[:-1]  # a kill may cut the last line
-        if not lines:
-            self._append(identity, begin=True)
-            return []
         try:
-            first, *rows = [json.loads(line) for line in lines]
+            first, *rows = [json.loads(line) for line in lines] or [{}]
             segments = [Segment(**row) for row in rows]
         except (ValueError, TypeError) as error:
-            raise UnavailableError(f"'{path}' is damaged: {error}. Begin again with --restart") from error
+            if not restart:
+                raise UnavailableError(f"'{path}' is damaged: {error}. Begin again with --restart") from error
+            first, segments = {}, []
+        if first:
+            self._created = first.get("created", True)
+        if restart or not segments:  # nothing is done yet that other arguments could contradict
+            self._append({**identity, "created": self._created}, begin=True)
+            return []
         changed = [name for name in identity if first.get(name) != identity[name]]
         if changed:
             raise InvalidArgumentError(
@@ -95,11 +115,13 @@ class Journal:
             )
 
     def _remove_unlisted(self) -> None:
-        listed = {
-            path.name for number in range(len(self.segments)) for path in (self.path(number), self.bad_path(number))
-        }
+        """Remove what a killed run left: a segment in progress, or a joined file."""
+        numbers = range(len(self.segments))
+        self._remove_files({path.name for each in numbers for path in (self.path(each), self.bad_path(each))})
+
+    def _remove_files(self, kept: Collection[str] = ()) -> None:
         for path in self.folder.iterdir():
-            if path.name not in (*listed, _JOURNAL, "lock"):
+            if path.name not in kept and _OTHER_NAMES.fullmatch(path.name) and not path.is_dir():
                 path.unlink()
 
     def path(self, number: int) -> Path:
@@ -111,6 +133,16 @@ class Journal:
         return self.folder / f"{number:06d}.bad"
 
     @property
+    def joined_path(self) -> Path:
+        """The file of all rows, before it is uploaded."""
+        return self.folder / _JOINED
+
+    @property
+    def joined_bad_path(self) -> Path:
+        """The file of all bad rows, before it is uploaded."""
+        return self.folder / _BAD
+
+    @property
     def next_row(self) -> int:
         """The first row that no segment has."""
         return self.segments[-1].end if self.segments else 0
@@ -120,7 +152,7 @@ class Journal:
         return open(self._unfinished(), "w+b")
 
     def _unfinished(self) -> Path:
-        return self.folder / "unfinished"
+        return self.folder / _UNFINISHED
 
     def close_segment(self, file: BinaryIO, end: int, written: int, refused: Sequence[Refusal]) -> None:
         """Add the segment in ``file``, which is closed, with the rows up to ``end``. Raises OSError."""
@@ -152,17 +184,55 @@ class Journal:
         return [self.bad_path(number) for number, segment in enumerate(self.segments) if segment.bad]
 
     def rows(self) -> list[Path]:
-        """Return the files of all segments, in order."""
-        return [self.path(number) for number in range(len(self.segments))]
+        """Return the files of rows with results, in order, without empty ones."""
+        return [self.path(number) for number, segment in enumerate(self.segments) if segment.written]
 
     def close(self) -> None:
         """Release the folder."""
         os.close(self._lock)
 
     def remove(self) -> None:
-        """Remove the folder, after the output is complete."""
-        (self.folder / _JOURNAL).unlink()  # first, because a run cannot continue a journal without its segments
-        shutil.rmtree(self.folder)
+        """Remove the files, and the folder if it was created for them, after the output is complete."""
+        with (self.folder / _JOURNAL).open("r+b") as file:
+            file.truncate(len(file.readline()))  # first, because a run cannot continue segments that are gone
+        self._remove_files()
+        (self.folder / _JOURNAL).unlink()
+        (self.folder / _LOCK).unlink()
+        if self._created:
+            with suppress(OSError):  # it holds files of others
+                self.folder.rmdir()
+
+
+def _create(folder: Path) -> bool:
+    """Return True if the folder was missing and is created. Raises OSError."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+        return False
+    return True
+
+
+def _check_contents(folder: Path) -> None:
+    """Raise InvalidArgumentError if the folder holds other files without a journal."""
+    journal = folder / _JOURNAL
+    if journal.is_file():
+        with journal.open("rb") as file:
+            head = file.read(len(_HEAD))
+        if head != _HEAD[: len(head)]:  # a kill may cut it
+            raise InvalidArgumentError(
+                f"'{journal}' is damaged, or not a journal of remora score, so that '{folder}' may hold files of "
+                "others: remove what you do not need, or choose another folder with --work-directory"
+            )
+        return
+    names = sorted(path.name for path in folder.iterdir() if path.name != _LOCK or path.stat().st_size)
+    if names:
+        shown = ", ".join(names[:_SHOWN_NAMES]) + (" and others" if len(names) > _SHOWN_NAMES else "")
+        raise InvalidArgumentError(
+            f"'{folder}' cannot keep the unfinished results, because it holds files that are not of a run: {shown}. "
+            "Choose a new or empty folder with --work-directory"
+        )
 
 
 def checksum(path: Path) -> str:
@@ -177,9 +247,10 @@ def checksum(path: Path) -> str:
     return whole.hexdigest()
 
 
-def explain_full_disk(error: OSError, folder: Path, rows: int) -> RemoraError:
+def explain_write_error(error: OSError, place: Path, rows: int) -> RemoraError:
     """Return the error for a failed write, with what is kept and how to go on."""
+    remedy = "make room" if error.errno in _NO_ROOM else "correct that"
     return UnavailableError(
-        f"cannot write to '{folder}': {error.strerror}. The first {rows} rows are kept: make room and run the same "
+        f"cannot write to '{place}': {error.strerror}. The first {rows} rows are kept: {remedy} and run the same "
         "command again"
     )

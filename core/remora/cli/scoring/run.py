@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
 
+from remora.calls import TensorInfo
 from remora.cli.scoring import CHUNK_BYTES, Chunk, Refusal, Source, Values
 from remora.cli.scoring.columns import InputColumns, convert_chunk
-from remora.cli.scoring.journal import Journal, explain_full_disk
+from remora.cli.scoring.journal import Journal, explain_write_error
 from remora.cli.scoring.sinks import Sink, make_sink
 from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
 from remora.messages import Array, Tensor
@@ -37,7 +38,7 @@ class Work:
     Attributes:
         model: name of the model.
         inputs: the columns of its inputs.
-        outputs: names and datatypes of the outputs to write.
+        outputs: the outputs to write, with the shape of one row, -1 for variable sizes.
         kept: columns that are copied to the output.
         form: format of the output.
         batches: True if the first dimension of a tensor counts rows.
@@ -48,7 +49,7 @@ class Work:
 
     model: str
     inputs: Sequence[InputColumns]
-    outputs: Mapping[str, str]
+    outputs: Sequence[TensorInfo]
     kept: Sequence[str]
     form: str
     batches: bool
@@ -60,6 +61,11 @@ class Work:
     def wanted(self) -> list[str]:
         """The columns to read."""
         return list(dict.fromkeys((*self.kept, *(name for each in self.inputs for name in each.columns))))
+
+    @property
+    def output_names(self) -> list[str]:
+        """The names of the outputs to write."""
+        return [tensor.name for tensor in self.outputs]
 
 
 class Progress(NamedTuple):
@@ -133,7 +139,7 @@ class ScoringRun:
             inputs = {name: array[places] for name, array in arrays.items()}
             begin = self._now()
             with suppress(RemoraError):  # of a bad row, which the run reports
-                self._engine.infer(self._work.model, inputs, outputs=list(self._work.outputs))
+                self._engine.infer(self._work.model, inputs, outputs=self._work.output_names)
             search.record(size, self._now() - begin)
         return search
 
@@ -161,7 +167,7 @@ class ScoringRun:
             if end > self._journal.next_row:
                 self._close_segment(end)
         except OSError as error:
-            raise explain_full_disk(error, self._journal.folder, self._journal.next_row) from error
+            raise explain_write_error(error, self._journal.folder, self._journal.next_row) from error
         finally:
             for waiting in self._pending:
                 waiting.answer.cancel()
@@ -193,7 +199,7 @@ class ScoringRun:
     def _infer(self, inputs: Mapping[str, Array]) -> Future[InferResult]:
         if not self._work.batches:
             inputs = {name: array[0] for name, array in inputs.items()}
-        return self._engine.infer_async(self._work.model, inputs, outputs=list(self._work.outputs))
+        return self._engine.infer_async(self._work.model, inputs, outputs=self._work.output_names)
 
     def _write(self, batch: _Batch) -> None:
         try:
@@ -204,14 +210,14 @@ class ScoringRun:
             self._split(batch, error)
             return
         outputs = []
-        for name, datatype in self._work.outputs.items():
-            array = result[name] if self._work.batches else result[name][None]
+        for tensor in self._work.outputs:
+            array = result[tensor.name] if self._work.batches else result[tensor.name][None]
             if len(array) != len(batch.rows):
                 raise InvalidArgumentError(
-                    f"output '{name}' has {len(array)} rows for {len(batch.rows)} rows of input: remora score needs a "
-                    "model that answers each row"
+                    f"output '{tensor.name}' has {len(array)} rows for {len(batch.rows)} rows of input: remora score "
+                    "needs a model that answers each row"
                 )
-            outputs.append(Tensor(name, datatype, array))
+            outputs.append(Tensor(tensor.name, tensor.datatype, array))
         if self._sink is None:
             self._file = self._journal.open_segment()
             self._sink = make_sink(self._work.form, self._file)

@@ -17,10 +17,11 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
+from remora.calls import TensorInfo
 from remora.cli.scoring import Values
 from remora.cli.scoring.sources import import_parquet
 from remora.errors import InvalidArgumentError, UnsupportedError
-from remora.messages import Array, Tensor
+from remora.messages import DTYPES, Array, Tensor
 
 ROW_COLUMN = "row"
 """Column with the number of the row in the input."""
@@ -46,7 +47,11 @@ def make_sink(form: str, file: BinaryIO) -> Sink:
 
 
 def join_segments(form: str, segments: Sequence[Path], file: BinaryIO) -> None:
-    """Write the rows of all segments into one file. Raises OSError."""
+    """Write the rows of all segments into one file.
+
+    A segment may be an empty file, but not all. Raises OSError.
+    """
+    segments = [path for path in segments if path.stat().st_size]
     if form == "parquet":
         _join_parquet(segments, file)
     elif form == "npy":
@@ -59,6 +64,23 @@ def join_segments(form: str, segments: Sequence[Path], file: BinaryIO) -> None:
                 shutil.copyfileobj(segment, file, 1 << 20)
 
 
+def write_empty(form: str, kept: Sequence[str], outputs: Sequence[TensorInfo], file: BinaryIO) -> None:
+    """Write a file without rows.
+
+    Its columns are those of the outputs, which have the shapes of one row. A variable size counts
+    as 1 where the format needs a number. Raises OSError.
+    """
+    if form == "parquet":
+        _write_empty_parquet(kept, outputs, file)
+        return
+    tensors = []
+    for each in outputs:
+        shape = [0, *(1 if size < 0 else size for size in each.shape)]
+        tensors.append(Tensor(each.name, each.datatype, np.empty(shape, DTYPES[each.datatype])))
+    # It needs no `finish`, because the number of rows in its header is right.
+    make_sink(form, file).write(np.arange(0), {name: [] for name in kept}, tensors)
+
+
 # -- text -------------------------------------------------------------------------------------------------------------
 
 
@@ -67,9 +89,9 @@ def value_texts(data: Array, *, flat: bool) -> list[bytes]:
     import orjson
 
     count = len(data)
-    table = data.reshape(count, -1) if flat or data.ndim < 3 else data
-    if not count or not table.size:
+    if not data.size:
         return [b"" if flat else b"[]"] * count
+    table = data.reshape(count, -1) if flat or data.ndim < 3 else data
     text = orjson.dumps(np.ascontiguousarray(table), option=orjson.OPT_SERIALIZE_NUMPY)
     if table.ndim == 2:
         rows = text[2:-2].split(b"],[")
@@ -139,7 +161,7 @@ class CsvSink:
 
 
 def _csv_texts(array: Array) -> list[bytes]:
-    table = array.reshape(len(array), -1)
+    table = array.reshape(len(array), math.prod(array.shape[1:]))
     if table.dtype == object:
         return [_csv_fields(row.tolist()) for row in table]
     if table.dtype.kind == "f" and not np.isfinite(table).all():
@@ -222,21 +244,18 @@ def _write_npy_header(file: BinaryIO, rows: int, like: Array) -> None:
 def _join_npy(segments: Sequence[Path], file: BinaryIO) -> None:
     rows, like = 0, None
     for path in segments:
-        if path.stat().st_size:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-            rows += len(array)
-            like = np.empty((0, *array.shape[1:]), array.dtype) if like is None else like
-            if array.shape[1:] != like.shape[1:]:
-                raise InvalidArgumentError("the outputs differ in shape, so that one array cannot hold them")
-    if like is None:
-        return
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        rows += len(array)
+        like = np.empty((0, *array.shape[1:]), array.dtype) if like is None else like
+        if array.shape[1:] != like.shape[1:]:
+            raise InvalidArgumentError("the outputs differ in shape, so that one array cannot hold them")
+    assert like is not None, "there is a segment"
     _write_npy_header(file, rows, like)
     for path in segments:
-        if path.stat().st_size:
-            with path.open("rb") as segment:
-                np.lib.format.read_magic(segment)
-                np.lib.format.read_array_header_1_0(segment)
-                shutil.copyfileobj(segment, file, 1 << 20)
+        with path.open("rb") as segment:
+            np.lib.format.read_magic(segment)
+            np.lib.format.read_array_header_1_0(segment)
+            shutil.copyfileobj(segment, file, 1 << 20)
 
 
 # -- Parquet ----------------------------------------------------------------------------------------------------------
@@ -308,19 +327,30 @@ def arrow_column(data: Array) -> Any:
     return column
 
 
+def _write_empty_parquet(kept: Sequence[str], outputs: Sequence[TensorInfo], file: BinaryIO) -> None:
+    import pyarrow
+
+    fields = [(ROW_COLUMN, pyarrow.int64()), *((name, pyarrow.null()) for name in kept)]
+    for each in outputs:
+        like = one_value_flat(Tensor(each.name, each.datatype, np.empty(0, DTYPES[each.datatype])))
+        kind = pyarrow.binary() if like.dtype == object else pyarrow.from_numpy_dtype(like.dtype)
+        if math.prod(each.shape) != 1:
+            for size in reversed(each.shape):
+                kind = pyarrow.list_(kind, -1 if like.dtype == object else size)  # -1 for any length
+        fields.append((each.name, kind))
+    import_parquet("the output").write_table(pyarrow.schema(fields).empty_table(), file)
+
+
 def _join_parquet(segments: Sequence[Path], file: BinaryIO) -> None:
     import pyarrow
 
     parquet = import_parquet("the output")
-    paths = [path for path in segments if path.stat().st_size]
-    if not paths:
-        return
     try:
         # A kept column may have been empty in one segment, or without fractions.
-        schemas = [parquet.read_schema(path) for path in paths]
+        schemas = [parquet.read_schema(path) for path in segments]
         schema = pyarrow.unify_schemas(schemas, promote_options="permissive")
         with parquet.ParquetWriter(file, schema) as writer:
-            for path in paths:
+            for path in segments:
                 with parquet.ParquetFile(path) as segment:
                     for number in range(segment.num_row_groups):
                         writer.write_table(segment.read_row_group(number).cast(schema))

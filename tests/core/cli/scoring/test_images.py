@@ -197,7 +197,7 @@ def test_a_folder_is_scored_with_the_paths_of_its_images(tmp_path: Path) -> None
     assert [(row["row"], row["path"]) for row in rows] == [(n, f"{n}.png") for n in (0, 1, 3, 4)]
     assert [np.array(row["y"]).shape for row in rows] == [(3, 2, 4)] * 4
     assert [row["y"][0][0][0] for row in rows] == [0, 2, 6, 8]
-    (bad,) = [json.loads(line) for line in (tmp_path / "out.bad.jsonl").read_text().splitlines()]
+    (bad,) = [json.loads(line) for line in (tmp_path / "out.jsonl.bad.jsonl").read_text().splitlines()]
     assert (bad["row"], bad["values"]) == (2, {"path": "2.png"})
 
 

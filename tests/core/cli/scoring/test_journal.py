@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from remora.cli.scoring import Refusal
-from remora.cli.scoring.journal import Journal, explain_full_disk
+from remora.cli.scoring.journal import Journal, explain_write_error
 from remora.errors import InvalidArgumentError, UnavailableError
 
 IDENTITY = {"input": "a.csv", "model": "m"}
@@ -66,6 +66,65 @@ def test_the_folder_of_another_run_is_refused(tmp_path: Path) -> None:
         Journal(tmp_path / "j", {**IDENTITY, "model": "n"})
 
 
+def test_a_run_without_segments_makes_room_for_another(tmp_path: Path) -> None:
+    with_segments(tmp_path / "j", 0)
+    other = {**IDENTITY, "model": "n"}
+    journal = Journal(tmp_path / "j", other)
+    file = journal.open_segment()
+    journal.close_segment(file, 10, 10, [])
+    journal.close()
+    with pytest.raises(InvalidArgumentError, match="an unfinished run with another model"):
+        Journal(tmp_path / "j", IDENTITY)
+    journal = Journal(tmp_path / "j", other)
+    assert journal.next_row == 10
+    journal.remove()
+    journal.close()
+    assert not (tmp_path / "j").exists()
+
+
+def test_a_restart_discards_the_segments_and_no_other_file(tmp_path: Path) -> None:
+    with_segments(tmp_path / "j", 2)
+    (tmp_path / "j" / "notes.txt").write_text("of the user")
+    journal = Journal(tmp_path / "j", {**IDENTITY, "model": "n"}, restart=True)
+    assert journal.next_row == 0
+    assert sorted(path.name for path in (tmp_path / "j").iterdir()) == ["journal.jsonl", "lock", "notes.txt"]
+    with pytest.raises(UnavailableError, match="another run writes to"):
+        Journal(tmp_path / "j", IDENTITY, restart=True)
+    journal.remove()
+    journal.close()
+    assert [path.name for path in (tmp_path / "j").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("name", ["notes.txt", "lock", "bad", "000000.rows", "journal.jsonl"])
+def test_a_folder_with_files_that_are_not_of_a_run_is_refused_and_kept(
+    tmp_path: Path, name: str, restart: bool
+) -> None:
+    (tmp_path / name).write_text("of the user")
+    with pytest.raises(InvalidArgumentError, match="with --work-directory"):
+        Journal(tmp_path, IDENTITY, restart=restart)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "of the user")]
+
+
+def test_files_that_appear_during_a_run_are_kept(tmp_path: Path) -> None:
+    with_segments(tmp_path / "j", 1)
+    (tmp_path / "j" / "notes.txt").write_text("of the user")
+    (tmp_path / "j" / "000001.rows").mkdir()
+    journal = Journal(tmp_path / "j", IDENTITY)
+    journal.remove()
+    journal.close()
+    assert sorted(path.name for path in (tmp_path / "j").iterdir()) == ["000001.rows", "notes.txt"]
+
+
+def test_a_folder_that_was_there_before_the_run_stays(tmp_path: Path) -> None:
+    with_segments(tmp_path, 1)
+    journal = Journal(tmp_path, IDENTITY)
+    assert journal.next_row == 10
+    journal.remove()
+    journal.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["000001.rows", "000001.bad"])
 def test_a_damaged_segment_is_found(tmp_path: Path, name: str) -> None:
     with_segments(tmp_path / "j", 2)
@@ -85,30 +144,59 @@ def test_a_damaged_journal_is_found(tmp_path: Path) -> None:
     path.write_bytes(lines[0] + lines[2])
     with pytest.raises(UnavailableError, match="segment 0 of"):
         Journal(tmp_path / "j", IDENTITY)
-    path.write_bytes(b"nonsense\n")
+    path.write_bytes(lines[0][:-3] + b"\n")
     with pytest.raises(UnavailableError, match="is damaged"):
+        Journal(tmp_path / "j", IDENTITY)
+    Journal(tmp_path / "j", IDENTITY, restart=True).close()
+    path.write_bytes(b"nonsense\n")
+    with pytest.raises(InvalidArgumentError, match="is damaged, or not a journal of remora score"):
         Journal(tmp_path / "j", IDENTITY)
 
 
-def test_a_run_begins_after_a_kill_amid_the_removal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("count", range(6))
+def test_a_run_begins_after_a_kill_amid_the_removal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
     with_segments(tmp_path / "j", 2)
+    left, unlink = [count], Path.unlink
 
-    def kill_amid(folder: Path) -> None:
-        (folder / "000000.rows").unlink()
-        raise KeyboardInterrupt
+    def unlink_or_die(path: Path) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        unlink(path)
 
-    monkeypatch.setattr("shutil.rmtree", kill_amid)
     journal = Journal(tmp_path / "j", IDENTITY)
-    with pytest.raises(KeyboardInterrupt):
-        journal.remove()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", unlink_or_die)
+        with pytest.raises(KeyboardInterrupt):
+            journal.remove()
     journal.close()
+    begun = Journal(tmp_path / "j", IDENTITY)
+    assert begun.next_row == 0
+    assert sorted(path.name for path in (tmp_path / "j").iterdir()) == ["journal.jsonl", "lock"]
+    begun.close()
+
+
+@pytest.mark.parametrize("length", [0, 1, 9, 12])
+def test_a_run_begins_after_a_kill_amid_its_first_line(tmp_path: Path, length: int) -> None:
+    with_segments(tmp_path / "j", 0)
+    path = tmp_path / "j" / "journal.jsonl"
+    path.write_bytes(path.read_bytes()[:length])
     begun = Journal(tmp_path / "j", IDENTITY)
     assert begun.next_row == 0
     begun.close()
 
 
+def test_a_write_that_fails_for_another_reason_needs_no_room() -> None:
+    error = explain_write_error(OSError(13, "Permission denied"), Path("out.csv"), 70)
+    assert str(error).startswith(
+        "cannot write to 'out.csv': Permission denied. The first 70 rows are kept: correct that"
+    )
+
+
 def test_a_full_disk_is_explained() -> None:
-    error = explain_full_disk(OSError(28, "No space left on device"), Path("w"), 70)
+    error = explain_write_error(OSError(28, "No space left on device"), Path("w"), 70)
     assert str(error).endswith(
         "cannot write to 'w': No space left on device. The first 70 rows are kept: make room and run the same command "
         "again"

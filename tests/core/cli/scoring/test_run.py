@@ -60,7 +60,7 @@ class Files:
 def test_chunks_and_batches_of_files_are_bounded_by_their_bytes(bad: int, batch: int) -> None:
     engine = FakeEngine()
     work = Work(
-        "m", [InputColumns("x", "BYTES", (1,), ("image",))], {}, (), "csv", True, 4096, most_bad=200, segment_ns=1
+        "m", [InputColumns("x", "BYTES", (1,), ("image",))], (), (), "csv", True, 4096, most_bad=200, segment_ns=1
     )
     journal = SimpleNamespace(segments=(), next_row=0)
     source = Files(bad)

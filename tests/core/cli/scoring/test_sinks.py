@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from remora.cli.scoring.sinks import join_segments, make_sink
+from remora.calls import TensorInfo
+from remora.cli.scoring.sinks import join_segments, make_sink, write_empty
 from remora.errors import InvalidArgumentError, UnsupportedError
-from remora.messages import Tensor
+from remora.messages import DTYPES, Tensor
 
 LABELS = np.array([b"a", b'b "c",\n', b""], object)
 
@@ -129,3 +130,58 @@ def test_outputs_that_a_format_cannot_hold_are_refused(tmp_path: Path) -> None:
         written("npy", tmp_path, [batch(0, SCORES)], [batch(3, wide)])
     with pytest.raises(UnsupportedError, match="choose it with --output NAME"):
         written("npy", tmp_path, [batch(0, SCORES, LABEL)])
+
+
+EMPTY = [
+    TensorInfo("s", "FP32", (2,)),
+    TensorInfo("l", "BYTES", (1,)),
+    TensorInfo("h", "FP16", ()),
+    TensorInfo("c", "INT8", (-1, 2)),
+    TensorInfo("t", "BOOL", (2,)),
+    TensorInfo("w", "BYTES", (-1,)),
+]
+
+
+def test_csv_without_rows_has_its_header_line() -> None:
+    file = io.BytesIO()
+    write_empty("csv", ["id"], EMPTY, file)
+    assert file.getvalue() == b"row,id,s_0,s_1,l,h,c_0,c_1,t_0,t_1,w\n"
+
+
+def test_parquet_without_rows_has_the_schema_of_one_with_rows(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    write_empty("parquet", ["id"], EMPTY, file)
+    table = pyarrow.parquet.read_table(io.BytesIO(file.getvalue()))
+    assert (table.num_rows, table.column_names) == (0, ["row", "id", "s", "l", "h", "c", "t", "w"])
+    tensors = [
+        SCORES,
+        LABEL,
+        Tensor("h", "FP16", np.ones(3, "f2")),
+        Tensor("t", "BOOL", np.ones((3, 2), "?")),
+        Tensor("w", "BYTES", np.array([[b"a", b"b"]] * 3, object)),
+    ]
+    filled = pyarrow.parquet.read_table(io.BytesIO(written("parquet", tmp_path, [batch(0, *tensors)])))
+    for name in filled.column_names:
+        assert table.schema.field(name).type == filled.schema.field(name).type
+    assert str(table.schema.field("c").type) == "list<element: fixed_size_list<element: int8>[2]>"
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "found"), [("FP32", (3, 2), (0, 3, 2)), ("INT64", (), (0,)), ("FP64", (-1, 2), (0, 1, 2))]
+)
+def test_npy_without_rows_has_the_shape_and_type(datatype: str, shape: tuple[int, ...], found: tuple[int, ...]) -> None:
+    file = io.BytesIO()
+    write_empty("npy", [], [TensorInfo("s", datatype, shape)], file)
+    array = np.load(io.BytesIO(file.getvalue()))
+    assert (array.shape, array.dtype) == (found, DTYPES[datatype])
+
+
+def test_json_lines_without_rows_are_an_empty_file() -> None:
+    file = io.BytesIO()
+    write_empty("jsonl", ["id"], EMPTY, file)
+    assert file.getvalue() == b""
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "npy"])
+def test_a_first_segment_without_rows_leaves_the_others_whole(form: str, tmp_path: Path) -> None:
+    assert written(form, tmp_path, [], [batch(0, SCORES)]) == written(form, tmp_path, [batch(0, SCORES)])
