@@ -175,7 +175,7 @@ def streaming(
     engine: Engine, mailbox: LoopMailbox, model: str, clients: int, requests: int = 1, tensor: str = "input"
 ) -> Iterator[Wire]:
     """HTTP/2 connections, each with one ModelStreamInfer call that gets ``requests`` requests at a time."""
-    front = GrpcFront(engine, Rpcs(engine, Restrictions(), 16, ""), mailbox, 1 << 20)
+    front = GrpcFront(engine, Rpcs(engine, Restrictions(), 16), mailbox, 1 << 20)
     listener = Http2Listener(front.open)
     body = grpc_message(model, tensor) * requests
     data = frame(DATA, 0, 1, body)
@@ -206,7 +206,7 @@ def grpc(
     log: AccessLog | None = None,
 ) -> Iterator[Wire]:
     """HTTP/2 connections, each with ``streams`` ModelInfer calls at a time."""
-    front = GrpcFront(engine, Rpcs(engine, Restrictions(), 16, ""), mailbox, 1 << 20)
+    front = GrpcFront(engine, Rpcs(engine, Restrictions(), 16), mailbox, 1 << 20)
     listener = Http2Listener(front.open if log is None else log.over_calls(front.open))
     body = grpc_message(model, tensor)
     encoder, fields = hpack.Encoder(), grpc_fields("ModelInfer")

@@ -91,7 +91,7 @@ async def measured(engine: Engine, kind: str, *, seen: bool) -> None:
             listener: Any = Listener(at("127.0.0.1", rest, (), keys), max_body_bytes=1 << 20)
             side = Side([(listener.connection(), FakeTransport()) for _ in range(BATCH)], http_requests(seen=seen), 1)
         else:
-            front = GrpcFront(engine, Rpcs(engine, Restrictions(), 16, ""), mailbox, 1 << 20)
+            front = GrpcFront(engine, Rpcs(engine, Restrictions(), 16), mailbox, 1 << 20)
             listener = Http2Listener(front.open if keys is None else keys.over_calls(front.open))
             side = Side([(listener.connection(), FakeTransport())], grpc_requests(seen=seen), BATCH)
         for connection, transport in side.pairs:

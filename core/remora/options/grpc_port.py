@@ -31,7 +31,10 @@ class GrpcOptions:
         metavar="BYTES",
     )
     grpc_header_forward_pattern: str = option(
-        "Regular expression of the metadata keys to pass on as request parameters.", default="", metavar="REGEX"
+        "Regular expression of the metadata keys to pass on as request parameters. A client's key or token is not "
+        "passed on while the server checks them.",
+        default="",
+        metavar="REGEX",
     )
     grpc_restricted_protocol: tuple[str, ...] = option(
         "As --http-restricted-api, for gRPC; the metadata key is triton-grpc-protocol-HEADER. Repeatable.",

@@ -85,7 +85,8 @@ class HttpOptions:
         default=False,
     )
     http_header_forward_pattern: str = option(
-        "Regular expression of the request headers to pass on as request parameters.",
+        "Regular expression of the request headers to pass on as request parameters. A client's key or token is not "
+        "passed on while the server checks them.",
         default="",
         metavar="REGEX",
     )

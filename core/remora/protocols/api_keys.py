@@ -144,6 +144,12 @@ def credential_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
     return bearer or None
 
 
+def is_credential(name: str, value: str) -> bool:
+    """Return True for a header in which `credential_of` finds a key or token."""
+    lower = name.lower()
+    return lower == "x-api-key" or (lower == "authorization" and value.lstrip()[:6].lower() == "bearer")
+
+
 def call_of(fields: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes | None]:
     """Return the path of a gRPC call and the key that `credential_of` returns, in one pass.
 

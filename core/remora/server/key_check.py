@@ -28,6 +28,7 @@ from remora.protocols.api_keys import (
     Limits,
     call_of,
     credential_of,
+    is_credential,
     parse_word,
     permission_of_action,
     permission_of_call,
@@ -301,6 +302,11 @@ class KeyCheck:
         """Have all decisions made again that are remembered."""
         self.epoch = object()
         self._decided_calls.clear()
+
+    # -- headers ----------------------------------------------------------------------------------------------------
+
+    withholds = staticmethod(is_credential)
+    """Returns True for a header that is never passed on to models, because it holds a key or token."""
 
     # -- ports ------------------------------------------------------------------------------------------------------
 

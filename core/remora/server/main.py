@@ -166,6 +166,7 @@ class Server:
                 RequestLimits(options.http_max_input_size, options.http_max_json_depth),
                 forward_pattern=compile_pattern(options.http_header_forward_pattern, "--http-header-forward-pattern"),
                 regions=regions,
+                withholds=None if keys is None else keys.withholds,
             ),
             mailbox,
             later,

@@ -23,6 +23,7 @@ from remora.protocols.api_keys import (
     caller_of,
     credential_of,
     hashed_entries,
+    is_credential,
     parse_word,
     permission_of_action,
     permission_of_call,
@@ -174,6 +175,20 @@ def test_a_key_is_read_from_either_header(headers: tuple[tuple[bytes, bytes], ..
     fields = tuple((name.lower(), value) for name, value in headers)
     for path in (b"", b"/inference.GRPCInferenceService/ModelInfer"):
         assert call_of((*fields, (b":path", path), (b"te", b"trailers"))) == (path, key)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "holds"),
+    [
+        ("X-Api-Key", "", True),
+        ("authorization", "Bearer k", True),
+        ("Authorization", " bearer\tk", True),
+        ("authorization", "Basic dTpw", False),
+        ("x-api-key-id", "k", False),
+    ],
+)
+def test_a_header_that_may_hold_a_key_is_a_credential(name: str, value: str, holds: bool) -> None:
+    assert is_credential(name, value) is holds
 
 
 def test_only_the_whole_key_is_found() -> None:

@@ -308,9 +308,7 @@ def test_grpc_calls_of_one_turn_are_queued_together_and_leave_no_garbage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def play(engine: Engine, steps: Together) -> None:
-        front = GrpcFront(
-            engine, Rpcs(engine, Restrictions(), 16, ""), LoopMailbox(asyncio.get_running_loop()), 1 << 20
-        )
+        front = GrpcFront(engine, Rpcs(engine, Restrictions(), 16), LoopMailbox(asyncio.get_running_loop()), 1 << 20)
         listener = Http2Listener(front.open)
         connection, transport = listener.connection(), FakeTransport()
         connection.connection_made(transport)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from remora.errors import ConfigError, RemoraError
+
+Forward = Callable[[Iterable[tuple[str, str | bytes]]], dict[str, str]]
+"""Returns the metadata that become parameters."""
 
 MAX_STATUS_BYTES = 4_096
 """Longest error text, because clients drop an answer whose trailers exceed 8 KiB."""
@@ -50,33 +53,33 @@ def status_text(error: RemoraError) -> str:
     return text
 
 
-def forward_pattern(pattern: str) -> re.Pattern[str] | None:
-    """Return the compiled ``--grpc-header-forward-pattern``, or None for an empty one.
+def open_forward(pattern: str, withholds: Callable[[str, str], bool] | None = None) -> Forward | None:
+    """Return the selection of metadata that become parameters [R16].
 
-    A leading ``(?-i)`` makes it case-sensitive. Raises ConfigError for an invalid regular expression.
+    The pattern is that of ``--grpc-header-forward-pattern``: it may match any part of a key, as in Triton, and a
+    leading ``(?-i)`` makes it case-sensitive. Binary values (of keys that end in ``-bin``) are decoded as text. gRPC's
+    own keys, keys reserved for Triton and entries for which ``withholds`` is true by key and value are skipped.
+
+    Returns None for an empty pattern. Raises ConfigError for an invalid regular expression.
     """
     if not pattern:
         return None
     case_sensitive = pattern.startswith("(?-i)")
     try:
-        return re.compile(pattern.removeprefix("(?-i)"), 0 if case_sensitive else re.IGNORECASE)
+        search = re.compile(pattern.removeprefix("(?-i)"), 0 if case_sensitive else re.IGNORECASE).search
     except re.error as error:
         raise ConfigError(
             f"--grpc-header-forward-pattern: '{pattern}' is not a regular expression ({error}); "
             "an example that is one: 'my-.*'"
         ) from error
 
+    def forward(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
+        parameters = {}
+        for key, value in metadata:
+            if not key.startswith((":", "grpc-", "triton_")) and search(key):
+                text = value if isinstance(value, str) else value.decode("utf-8", "surrogateescape")
+                if withholds is None or not withholds(key, text):
+                    parameters[key] = text
+        return parameters
 
-def forwarded(pattern: re.Pattern[str] | None, metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
-    """Return the metadata that become parameters [R16].
-
-    The pattern may match any part of a key, as in Triton. Binary values (of keys that end in ``-bin``) are decoded as
-    text. gRPC's own keys and keys reserved for Triton are skipped.
-    """
-    if pattern is None:
-        return {}
-    return {
-        key: value if isinstance(value, str) else value.decode("utf-8", "surrogateescape")
-        for key, value in metadata
-        if not key.startswith((":", "grpc-", "triton_")) and pattern.search(key)
-    }
+    return forward

@@ -8,7 +8,7 @@ repeated requests fast.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from remora.errors import InvalidArgumentError
@@ -61,6 +61,7 @@ class InferCodec:
             headers become parameters [H25].
         regions: shared memory that tensors may name.
         binary_headers: makes the headers of answers with raw tensors.
+        withholds: returns True for a header, by name and value, that never becomes a parameter.
     """
 
     def __init__(
@@ -69,10 +70,12 @@ class InferCodec:
         forward_pattern: re.Pattern[str] | None = None,
         regions: Regions = DISABLED,
         binary_headers: BinaryHeaders = v2_binary_headers,
+        withholds: Callable[[str, str], bool] | None = None,
     ) -> None:
         self.limits = limits
         """Limits of a JSON request."""
         self._forward = forward_pattern
+        self._withholds = withholds
         self._binary_headers = binary_headers
         self.regions = regions
         """Shared memory that tensors may name."""
@@ -86,7 +89,7 @@ class InferCodec:
     def twin(self, binary_headers: BinaryHeaders | None = None, limits: RequestLimits | None = None) -> InferCodec:
         """Return a codec with the same settings, separate memos and perhaps other headers or limits."""
         headers = binary_headers or self._binary_headers
-        return InferCodec(limits or self.limits, self._forward, self.regions, headers)
+        return InferCodec(limits or self.limits, self._forward, self.regions, headers, self._withholds)
 
     def recall(self, body: bytes, header_length: int) -> KnownHeader | None:
         """Return the binary header of a body if it is in the memo, else None.
@@ -163,7 +166,9 @@ class InferCodec:
             if self._forward.search(name):
                 if name in _RESERVED or name.lower().startswith("triton_"):
                     raise InvalidArgumentError(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
-                parameters[name] = value.decode("utf-8", "surrogateescape")
+                text = value.decode("utf-8", "surrogateescape")
+                if self._withholds is None or not self._withholds(name, text):
+                    parameters[name] = text
         return parameters
 
 

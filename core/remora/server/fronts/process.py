@@ -154,6 +154,7 @@ class Front:
         self._codec = InferCodec(
             RequestLimits(options.http_max_input_size, options.http_max_json_depth, slow_bytes=SLOW_BYTES),
             forward_pattern=compile_pattern(options.http_header_forward_pattern, "--http-header-forward-pattern"),
+            withholds=None if self._keys is None else self._keys.withholds,
         )
         self._ready()
         self._control.send(READY)

@@ -12,7 +12,7 @@ from remora.errors import MalformedError, RemoraError, UnavailableError
 from remora.messages import Buffer, Data, InferForm, Response
 from remora.protocols.grpc.framing import Opening, StatusError, coding_of, framed, read_opening
 from remora.protocols.grpc.infer import InferCall, InferMemo, InferPrinter, encode_infer, read_infer
-from remora.protocols.grpc.status import SHUTDOWN_TEXT, forward_pattern, forwarded
+from remora.protocols.grpc.status import SHUTDOWN_TEXT, open_forward
 from remora.protocols.http1 import Head
 from remora.protocols.http2.frames import Fields
 from remora.protocols.http2.stream import Opener, Receiver, Stream
@@ -223,7 +223,7 @@ class CallService:
         port: number of the port, for relayed calls.
         restricted: groups of RPCs that need a secret.
         max_message_bytes: size limit of a client's message.
-        pattern: pattern of the metadata that become parameters; see `forward_pattern`.
+        pattern: pattern of the metadata that become parameters; see `open_forward`.
         compression: compression level of inference answers.
         keys: checks API keys; the engine answers calls whose key does not permit inference.
     """
@@ -248,7 +248,7 @@ class CallService:
         self._memo = InferMemo()
         # The engine checks the secret of calls that need one.
         self._restricted = restricted.missing(GROUP_OF_RPC["ModelInfer"], lambda _key: None) is not None
-        self._pattern = forward_pattern(pattern)
+        self._forward = open_forward(pattern, None if keys is None else keys.withholds)
         self._compression = compression
         self._loop = asyncio.get_running_loop()
         self._converting = ThreadPoolExecutor(2, thread_name_prefix="remora-grpc")
@@ -296,14 +296,14 @@ class CallService:
         if self.draining:
             call.fail(*status_of_error(UnavailableError(SHUTDOWN_TEXT)))
             return
-        known = self._memo.recall(message) if self._pattern is None else None
+        known = self._memo.recall(message) if self._forward is None else None
         try:
             if known is not None:
                 call.start(message, known.call, known.data(message))
                 return
             request = read_infer(message)
-            decoded = request.decode(forwarded(self._pattern, call.opening.metadata) if self._pattern else None)
-            if self._pattern is None:
+            decoded = request.decode(None if self._forward is None else self._forward(call.opening.metadata))
+            if self._forward is None:
                 self._memo.learn(message, request, decoded)
             call.start(message, decoded, decoded.data)
         except (RemoraError, TooLargeError):  # the engine looks up the model before it refuses the message

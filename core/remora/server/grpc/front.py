@@ -32,7 +32,7 @@ from remora.protocols.grpc.infer import (
     encode_infer,
     read_infer,
 )
-from remora.protocols.grpc.status import DECOUPLED_TEXT, SHUTDOWN_TEXT, forwarded
+from remora.protocols.grpc.status import DECOUPLED_TEXT, SHUTDOWN_TEXT
 from remora.protocols.http2.frames import Fields
 from remora.protocols.http2.stream import Opener, Stream
 from remora.server.grpc.call import GrpcCall, T, UnaryCall, status_of_failure
@@ -87,7 +87,7 @@ class GrpcFront:
         self._groups = TurnGroups.of(engine, mailbox, self._inferred, _contexts)
         self._printer = InferPrinter()
         self._restricted = bool(calls.restricted)
-        self._recalls = calls.pattern is None  # metadata that becomes parameters is not in the message
+        self._recalls = calls.forward is None  # metadata that becomes parameters is not in the message
         self.calls = calls
         self.mailbox = mailbox
         self.max_message_bytes = max_message_bytes
@@ -251,7 +251,7 @@ class GrpcFront:
     def _submit(self, model: ServedModel, call: UnaryCall, request: InferMessage, message: bytes) -> Ticket | None:
         """Decode an inference for ``model`` and submit it. Raises RemoraError."""
         calls = self.calls
-        parameters = forwarded(calls.pattern, call.opening.metadata) if calls.pattern else None
+        parameters = None if calls.forward is None else calls.forward(call.opening.metadata)
         decoded = request.decode(parameters, calls.regions)
         if self._recalls:
             self._memo.learn(message, request, decoded)

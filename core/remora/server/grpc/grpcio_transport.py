@@ -22,6 +22,7 @@ from remora.errors import RemoraError, UnavailableError
 from remora.messages import Mailbox, Request, Streamed
 from remora.options import ServerOptions
 from remora.protocols.grpc.infer import MAX_MESSAGE_BYTES, SERVICE
+from remora.protocols.grpc.status import open_forward
 from remora.protocols.rest.answer import Headers
 from remora.protocols.restriction import Restrictions
 from remora.scheduling.backpressure import Backpressure
@@ -188,7 +189,8 @@ class GrpcServer:
         self._options = options
         self._keys = keys
         restricted = Restrictions(grpc_restrictions(options), "--grpc-restricted-protocol")
-        self._rpcs = Rpcs(engine, restricted, streams, options.grpc_header_forward_pattern, regions)
+        forward = open_forward(options.grpc_header_forward_pattern, None if keys is None else keys.withholds)
+        self._rpcs = Rpcs(engine, restricted, streams, forward, regions)
         self._calls = GrpcioCalls()
         self._asking = self._calls.pool(4, "remora-grpc-asking")
         self._working = self._calls.pool(options.grpc_infer_thread_count, "remora-grpc")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from remora.errors import UnavailableError
 from remora.options import ServerOptions
 from remora.protocols.grpc.infer import SERVICE
+from remora.protocols.grpc.status import open_forward
 from remora.protocols.http2.keepalive import KeepalivePolicy
 from remora.protocols.restriction import Restrictions
 from remora.server.connections import PortSpec
@@ -50,7 +51,9 @@ class OwnGrpc:
         self._inside = inside
         self._accept = accept
         options = inside.options
-        self._calls = Rpcs(inside.engine, restricted, MAX_STREAMS, options.grpc_header_forward_pattern, regions)
+        withholds = None if inside.keys is None else inside.keys.withholds
+        forward = open_forward(options.grpc_header_forward_pattern, withholds)
+        self._calls = Rpcs(inside.engine, restricted, MAX_STREAMS, forward, regions)
         self._fronts: list[GrpcFront] = []
         self.ports: list[Port] = []
         self.listeners: list[Http2Listener] = []

@@ -22,8 +22,7 @@ from remora.protocols.grpc.management import RPCS, Rpc
 from remora.protocols.grpc.status import (
     DECOUPLED_TEXT,
     SHUTDOWN_TEXT,
-    forward_pattern,
-    forwarded,
+    Forward,
     status_of,
     status_text,
 )
@@ -105,11 +104,9 @@ class Rpcs:
         engine: performs the calls.
         restricted: groups of RPCs that need a secret.
         streams: number of ModelStreamInfer calls that may be open at the same time.
-        pattern: see `forward_pattern`; "" for none.
+        forward: selects the metadata that become parameters; None for none.
         regions: shared-memory regions of clients.
         now: monotonic time in nanoseconds.
-
-    Raises ConfigError if the pattern is not a regular expression.
     """
 
     def __init__(
@@ -117,13 +114,13 @@ class Rpcs:
         engine: EngineCalls,
         restricted: Restrictions,
         streams: int,
-        pattern: str,
+        forward: Forward | None = None,
         regions: Regions = DISABLED,
         now: Callable[[], int] = SystemClock.monotonic_ns,
     ) -> None:
         self.engine = engine
         self.regions = regions
-        self.pattern = forward_pattern(pattern)
+        self.forward = forward
         self.draining = False
         self.restricted = restricted
         self._now = now
@@ -243,7 +240,7 @@ class Rpcs:
 
     def _submit(self, model: ServedModel, context: CallContext, request: InferMessage, pending: _Pending) -> Ticket:
         """Decode a ModelInfer for ``model`` and submit it. Raises RemoraError."""
-        metadata = forwarded(self.pattern, context.invocation_metadata()) if self.pattern else None
+        metadata = None if self.forward is None else self.forward(context.invocation_metadata())
         call = request.decode(metadata, self.regions)
         pending.model, pending.call = model, call
         left_s = _seconds_left(context)
@@ -281,11 +278,11 @@ class Rpcs:
         stream = InferStream(
             self.engine,
             call,
-            forwarded(self.pattern, metadata) if self.pattern else None,
+            None if self.forward is None else self.forward(metadata),
             strict=is_strict(metadata),
             regions=self.regions,
             arrival=Arrival("GRPC", carrier(metadata)),
-            memo=None if self.pattern else memo,
+            memo=memo if self.forward is None else None,
             left=self._streams.discard,
             now=self._now,
         )

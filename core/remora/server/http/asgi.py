@@ -190,7 +190,11 @@ class V2App:
         limit = options.http_max_input_size
         return RestService(
             self._engine,
-            InferCodec(RequestLimits(limit, options.http_max_json_depth), forward_pattern=self._forward),
+            InferCodec(
+                RequestLimits(limit, options.http_max_json_depth),
+                forward_pattern=self._forward,
+                withholds=None if self._keys is None else self._keys.withholds,
+            ),
             LoopMailbox(loop),
             answer_in_thread(loop),
             max_input_bytes=limit,

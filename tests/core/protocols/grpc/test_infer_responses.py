@@ -19,20 +19,34 @@ from remora.errors import (
 )
 from remora.messages import InferForm, Response, Tensor
 from remora.proto import inference_pb2 as pb
+from remora.protocols.api_keys import is_credential
 from remora.protocols.grpc import infer as v2_grpc
 from remora.protocols.grpc.infer import decode_infer, encode_infer
-from remora.protocols.grpc.status import forward_pattern, forwarded, status_of, status_text
+from remora.protocols.grpc.status import open_forward, status_of, status_text
 from remora.tensors.shared_memory import HostTarget
 
 # -- Metadata -------------------------------------------------------------------------------------------------------
 
 
+def forwarded(pattern: str, metadata: list[tuple[str, str | bytes]]) -> dict[str, str]:
+    forward = open_forward(pattern)
+    assert forward is not None
+    return forward(metadata)
+
+
 def test_a_pattern_matches_any_part_of_a_key_in_any_case() -> None:
     metadata = [("not-my-header", "value"), ("your-header", "x"), ("my-raw-bin", b"\x01"), ("grpc-my-", "x")]
-    assert forwarded(forward_pattern("MY-.*"), metadata) == {"not-my-header": "value", "my-raw-bin": "\x01"}
-    assert forwarded(forward_pattern("(?-i)MY-.*"), metadata) == {}
-    assert forwarded(forward_pattern(""), metadata) == {}
-    assert forwarded(forward_pattern(".*"), [("triton_x", "1"), (":path", "/"), ("a", "b")]) == {"a": "b"}
+    assert forwarded("MY-.*", metadata) == {"not-my-header": "value", "my-raw-bin": "\x01"}
+    assert forwarded("(?-i)MY-.*", metadata) == {}
+    assert open_forward("") is None
+    assert forwarded(".*", [("triton_x", "1"), (":path", "/"), ("a", "b")]) == {"a": "b"}
+
+
+def test_withheld_metadata_are_not_forwarded() -> None:
+    forward = open_forward(".*", is_credential)
+    assert forward is not None
+    keys = [("x-api-key", "rk_1"), ("authorization", "Bearer rk_1"), ("x-raw-bin", b"\x01")]
+    assert forward([*keys, ("authorization", "Basic x")]) == {"x-raw-bin": "\x01", "authorization": "Basic x"}
 
 
 def test_forwarded_metadata_join_the_parameters() -> None:
@@ -43,7 +57,7 @@ def test_forwarded_metadata_join_the_parameters() -> None:
 
 def test_an_invalid_pattern_is_refused_at_startup() -> None:
     with pytest.raises(ConfigError, match=r"--grpc-header-forward-pattern: '\(' is not a regular expression"):
-        forward_pattern("(")
+        open_forward("(")
 
 
 # -- Responses ------------------------------------------------------------------------------------------------------

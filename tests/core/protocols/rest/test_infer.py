@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from remora.errors import InvalidArgumentError, MalformedError, RemoraError
 from remora.messages import DTYPES, InferForm, InputSpec, OutputSpec, Response, Tensor
+from remora.protocols.api_keys import is_credential
 from remora.protocols.rest.answer import Refusal
 from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.response import ReplyFormat
@@ -148,6 +149,14 @@ def test_headers_that_match_become_parameters_and_win_over_the_body() -> None:
     assert raw.raw
     assert raw.parameters == forwarded
     assert InferCodec().forwarded([(b"my-a", b"1")]) == {}
+
+
+def test_withheld_headers_are_not_forwarded() -> None:
+    codec = InferCodec(forward_pattern=re.compile(""), withholds=is_credential)
+    for each in (codec, codec.twin()):
+        assert each.forwarded([(b"X-API-Key", b"rk_1"), (b"Authorization", b"bearer rk_1"), (b"x-a", b"1")]) == {
+            "x-a": "1"
+        }
 
 
 RESERVED = (b"sequence_id", b"sequence_start", b"sequence_end", b"priority", b"timeout", b"headers")

@@ -77,7 +77,7 @@ def test_the_time_of_an_inference_counts_for_its_connection(logged: bool) -> Non
     async def play() -> None:
         engine: Any = ByHand()
         mailbox = LoopMailbox(asyncio.get_running_loop())
-        calls = Rpcs(engine, Restrictions(), 16, "")
+        calls = Rpcs(engine, Restrictions(), 16)
         front = GrpcFront(engine, calls, mailbox, 1 << 20, now=itertools.count(0, 7).__next__)
         writer: Any = SimpleNamespace(now_ns=lambda: 0, put=lambda entry: None)
         open_call = AccessLog(writer, 1.0).over_calls(front.open) if logged else front.open

@@ -91,7 +91,7 @@ def test_an_answer_from_a_thread_is_logged_with_its_model_and_leaves_no_garbage(
 
     async def play(engine: Engine) -> None:
         mailbox = LoopMailbox(asyncio.get_running_loop())
-        calls = Rpcs(engine, Restrictions(), 16, "")
+        calls = Rpcs(engine, Restrictions(), 16)
         front = GrpcFront(engine, calls, mailbox, 1 << 20, compression=compression)
         writer = Kept()
         link: Any = FakeLink()
@@ -126,9 +126,7 @@ def test_split_texts_go_to_the_model_that_was_found_or_its_successor(replaced: b
     engine.meanwhile = meanwhile
 
     async def play() -> None:
-        front = GrpcFront(
-            engine, Rpcs(engine, Restrictions(), 16, ""), LoopMailbox(asyncio.get_running_loop()), 1 << 20
-        )
+        front = GrpcFront(engine, Rpcs(engine, Restrictions(), 16), LoopMailbox(asyncio.get_running_loop()), 1 << 20)
         link: Any = FakeLink()
         call: Any = front.open(FIELDS)(link)
         call.received(framed(texts(LONG, "plain")), True)

@@ -23,6 +23,7 @@ from remora.errors import (
 from remora.messages import Response, Streamed
 from remora.options import ServerOptions
 from remora.proto import inference_pb2 as pb
+from remora.protocols.grpc.status import open_forward
 from remora.protocols.restriction import Restrictions
 from remora.server.grpc.front import GrpcFront
 from remora.server.grpc.grpcio_transport import GrpcServer
@@ -79,7 +80,7 @@ def on_own_http2(
 ) -> Iterator[tuple[Callable[[], None], Any]]:
     """The same on the built-in HTTP/2, with its loop in a thread."""
     loop = asyncio.new_event_loop()
-    calls = Rpcs(engine, Restrictions(), streams, grpc_header_forward_pattern)
+    calls = Rpcs(engine, Restrictions(), streams, open_forward(grpc_header_forward_pattern))
 
     async def start() -> tuple[GrpcFront, Http2Listener, asyncio.Server]:
         front = GrpcFront(

@@ -175,6 +175,18 @@ def test_forwarded_headers_become_parameters(engine: Engine, backend: FakeBacken
     assert request.form.parameters == {"x-trace-id": "7"}
 
 
+@pytest.mark.parametrize("has_keys", [True, False])
+def test_keys_are_forwarded_only_if_the_server_checks_none(
+    engine: Engine, backend: FakeBackend, has_keys: bool
+) -> None:
+    words = (f"ann:infer=sha256:{hashlib.sha256(b'ann').hexdigest()}",)
+    app = V2App(engine, ServerOptions(http_header_forward_pattern="^x-|auth", api_key=words if has_keys else ()))
+    infer(app, (b"x-api-key", b"ann"), (b"authorization", b"Bearer ann"), (b"x-other", b"8"))
+    ((request,),) = backend.opened[0].instances[0].batches
+    keys = {} if has_keys else {"x-api-key": "ann", "authorization": "Bearer ann"}
+    assert request.form.parameters == {**keys, "x-other": "8"}
+
+
 def test_a_forward_pattern_that_is_none_is_refused_when_the_app_is_made(engine: Engine) -> None:
     with pytest.raises(ValueError, match="is not a regular expression"):
         V2App(engine, ServerOptions(http_header_forward_pattern="("))
