@@ -69,7 +69,7 @@ class CaptureOptions:
     )
     capture_redact: tuple[str, ...] = option(
         "Model whose tensors are captured, or logged as differences of shadows, without their values, or some of them; "
-        "* for all models. Repeatable.",
+        "* for all models. Captures of a model whose tensors are all redacted have no custom parameters. Repeatable.",
         metavar="MODEL[:TENSOR,...]",
         many=True,
     )

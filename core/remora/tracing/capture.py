@@ -26,6 +26,7 @@ from remora.tracing.line_file import (
     bytes_of,
     content_of,
     hidden_in,
+    hides_all,
     parameters_of,
     redactions_of,
     utc,
@@ -56,7 +57,7 @@ class CaptureSettings(NamedTuple):
             object store.
         share: share of the requests, at most 1.
         most_bytes: size of the file at which capturing ends.
-        redacted: tensors whose values are left out.
+        redacted: tensors whose values are left out; with all tensors of a model, its custom parameters are too.
     """
 
     path: Path
@@ -250,6 +251,7 @@ def folder_upload(path: Path) -> Upload:
     def upload(name: str, part: Path) -> None:
         partial = path / f".{name}"
         try:
+            partial.touch(0o600)  # so that other users never read it
             shutil.copyfile(part, partial)
             partial.replace(path / name)  # so that readers never see a partial file
         except OSError:
@@ -337,7 +339,7 @@ class Capture:
             version=kept.model.version_text,
             time=utc(kept.wall_ms),
             id=form.id,
-            parameters=parameters_of(form),
+            parameters=parameters_of(form, custom=not hides_all(self._settings.redacted, kept.model.name)),
             inputs=kept.inputs,
             outputs=[each.name for each in form.outputs],
             answers=kept.answers,

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from errno import ENOSPC
+from io import FileIO
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +16,8 @@ from remora.errors import ConfigError
 from remora.messages import InferForm, Parameter
 
 T = TypeVar("T")
+_SECRETS = frozenset(("authorization", "cookie", "proxy-authorization", "x-api-key"))
+"""Request headers in lower case that are never kept or copied, should they be forwarded as parameters."""
 Redactions = Mapping[str, frozenset[str]]
 """Tensors whose values are left out, by model: an empty set for all of them, "*" for every model."""
 
@@ -32,6 +35,17 @@ def hidden_in(redactions: Redactions, model: str) -> Callable[[str], bool]:
     """Return the test whether a tensor of a model appears without its values."""
     names = redactions.get(model, redactions.get("*"))
     return lambda name: names is not None and (not names or name in names)
+
+
+def hides_all(redactions: Redactions, model: str) -> bool:
+    """Return True if all tensors of a model appear without their values."""
+    names = redactions.get(model, redactions.get("*"))
+    return names is not None and not names
+
+
+def open_private(path: str, flags: int) -> int:
+    """Open a file that other users cannot read if it is new. An opener for `open`."""
+    return os.open(path, flags, 0o600)
 
 
 class LineFile(Generic[T]):
@@ -54,7 +68,7 @@ class LineFile(Generic[T]):
         self._line_of = line_of
         self._full = full
         try:
-            self._file = path.open("ab", buffering=0)
+            self._file = FileIO(path, "a", opener=open_private)
         except OSError as error:
             raise ConfigError(f"{option}={path}: cannot be written: {error.strerror}") from error
 
@@ -82,9 +96,12 @@ class LineFile(Generic[T]):
         self._file.close()
 
 
-def parameters_of(form: InferForm) -> dict[str, Parameter]:
-    """Return the parameters of a request as V2 writes them."""
-    parameters = dict(form.parameters)
+def parameters_of(form: InferForm, *, custom: bool = True) -> dict[str, Parameter]:
+    """Return the parameters of a request as V2 writes them.
+
+    Headers that hold secrets are left out. ``custom`` is False for those of the protocol alone.
+    """
+    parameters = {name: value for name, value in form.parameters.items() if custom and name.lower() not in _SECRETS}
     for name, value in (
         ("priority", form.priority),
         ("timeout", form.timeout_us),

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from io import FileIO
 from pathlib import Path
 from threading import Lock
 from typing import BinaryIO
 from weakref import WeakSet
 
+from remora.tracing.line_file import open_private
 from remora.tracing.records import text_of
 from remora.tracing.sampling import Sampling
 from remora.tracing.writer import Finished
@@ -107,7 +109,8 @@ class TraceFile:
         path = self._path.with_name(f"{self._path.name}.{self._index}")
         self._index += 1
         try:
-            path.write_bytes(b"[" + b",".join(texts) + b"]")
+            with open(path, "wb", opener=open_private) as file:
+                file.write(b"[" + b",".join(texts) + b"]")
         except OSError:
             path.unlink(missing_ok=True)
             raise
@@ -117,7 +120,7 @@ class TraceFile:
 
         Restores the bracket if the write fails.
         """
-        file = self._file = self._file or self._path.open("wb", buffering=0)
+        file = self._file = self._file or FileIO(self._path, "w", opener=open_private)
         size = file.seek(0, os.SEEK_END)
         bracket = file.seek(max(size - 1, 0))
         try:

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -367,9 +368,11 @@ def _double(answer: Callable[[str | None, Any], tuple[int, bytes]]) -> Iterator[
 
 def test_a_server_without_binary_tensors_gets_json() -> None:
     lengths: list[str | None] = []
+    parameters: list[Any] = []
 
     def answer(length: str | None, document: Any) -> tuple[int, bytes]:
         lengths.append(length)
+        parameters.append(document.get("parameters", {}))
         if length:
             return 422, b"{}"
         output = {**document["inputs"][0], "name": "OUT"}
@@ -378,9 +381,11 @@ def test_a_server_without_binary_tensors_gets_json() -> None:
     with _double(answer) as url:
         server = OtherServer(url, "m")
         for _ in range(2):
-            found = _sent(server)
+            found = _sent(server, replace(FORM, parameters={"a": 1, "X-Api-Key": "secret", "authorization": "secret"}))
             assert (found.name, found.data.tolist()) == ("OUT", [[5]])
     assert [length is None for length in lengths] == [False, True, True]
+    assert all(each["a"] == 1 for each in parameters)
+    assert "secret" not in json.dumps(parameters)
 
 
 @pytest.mark.parametrize("content", [b"[]", b"{", b'{"outputs": [{"name": "y"}]}'])

@@ -18,6 +18,7 @@ from live_server import write_version
 from object_store import store_of_environment
 from remora.engine import Engine
 from remora.errors import ConfigError, UnsupportedError
+from remora.messages import Parameter
 from remora.tracing import capture
 from remora.tracing.capture import CaptureSettings, PartFiles, QueuedExchange, capture_settings
 from remora.tracing.writer import DroppedError
@@ -25,14 +26,16 @@ from remora.traffic.captured import CapturedTensor, Exchange
 from remora.traffic.captured_parquet import read_parquet
 
 
-def captured(tmp_path: Path, *values: int, **settings: Any) -> list[dict[str, Any]]:
+def captured(
+    tmp_path: Path, *values: int, parameters: dict[str, Parameter] | None = None, **settings: Any
+) -> list[dict[str, Any]]:
     """Return the lines of an engine that got requests with these values."""
     write_version(tmp_path / "models", 2)
     path = tmp_path / "captured.jsonl"
     options = {"backend_config": ("python,isolation=thread",), "capture": str(path), **settings}
     with Engine(model_repository=(tmp_path / "models",), **options) as engine:
         for value in values:
-            engine.infer("m", {"IN": np.full((1, 1), value, np.int32)})
+            engine.infer("m", {"IN": np.full((1, 1), value, np.int32)}, parameters=parameters)
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -53,6 +56,16 @@ def test_values_of_redacted_tensors_are_left_out(tmp_path: Path, redact: str, in
     assert (found["answers"][0][0].get("redacted", False), "data" in found["answers"][0][0]) == (outputs, not outputs)
     if inputs:
         assert "77777" not in json.dumps(found)
+
+
+@pytest.mark.parametrize(("redact", "kept"), [("m", {}), ("*", {}), ("m:IN", {"a": 1}), ("other", {"a": 1})])
+def test_parameters_of_a_redacted_model_and_secret_headers_are_left_out(
+    tmp_path: Path, redact: str, kept: dict[str, Parameter]
+) -> None:
+    parameters: dict[str, Parameter] = {"a": 1, "X-API-Key": "rk_secret", "authorization": "Bearer rk_secret"}
+    (found,) = captured(tmp_path, 1, parameters=parameters, capture_redact=(redact,))
+    assert found["parameters"] == kept
+    assert "rk_secret" not in (tmp_path / "captured.jsonl").read_text()
 
 
 def test_the_file_never_exceeds_its_limit(tmp_path: Path) -> None:
@@ -169,7 +182,8 @@ def test_a_full_disk_keeps_no_partial_files(tmp_path: Path, monkeypatch: pytest.
                 upload(name, tmp_path / "part")
     assert list((tmp_path / "requests").iterdir()) == []
     upload("3.parquet", tmp_path / "part")
-    assert [file.name for file in (tmp_path / "requests").iterdir()] == ["3.parquet"]
+    (file,) = (tmp_path / "requests").iterdir()
+    assert (file.name, file.stat().st_mode & 0o777) == ("3.parquet", 0o600)
 
 
 def test_values_of_redacted_tensors_are_not_in_a_parquet_file(tmp_path: Path) -> None:

@@ -41,6 +41,14 @@ def test_the_file_is_a_whole_array_after_every_trace(tmp_path: Path) -> None:
     file.close()
 
 
+def test_only_the_owner_reads_the_files(tmp_path: Path) -> None:
+    file = TraceFile(tmp_path / "t")
+    file.write([finished(Sampling(ON), 1)])
+    file.write([finished(Sampling(ON._replace(log_frequency="1")), 2)])
+    file.close()
+    assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {"t": 0o600, "t.0": 0o600}
+
+
 def test_an_older_file_is_replaced_by_the_first_trace(tmp_path: Path) -> None:
     (tmp_path / "t").write_text("old")
     file = TraceFile(tmp_path / "t")
