@@ -5,13 +5,14 @@ Imported only by the senders of metrics and logs, and of spans for the attribute
 
 from __future__ import annotations
 
+import base64
 import gzip
 import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from typing import Any, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
 from opentelemetry.sdk.resources import Resource
@@ -53,18 +54,25 @@ class Collector:
 
         whole = "" if base else environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "")
         base = base or environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "") or _LOCAL
-        self._url = whole or f"{base.rstrip('/')}/v1/{signal}"
-        parts = urlsplit(self._url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        url = whole or f"{base.rstrip('/')}/v1/{signal}"
+        try:
+            parts = urlsplit(url)
+            valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
+        except ValueError:  # its text may hold a part of a password
+            valid = False
+        if not valid:
             raise ConfigError(
                 f"the collector of {signal} needs a URL such as http://collector:4318: give it as otlp=URL or set "
                 "OTEL_EXPORTER_OTLP_ENDPOINT"
             )
         self.place = f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
         """The URL without what may be secret."""
+        user, at, place = parts.netloc.rpartition("@")
+        self._url = parts._replace(netloc=place).geturl()
         self._headers = {
             "Content-Type": "application/x-protobuf",
             "User-Agent": f"remora/{__version__}",
+            **({"authorization": _basic(user)} if at else {}),
             **parse_env_headers(variable("HEADERS"), liberal=True),
         }
         self._zipped = variable("COMPRESSION") == "gzip"
@@ -87,6 +95,11 @@ class Collector:
         except OSError as error:  # its text may hold the URL, and a URL may hold secrets
             reason = getattr(error, "reason", error)
             raise ConnectionError(f"the collector at {self.place} cannot be reached: {reason}") from None
+
+
+def _basic(user: str) -> str:
+    """Return the value of Authorization for the user with password of a URL (RFC 7617)."""
+    return f"Basic {base64.b64encode(unquote_to_bytes(user)).decode()}"
 
 
 def _tls(variable: Any) -> ssl.SSLContext:

@@ -22,6 +22,8 @@ _LEAST: Final = {"trace_rate": 0, "trace_count": -1, "log_frequency": 0}
 _MOST = 2**31 - 1
 _SHOWN_RANGE: Final = {"trace_rate": (0, 2**32 - 1), "trace_count": (-1, _MOST), "log_frequency": (0, 2**32 - 1)}
 _C_INTEGER: Final = re.compile(r"[ \t\n\v\f\r]*+([+-]?)(?=[0-9])0*+([0-9]*+)")
+_SECRET: Final = re.compile(r"(?:(?<=://)|^(?!.*://)).*(?=@)|(?<=\?).+", re.DOTALL)
+"""User with password, which lasts to the last "@", and query of a URL."""
 _MOST_DIGITS = 11  # numbers with more digits are out of range
 _NOTHING: Final[Changes] = {}
 
@@ -120,7 +122,7 @@ class TraceSettings(NamedTuple):
         export = self.export
         return {
             **fields,
-            "url": export.url or "http://localhost:4318/v1/traces",
+            "url": _without_secrets(export.url) or "http://localhost:4318/v1/traces",
             "resource": ",".join(export.resource) or "service.name=triton-inference-server",
             "bsp_max_export_batch_size": export.bsp_max_export_batch_size or "512",
             "bsp_schedule_delay": export.bsp_schedule_delay or "5000",
@@ -134,6 +136,11 @@ class TraceSettings(NamedTuple):
         return self._replace(trace_level=level, **numbers)  # type: ignore[arg-type]  # only fields of type str
 
 
+def _without_secrets(url: str) -> str:
+    """Return a URL with asterisks in the places of user with password, and of the query."""
+    return _SECRET.sub("***", url)
+
+
 _SETTINGS: Final = {
     "": ("level", "rate", "count", "mode"),
     "triton": ("file", "log-frequency"),
@@ -145,16 +152,17 @@ def _entry(entry: str) -> tuple[tuple[str, str], str]:
     """Split an entry into (mode, setting) and value. Mode "" applies to both. Raises ValueError."""
     setting, equals, value = entry.partition("=")
     mode, comma, name = setting.rpartition(",")
+    shown = _without_secrets(entry)
     if not equals or not name or (comma and not mode):
         raise ValueError(
-            f"--trace-config={entry}: expected [MODE,]SETTING=VALUE such as rate=100 or triton,file=/tmp/t"
+            f"--trace-config={shown}: expected [MODE,]SETTING=VALUE such as rate=100 or triton,file=/tmp/t"
         )
     if mode not in _SETTINGS:
-        raise ValueError(f"--trace-config={entry}: there is no mode '{mode}'; there is {' and '.join(MODES)}")
+        raise ValueError(f"--trace-config={shown}: there is no mode '{mode}'; there is {' and '.join(MODES)}")
     if name not in _SETTINGS[mode]:
         where = f"mode {mode}" if mode else "all modes"
         raise ValueError(
-            f"--trace-config={entry}: no setting '{name}'; those of {where} are {', '.join(_SETTINGS[mode])}"
+            f"--trace-config={shown}: no setting '{name}'; those of {where} are {', '.join(_SETTINGS[mode])}"
         )
     return (mode, name), value
 

@@ -28,10 +28,15 @@ def test_the_flag_and_then_the_variables_name_the_collector(base: str, environ: 
     assert Collector("metrics", base, environ).place == place
 
 
-@pytest.mark.parametrize("base", ["collector:4318", "ftp://collector", "http://"])
+@pytest.mark.parametrize(
+    "base", ["collector:4318", "ftp://collector", "http://", "http://u:s3/cret@collector", "http://["]
+)
 def test_what_is_no_url_is_refused(base: str) -> None:
-    with pytest.raises(ConfigError, match=r"the collector of metrics needs a URL .*: give it as otlp=URL or set"):
+    with pytest.raises(
+        ConfigError, match=r"the collector of metrics needs a URL .*: give it as otlp=URL or set"
+    ) as caught:
         Collector("metrics", base, {})
+    assert "s3" not in str(caught.value)
 
 
 def test_certificates_that_cannot_be_read_are_refused() -> None:
@@ -51,6 +56,13 @@ def test_headers_and_compression_follow_the_variables() -> None:
     assert headers["api-key"] == "own"
     assert headers["content-encoding"] == "gzip"
     assert headers["content-type"] == "application/x-protobuf"
+
+
+def test_the_user_of_the_url_is_sent_as_basic_authentication() -> None:
+    with collector() as kept:
+        base = kept.base.replace("://", "://user:p%40ss@")
+        Collector("metrics", base, {}).send(ExportMetricsServiceRequest())
+        assert {name.lower(): value for name, value in kept.headers.items()}["authorization"] == "Basic dXNlcjpwQHNz"
 
 
 def test_errors_name_the_collector_without_secrets() -> None:

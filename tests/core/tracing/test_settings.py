@@ -169,6 +169,24 @@ def test_a_flag_that_says_nothing_is_refused_with_what_would(entry: str, reason:
     assert reason in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://u:s3cret@h:9/v1/traces", "http://***@h:9/v1/traces"),
+        ("http://u:s3/?cret@h:9", "http://***@h:9"),
+        ("http://h/v1/traces?key=s3cret", "http://h/v1/traces?***"),
+        ("https://h:9/v1/traces", "https://h:9/v1/traces"),
+    ],
+)
+def test_clients_and_errors_see_the_collectors_url_without_secrets(url: str, shown: str) -> None:
+    config = ("mode=opentelemetry", f"opentelemetry,url={url}")
+    assert TraceSettings.of(EngineOptions(trace_config=config)).shown()["url"] == shown
+    for entry in (f"opentelemetry,url:{url}", f"zipkin,url={url}", f"triton,url={url}"):
+        with pytest.raises(ValueError, match="--trace-config") as caught:
+            TraceSettings.of(EngineOptions(trace_config=(entry,)))
+        assert "cret" not in str(caught.value)
+
+
 def test_clients_see_the_settings_of_the_mode_that_is_on_and_no_others() -> None:
     assert list(TraceSettings().shown()) == [
         "trace_level",
