@@ -182,8 +182,8 @@ def _plan(client: ApiClient, options: argparse.Namespace) -> Plan:
     if options.grpc:
         scheme, _, address = options.grpc.rpartition("://")
         host, _, port_text = address.rpartition(":")
-        if not host or not port_text.isdigit() or scheme not in ("", "grpc", "grpcs"):
-            raise UsageError(f"--grpc {options.grpc}: expected HOST:PORT or grpcs://HOST:PORT")
+        if not host or not port_text.isdigit() or scheme not in ("", "grpc", "grpcs") or "@" in host:
+            raise UsageError("--grpc: expected HOST:PORT or grpcs://HOST:PORT without user")
         port, tls = int(port_text), scheme == "grpcs"
     grpc = GRPC_STREAM if options.stream else GRPC
     return Plan(

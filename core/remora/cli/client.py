@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from remora.cli.output import UsageError, one_line
 from remora.errors import MalformedError, NotFoundError, RemoraError, UnavailableError
@@ -59,6 +59,21 @@ class ApiClient(Protocol):
         """Close the connection."""
 
 
+def split_url(url: str) -> SplitResult:
+    """Return the parts of a server's URL, http without a scheme.
+
+    Raises UsageError, which does not repeat the URL, because its user, password or query may be secret.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
+    except ValueError:
+        valid = False
+    if not valid or parts.username is not None or parts.query or parts.fragment:
+        raise UsageError("--url: expected http://HOST:PORT without user and query; --header sends credentials")
+    return parts
+
+
 class HttpClient:
     """Client of a server, over one persistent connection.
 
@@ -73,17 +88,11 @@ class HttpClient:
     def __init__(self, url: str, timeout_s: float, headers: Mapping[str, str] = _NO_HEADERS) -> None:
         self._headers = {name: value.encode() for name, value in headers.items()}
         self._timeout_s = timeout_s
-        try:
-            parts = urlsplit(url if "://" in url else f"http://{url}")
-            host, port = parts.hostname, parts.port
-        except ValueError as error:
-            raise UsageError(f"--url {url}: {error}") from error
-        if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
-            raise UsageError(f"--url {url}: expected http://HOST:PORT")
+        parts = split_url(url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self.name = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
         self._prefix = parts.path.rstrip("/")
-        self._connection = kind(host, port, timeout=timeout_s)
+        self._connection = kind(str(parts.hostname), parts.port, timeout=timeout_s)
 
     def exchange(self, method: str, path: str, body: bytes = b"", header_length: int | None = None) -> ApiAnswer:
         headers: dict[str, str | bytes] = dict(self._headers)

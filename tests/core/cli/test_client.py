@@ -430,6 +430,18 @@ def test_a_prefix_of_the_url_goes_before_every_path(capsys: Captured) -> None:
     assert asked == [("POST", "/behind/proxy/v2/repository/index")]
 
 
+@pytest.mark.parametrize(
+    "address",
+    ["http://user:s3cret@127.0.0.1:9", "u:s3/cret@h", "http://h?key=s3cret", "http://h#s3cret", "http://h:s3"],
+)
+def test_a_url_with_secrets_is_refused_without_them(address: str, capsys: Captured) -> None:
+    for words in (("models", "list"), ("bench", "load", "--path=/x")):
+        code, out, err = run(capsys, *words, "--url", address)
+        assert code == 2
+        assert "--url: expected http://HOST:PORT without user and query" in err
+        assert "s3" not in out + err
+
+
 # -- doors ------------------------------------------------------------------------------------------------------------
 
 

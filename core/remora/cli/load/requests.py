@@ -9,12 +9,12 @@ from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult
 
 import numpy as np
 
 from remora.calls import ModelInfo
-from remora.cli.client import ApiClient, call_json, model_path
+from remora.cli.client import ApiClient, call_json, model_path, split_url
 from remora.cli.infer import encode_request, make_request, read_metadata
 from remora.cli.inputs import InferRequest, read_document
 from remora.cli.load.generator import SEQUENCE_ID
@@ -25,14 +25,8 @@ from remora.protocols.rest.response import serialized
 
 def server_address(url: str) -> tuple[SplitResult, int]:
     """Return the parts of a server's URL and its port. Raises UsageError."""
-    try:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError as error:
-        raise UsageError(f"--url {url}: {error}") from error
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"--url {url}: expected http://HOST:PORT")
-    return parts, port
+    parts = split_url(url)
+    return parts, parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def model_requests(client: ApiClient, name: str, options: argparse.Namespace) -> list[InferRequest]:
