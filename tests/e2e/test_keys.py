@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from conftest import free_ports
 from eventually import eventually
 from hosting import ask
 from live_server import PATIENCE_S, free_port, process, until, write_version
+from remora.proto import inference_pb2 as pb
 
 REQUEST = {"inputs": [{"name": "IN", "shape": [1, 1], "datatype": "INT32", "data": [2]}]}
 FRONTS = pytest.param("--frontends=2", marks=pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux"))
@@ -107,3 +109,60 @@ def test_a_secret_in_the_command_line_is_not_in_the_process_list(
         lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in (server.pid, *children)]
     assert b"inference:key=*******" in lines[0]
     assert not any(b"hunter" in line for line in lines)
+
+
+PARAMETERS_CONFIG = """
+backend: "python" max_batch_size: 0
+input { name: "IN" data_type: TYPE_INT32 dims: [ 1, 1 ] }
+output { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] }
+"""
+PARAMETERS_MODEL = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        texts = [np.array([request.parameters()], np.object_) for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", text)]) for text in texts]
+"""
+
+
+@pytest.mark.parametrize("flag", ["--frontends=0", FRONTS, "--grpc-transport=grpcio"])
+def test_a_key_is_not_forwarded_to_models_or_captures(
+    flag: str, tmp_path: Path, child_environment: dict[str, str]
+) -> None:
+    grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install '.[grpcio]'")
+    folder, file, kept = tmp_path / "models" / "m", tmp_path / "keys.json", tmp_path / "captured.jsonl"
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(PARAMETERS_CONFIG)
+    (folder / "1" / "model.py").write_text(PARAMETERS_MODEL)
+    made = remora(child_environment, "keys", "new", "--file", str(file), "--name", "ci", "--role", "infer")
+    key = made.stdout.splitlines()[-1]
+    port, grpc_port = free_ports(2)
+    patterns = ("--http-header-forward-pattern=x-|auth", "--grpc-header-forward-pattern=.*")
+    ports = ("--allow-grpc=true", f"--grpc-port={grpc_port}")
+    flags = (flag, f"--api-keys-file={file}", f"--capture={kept}", *patterns, *ports)
+    message = pb.ModelInferRequest(model_name="m")
+    message.inputs.add(name="IN", shape=[1, 1], datatype="INT32").contents.int_contents.append(2)
+    with process(folder.parent, port, child_environment, *flags) as server:
+        until(port, "/readyz", server)
+        over_http = [
+            ask(port, "POST", "/v2/models/m/infer", REQUEST, {**headers, "X-Trace": "http"})
+            for headers in ({"X-API-Key": key}, {"Authorization": f"Bearer {key}"})
+        ]
+        with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+            infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+            metadata = (("authorization", f"Bearer {key}"), ("x-trace", "grpc"))
+            once = infer(message.SerializeToString(), metadata=metadata, timeout=PATIENCE_S)
+            (streamed,) = stream(iter([message.SerializeToString()]), metadata=metadata, timeout=PATIENCE_S)
+        server.terminate()
+        server.communicate(timeout=PATIENCE_S)
+    for answer in over_http:
+        assert answer.status == 200, answer
+        assert b"X-Trace" in answer.body
+    lines = kept.read_text()
+    assert lines.count('"x-trace":"grpc"') == 2
+    assert not any(key.encode() in each for each in (*(got.body for got in over_http), once, streamed, lines.encode()))
+    assert all(b"x-trace" in each for each in (once, streamed))
+    assert kept.stat().st_mode & 0o777 == 0o600
