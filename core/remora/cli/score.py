@@ -18,7 +18,7 @@ from remora.cli.scoring import Source, format_of
 from remora.cli.scoring.columns import map_columns, tensor_rows
 from remora.cli.scoring.image_files import LocalImages, StoredImages
 from remora.cli.scoring.images import IMAGE_COLUMN, ImageSource, pixels_of
-from remora.cli.scoring.journal import Journal, explain_write_error
+from remora.cli.scoring.journal import Journal, explain_write_error, journal_path
 from remora.cli.scoring.run import Progress, ScoringRun, Work
 from remora.cli.scoring.sinks import join_segments, write_empty
 from remora.cli.scoring.sources import import_parquet, open_source
@@ -51,6 +51,9 @@ def score(options: argparse.Namespace) -> int:
             f"INPUT is the file '{bad_place}' that OUTPUT's bad rows are written to: choose another OUTPUT"
         )
     folder = options.work_directory or Path(f"{name if is_url(options.output) else options.output}.unfinished")
+    for word, place in (("INPUT", options.input), ("OUTPUT", options.output)):
+        if _is_same(place, str(journal_path(folder))):
+            raise UsageError(f"{word} is the journal of the unfinished results in '{folder}': choose another folder")
     clock = SystemClock()
     with exit_on_interrupt(), ExitStack() as stack:
         stack.enter_context(warnings_shown("remora score"))

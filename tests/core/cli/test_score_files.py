@@ -88,6 +88,17 @@ def test_the_input_is_never_replaced(
     assert contents(folder) == before
 
 
+def test_the_journal_is_no_input_and_no_output(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("work").mkdir()
+    Path("work/journal.jsonl").write_text('{"input": [1, 2]}\n')
+    before = contents(folder)
+    assert score("work/journal.jsonl", "out.csv", "--work-directory", "work", "--restart") == 2
+    assert "INPUT is the journal of the unfinished results in 'work'" in capsys.readouterr().err
+    assert score("in.npy", "./work/journal.jsonl", "--work-directory", "work") == 2
+    assert "OUTPUT is the journal of the unfinished results in 'work'" in capsys.readouterr().err
+    assert contents(folder) == before
+
+
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
     with store_of_environment(monkeypatch) as store:

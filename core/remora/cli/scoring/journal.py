@@ -23,7 +23,6 @@ from remora.cli.scoring import Refusal
 from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
 from remora.system import locks
 
-_JOURNAL = "journal.jsonl"
 _LOCK = "lock"
 _UNFINISHED = "unfinished"
 _JOINED = "joined"
@@ -35,6 +34,11 @@ _HEAD = b'{"input": '
 _SHOWN_NAMES = 3
 _PIECE_BYTES = 1 << 20
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def journal_path(folder: Path) -> Path:
+    """Return the journal's file in a folder of unfinished results."""
+    return folder / "journal.jsonl"
 
 
 class Segment(NamedTuple):
@@ -79,7 +83,7 @@ class Journal:
             raise
 
     def _read(self, identity: dict[str, Any], *, restart: bool) -> list[Segment]:
-        path = self.folder / _JOURNAL
+        path = journal_path(self.folder)
         whole = path.read_bytes() if path.exists() else b""
         lines = whole.split(b"\n")[:-1]  # a kill may cut the last line
         try:
@@ -170,7 +174,7 @@ class Journal:
         self.segments.append(segment)
 
     def _append(self, document: Mapping[str, object], *, begin: bool = False) -> None:
-        with (self.folder / _JOURNAL).open("wb" if begin else "ab") as file:
+        with journal_path(self.folder).open("wb" if begin else "ab") as file:
             file.write(json.dumps(document).encode() + b"\n")
             synchronise(file)
         folder = os.open(self.folder, os.O_RDONLY)
@@ -193,10 +197,10 @@ class Journal:
 
     def remove(self) -> None:
         """Remove the files, and the folder if it was created for them, after the output is complete."""
-        with (self.folder / _JOURNAL).open("r+b") as file:
+        with journal_path(self.folder).open("r+b") as file:
             file.truncate(len(file.readline()))  # first, because a run cannot continue segments that are gone
         self._remove_files()
-        (self.folder / _JOURNAL).unlink()
+        journal_path(self.folder).unlink()
         (self.folder / _LOCK).unlink()
         if self._created:
             with suppress(OSError):  # it holds files of others
@@ -216,7 +220,7 @@ def _create(folder: Path) -> bool:
 
 def _check_contents(folder: Path) -> None:
     """Raise InvalidArgumentError if the folder holds other files without a journal."""
-    journal = folder / _JOURNAL
+    journal = journal_path(folder)
     if journal.is_file():
         with journal.open("rb") as file:
             head = file.read(len(_HEAD))
