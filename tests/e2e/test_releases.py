@@ -81,8 +81,9 @@ def test_a_release_over_the_command_line(fronts: str, repository: Path, child_en
         assert server.poll() is None
 
 
+@pytest.mark.parametrize("weight", ["50%", "100%"])
 def test_an_automatic_release_ends_a_canary_that_fails_at_once(
-    repository: Path, child_environment: dict[str, str]
+    weight: str, repository: Path, child_environment: dict[str, str]
 ) -> None:
     port = free_port()
     with process(repository, port, child_environment) as server:
@@ -90,12 +91,13 @@ def test_an_automatic_release_ends_a_canary_that_fails_at_once(
         write_version(repository, 3)
         model = repository / "m" / "3" / "model.py"
         model.write_text(model.read_text().replace("arrays = [", "raise ValueError('bad')\n        arrays = ["))
-        started = _remora(child_environment, port, "start", "m", "3", "--canary", "50%", "--auto")
+        started = _remora(child_environment, port, "start", "m", "3", "--canary", weight, "--auto", "--bake=0s")
         assert "judged automatically" in started.stdout, started.stderr
         statuses = []
         while "settled" not in (shown := _remora(child_environment, port, "status", "m", "--json-out")).stdout:
             statuses += [ask(port, "POST", "/v2/models/m/infer", REQUEST, {}).status for _ in range(20)]
             assert len(statuses) < 1000
+        assert weight == "50%" or 200 not in statuses[:20]
         status = json.loads(shown.stdout)
         assert (status["stable"], status["rejected"]) == (2, [3])
         assert "failed answers" in status["events"][-1]["reason"]

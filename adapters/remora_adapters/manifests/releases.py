@@ -40,7 +40,7 @@ VERSION = "{version}"
 def weights(release: Release) -> dict[int, int]:
     """Return the weights of the versions that answer, in hundredths of a percent, stable first."""
     found = {release.stable: HUNDRED - sum(arm.weight for arm in release.arms)}
-    for arm in release.arms:  # two of them may have one version
+    for arm in release.arms:  # two of them may have one version in a state that an earlier server stored
         found[arm.version] = found.get(arm.version, 0) + arm.weight
     return found
 

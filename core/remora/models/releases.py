@@ -33,7 +33,7 @@ from remora.models.table import ModelTable
 from remora.repository.catalog import name_of
 from remora.system.clock import Clock
 from remora.traffic import releases
-from remora.traffic.judgement import WAIT, Verdict, judge
+from remora.traffic.judgement import WAIT, Rate, Verdict, judge
 from remora.traffic.releases import CANARY, RUNNING, Release, Shadow
 
 _log = logging.getLogger("remora.models")
@@ -372,9 +372,13 @@ class Releases:
     def _route(self, key: str, release: Release) -> None:
         live = self._live.get(key)
         same = live is not None and (live.release.since_ms, live.release.arms) == (release.since_ms, release.arms)
-        tally = (
-            live.router.tally if same and live is not None else Tally(release.stable, int(release.rules.slow_ms * 1e6))
-        )
+        if same and live is not None:
+            tally = live.router.tally
+        else:
+            limit_ns = int(release.rules.slow_ms * 1e6)
+            if live is not None and not release.stable_weight and live.release.stable == release.stable:
+                limit_ns = limit_ns or live.router.tally.limit_ns  # no request of this step would set one
+            tally = Tally(release.stable, limit_ns)
         look = self._judge_soon(key) if release.automatic else _nothing
         shadowing = self._shadowing(key, release, live)
         router = Router(release, tally, self._clock.monotonic_ns, look, shadowing)
@@ -423,6 +427,8 @@ class Releases:
             return Verdict(WAIT, "the model is unloaded")
         elapsed_s = max(self._clock.wall_ms() - live.release.since_ms, 0) / 1e3
         observed = live.router.tally.observed(canary.version)
+        if not live.release.stable_weight:  # its last answers are those of sequences from before the step
+            observed = observed._replace(stable_errors=Rate(), stable_slow=Rate())
         shadow, shadowing = live.release.shadow, live.router.shadowing
         if shadow is not None and shadowing is not None and shadow.is_version and shadow.version == canary.version:
             observed = observed._replace(differing=shadowing.rate)
@@ -456,8 +462,6 @@ class Releases:
             return {"model": key, "stage": "none", "stable": self._serving_version(key), "arms": []}
         release, tally = live.release, live.router.tally
         ready, counts = self._table.serving(key), tally.rows()
-        rest = releases.HUNDRED - sum(arm.weight for arm in release.arms)
-        rows = [releases.Arm(releases.STABLE, release.stable, rest), *release.arms]
         return {
             "model": key,
             "stage": release.stage,
@@ -472,7 +476,7 @@ class Releases:
                     "ready": arm.version in ready,
                     **counts.get(arm.version, {}),
                 }
-                for arm in rows
+                for arm in release.shares()
             ],
             "shadow": shadow_document(release, live.router.shadowing, self._table.newest(key)),
             "aliases": dict(release.aliases),
@@ -480,7 +484,7 @@ class Releases:
             "automatic": release.automatic,
             "steps": [step / 100 for step in release.steps],
             "rules": release.rules._asdict(),
-            "slow_limit_ms": tally.limit_ms,
+            "slow_limit_ms": tally.limit_ns / 1e6,
             "judgement": self._verdict(key).reason if release.automatic else "",
             "since_ms": release.since_ms,
             "stored": str(self._store.path) if self._store.path is not None and not self._unsaved else "",
@@ -493,20 +497,11 @@ class Releases:
         found = []
         for key, (release, router) in sorted(self._live.items()):
             counts = router.tally.rows()
-            rest = releases.HUNDRED - sum(arm.weight for arm in release.arms)
-            weights = {release.stable: rest} | {arm.version: arm.weight for arm in release.arms}
-            for version, weight in weights.items():
-                row = counts.get(version, {})
-                found.append(
-                    ReleaseShare(
-                        key,
-                        version,
-                        release.alias_of(version),
-                        weight / releases.HUNDRED,
-                        int(row.get("answers", 0)),
-                        int(row.get("errors", 0)),
-                    )
-                )
+            for arm in release.shares():
+                row = counts.get(arm.version, {})
+                answers, errors = int(row.get("answers", 0)), int(row.get("errors", 0))
+                weight = arm.weight / releases.HUNDRED
+                found.append(ReleaseShare(key, arm.version, arm.alias, weight, answers, errors))
         return found
 
 

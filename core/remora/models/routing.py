@@ -104,9 +104,9 @@ class Tally:
             }
 
     @property
-    def limit_ms(self) -> float:
+    def limit_ns(self) -> int:
         """Limit of a slow answer, 0 while it is unknown."""
-        return self._limit_ns / 1e6
+        return self._limit_ns
 
 
 class Router:

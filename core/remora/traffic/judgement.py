@@ -9,6 +9,11 @@ mean 1, so by Ville's inequality it ever exceeds 1/alpha with probability at mos
 All three criteria are rates: failed answers, answers slower than a limit that is fixed before the test, and answers
 that differ from the primary's. For a rollback each test gets an equal part of alpha, because one is enough; for a
 promotion each gets alpha, because all must agree (an intersection-union test).
+
+Without answers of the stable version the margin alone is the limit of the canary's rate. For a promotion this is the
+same test, because a stable rate of 0 is then the likeliest one. For a rollback it is another null hypothesis, "the rate
+is at most the margin", under which the evidence of both tests is bounded by one martingale, so that a change from the
+one to the other while answers arrive needs no further part of alpha.
 """
 
 from __future__ import annotations
@@ -22,6 +27,8 @@ SLOW_QUANTILE = 0.95
 SLOW_FACTOR = 1.25
 CALIBRATION = 200
 """Number of the stable version's answers that set the latency limit; the test does not count them."""
+MISSING = 20
+"""Number of the canary's answers after which a stable version without answers is no longer waited for."""
 _TESTS = 3
 _STEPS = 40
 _TINY = 1e-12
@@ -53,13 +60,17 @@ class Rules(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """What is known about the two versions since the step began."""
+    """Rates of the two versions since the step began.
+
+    Those of slow answers are empty until the latency limit is known. A canary that is not also the shadow has no
+    ``differing``.
+    """
 
     canary_errors: Rate = Rate()
     stable_errors: Rate = Rate()
     canary_slow: Rate = Rate()
     stable_slow: Rate = Rate()
-    differing: Rate = Rate()
+    differing: Rate | None = None
 
 
 class Verdict(NamedTuple):
@@ -73,17 +84,20 @@ def judge(rules: Rules, observed: Observed, elapsed_s: float) -> Verdict:
     """Return the verdict on a canary.
 
     Roll back as soon as one rate is worse than the stable version's by more than its margin, at level ``alpha`` over
-    all tests. Promote when the bake time is over, the canary has answered often enough, and the tests have shown at the
-    same level that no rate is worse by more than its margin.
+    all tests; without answers of the stable version, as soon as it exceeds the margin. Promote when the bake time is
+    over, the canary has answered often enough, and the tests have shown at the same level that no rate is worse by more
+    than its margin. A rate that cannot be tested prevents the promotion.
     """
     worse, better = math.log(_TESTS / rules.alpha), math.log(1 / rules.alpha)
-    rows = (
+    rows: list[tuple[str, Rate, Rate | None, float]] = [
         ("failed answers", observed.canary_errors, observed.stable_errors, rules.error_margin),
         ("slow answers", observed.canary_slow, observed.stable_slow, rules.slow_margin),
-        ("differing answers", observed.differing, None, rules.most_differing),
-    )
+    ]
+    if observed.differing is not None:
+        rows.append(("differing answers", observed.differing, None, rules.most_differing))
     for name, canary, stable, margin in rows:
-        evidence = log_evidence_worse(canary, stable, margin)
+        missing = stable is not None and not stable.total and canary.total >= MISSING
+        evidence = log_evidence_worse(canary, None if missing else stable, margin)
         if evidence >= worse:
             return Verdict(ROLLBACK, f"{_shown(name, canary, stable, margin)} (evidence e^{evidence:.1f})")
     total = observed.canary_errors.total
@@ -91,16 +105,24 @@ def judge(rules: Rules, observed: Observed, elapsed_s: float) -> Verdict:
         return Verdict(WAIT, f"the canary has {total} of the {rules.least} answers that a verdict needs")
     if elapsed_s < rules.bake_s:
         return Verdict(WAIT, f"{elapsed_s:.0f} s of the {rules.bake_s:g} s of bake time are over")
+    if not (rules.slow_ms or observed.canary_slow.total or observed.stable_slow.total):
+        good = observed.stable_errors.total - observed.stable_errors.hits
+        reason = (
+            f"the latency limit is not known: the stable version has given {good} of the {CALIBRATION} good answers"
+        )
+        return Verdict(WAIT, f"{reason} that set it, and the release has no limit in milliseconds")
     for name, canary, stable, margin in rows:
-        if (stable is None and not canary.total) or (stable is not None and not (canary.total and stable.total)):
-            continue  # not measured: no shadow, or the limit of latency is not set yet
         if log_evidence_better(canary, stable, margin) < better:
             return Verdict(WAIT, f"not enough answers yet to compare {_shown(name, canary, stable, margin)}")
     return Verdict(PROMOTE, f"{total} answers in {elapsed_s:.0f} s, and no rate is worse than its margin allows")
 
 
 def _shown(name: str, canary: Rate, stable: Rate | None, margin: float) -> str:
-    other = "" if stable is None else f", the stable version has {stable.hits} of {stable.total}"
+    if stable is None:
+        other = ""
+    else:
+        count = f"{stable.hits} of {stable.total}" if stable.total else "no answers"
+        other = f", the stable version has {count}"
     return f"{name}: {canary.hits} of {canary.total}{other}; margin {margin:.1%}"
 
 
@@ -165,4 +187,5 @@ def _log_mixture(rate: Rate) -> float:
 def latency_limit_ns(samples: Sequence[int]) -> int:
     """Return the limit of a slow answer, from the stable version's first latencies."""
     ordered = sorted(samples)
-    return int(ordered[min(int(len(ordered) * SLOW_QUANTILE), len(ordered) - 1)] * SLOW_FACTOR)
+    quantile = ordered[min(int(len(ordered) * SLOW_QUANTILE), len(ordered) - 1)]
+    return max(int(quantile * SLOW_FACTOR), 1)  # 0 would mean that the limit is unknown

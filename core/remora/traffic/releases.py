@@ -121,6 +121,15 @@ class Release(NamedTuple):
         """The arm that is judged, None without one."""
         return next((arm for arm in self.arms if arm.alias == CANARY), None)
 
+    @property
+    def stable_weight(self) -> int:
+        """The rest of the weights, which the stable version has."""
+        return HUNDRED - sum(arm.weight for arm in self.arms)
+
+    def shares(self) -> list[Arm]:
+        """Return the stable version, as an arm, and the arms."""
+        return [Arm(STABLE, self.stable, self.stable_weight), *self.arms]
+
     def versions(self) -> set[int]:
         """Return the versions that must be loaded."""
         copies = {self.shadow.version} if self.shadow is not None and self.shadow.is_version else set()
@@ -198,6 +207,9 @@ def start(
         )
     if version == release.stable:
         raise ValueError(f"version {version} is stable already")
+    other = next((arm.alias for arm in release.arms if arm.version == version), "")
+    if other:  # answers are counted by version, so that the counts of both would be the sum
+        raise ValueError(f"version {version} is the version of {other} already")
     check_alias(alias)
     if alias in (STABLE, LATEST, SHADOW):
         raise ValueError(f"'{alias}' cannot have a weight: choose another name for the arm")

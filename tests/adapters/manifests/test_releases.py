@@ -15,6 +15,7 @@ from hosting import write_scale
 from infra import manifests
 from remora.cli import main
 from remora.models.release_sources import parse_release
+from remora.traffic.releases import Arm, Release
 from remora_adapters.deploy.plan import Call
 from remora_adapters.manifests import find_renderer
 from remora_adapters.manifests.facts import Choices, Facts, Model
@@ -25,16 +26,16 @@ SHADOW = "stable=2,shadow=4:20%"
 ARMS = "stable=2,canary=3:10%,b=5:30%"
 
 
-def render(platform: str, release: str, **choices: Any) -> str:
+def render(platform: str, release: str | Release, **choices: Any) -> str:
     scheme = "gs" if platform == "vertex" else "s3"
-    found = Choices(release=parse_release(release), **choices)
+    found = Choices(release=parse_release(release) if isinstance(release, str) else release, **choices)
     facts = Facts(
         "digits", "registry.example/remora:1", f"{scheme}://bucket/{{version}}/", (Model("m", 8, 2, False),), 0.5, 120
     )
     return find_renderer(platform)(facts._replace(choices=found))
 
 
-def documents(platform: str, release: str) -> list[dict[str, Any]]:
+def documents(platform: str, release: str | Release) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(render(platform, release)))
 
 
@@ -120,8 +121,8 @@ def test_revisions_share_all_traffic_under_the_tags_of_their_aliases(platform: s
     assert container["env"] == [{"name": "REMORA_MODEL_REPOSITORY", "value": "s3://bucket/3/"}]
 
 
-def test_arms_of_one_version_share_a_revision() -> None:
-    (service,) = documents("knative", "stable=2,canary=3:10%,b=3:30%")
+def test_stored_arms_of_one_version_share_a_revision() -> None:
+    (service,) = documents("knative", Release(2, (Arm("canary", 3, 1000), Arm("b", 3, 3000))))
     assert [(each["revisionName"], each["percent"]) for each in service["spec"]["traffic"]] == [
         ("digits-v2", 60),
         ("digits-v3", 40),

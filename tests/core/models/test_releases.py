@@ -18,7 +18,7 @@ from remora.calls import Metrics, ModelRelease
 from remora.engine import Engine
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError, RemoraError
 from remora.models.release_store import ReleaseStore
-from remora.traffic.releases import Release
+from remora.traffic.releases import Arm, Release
 
 FAILING = "raise ValueError('broken file')"
 
@@ -347,6 +347,33 @@ def test_an_automatic_release_takes_its_steps_and_promotes(repository: Path) -> 
         assert "promote version 1" in status["events"][-1]["action"]
 
 
+def test_a_step_of_all_requests_has_the_latency_limit_of_the_step_before(repository: Path) -> None:
+    rules = {"bake_s": 0, "least": 10, "error_margin": 0.4, "slow_margin": 0.4}
+    with released_engine(repository, clock=FakeClock()) as engine:
+        _release(engine, "start", version=1, weight=40, steps=["100%"], rules=rules, automatic=True)
+        actions: list[str] = []
+        for _ in range(3000):
+            engine._clock.advance(500_000_000)  # type: ignore[attr-defined]
+            _answers(engine, 1)
+            actions = [event["action"] for event in _release(engine)["events"]]
+            if "promote version 1" in actions:
+                break
+        assert actions == ["start canary version 1 with 40 %", "canary has 100 %", "promote version 1"]
+
+
+def test_a_release_that_starts_with_all_requests_and_no_latency_limit_waits_for_people(repository: Path) -> None:
+    rules = {"bake_s": 0, "least": 10, "error_margin": 0.4}
+    with released_engine(repository) as engine:
+        _release(engine, "start", version=1, weight=100, rules=rules, automatic=True)
+        assert set(_answers(engine, 100)) == {1}
+        status = _release(engine)
+        assert (status["stage"], status["slow_limit_ms"]) == ("running", 0)
+        assert status["judgement"] == (
+            "the latency limit is not known: the stable version has given 0 of the 200 good answers that set it, and "
+            "the release has no limit in milliseconds"
+        )
+
+
 def test_people_decide_over_a_release_that_is_not_automatic(repository: Path) -> None:
     with released_engine(repository) as engine:
         _release(engine, "start", version=1, weight=50)
@@ -366,6 +393,15 @@ def test_metrics_show_the_weights_and_answers_of_each_arm(repository: Path) -> N
         text = engine.perform(Metrics())
         assert 'remora_release_weight{model="m",version="2",alias="stable"} 0.75' in text
         assert f'remora_release_answers{{model="m",version="1",alias="canary"}} {found.count(1)}' in text
+
+
+def test_metrics_have_a_row_for_each_stored_arm_of_one_version(repository: Path) -> None:
+    arms = (Arm("canary", 1, 1000), Arm("b", 1, 3000))
+    ReleaseStore(repository / ".remora" / "releases.json").write({"m": Release(2, arms)})
+    with released_engine(repository) as engine:
+        text = engine.perform(Metrics())
+        for version, alias, weight in ((2, "stable", 0.6), (1, "canary", 0.1), (1, "b", 0.3)):
+            assert f'remora_release_weight{{model="m",version="{version}",alias="{alias}"}} {weight}' in text
 
 
 def test_the_store_replaces_its_file_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from live_server import CONFIG, SEQUENCES, STREAM, write_version
 from released_engine import released_engine
 from remora.calls import ModelRelease
 from remora.engine import Engine
+from remora.errors import RemoraError
+from remora.traffic.judgement import MISSING
 
 ENSEMBLE = """
 platform: "ensemble" max_batch_size: 8
@@ -123,6 +125,24 @@ def test_an_open_sequence_stays_with_its_version(repository: Path) -> None:
         assert step(engine, 9, start=True, end=True) == 2
         assert [step(engine, 8, end=True), step(engine, 7, end=True)] == [1, 2]
         assert step(engine, 8, start=True, end=True) == 2  # the same id is a new sequence
+
+
+def test_open_sequences_of_the_stable_version_do_not_save_a_canary_that_gets_all_other_requests(
+    repository: Path,
+) -> None:
+    (repository / "m" / "config.pbtxt").write_text(SEQUENCES)
+    model = repository / "m" / "1" / "model.py"
+    model.write_text(model.read_text().replace("arrays = [", "raise ValueError('bad')\n        arrays = ["))
+    with released_engine(repository) as engine:
+        assert _value(engine, "m", parameters={"sequence_id": 7, "sequence_start": True}) == 2
+        _release(engine, "start", version=1, weight="100%", automatic=True)
+        assert _value(engine, "m", parameters={"sequence_id": 7}) == 2
+        for number in range(8, 8 + MISSING):
+            with pytest.raises(RemoraError):
+                _value(engine, "m", parameters={"sequence_id": number, "sequence_start": True, "sequence_end": True})
+        status = eventually(lambda: found if (found := _release(engine))["stage"] == "settled" else None)
+        assert (status["stable"], status["rejected"]) == (2, [1])
+        assert "20 of 20, the stable version has no answers" in status["events"][-1]["reason"]
 
 
 def test_a_version_that_is_rolled_back_finishes_its_sequences(repository: Path) -> None:

@@ -278,7 +278,7 @@ def test_latencies_count_against_a_limit_from_the_stable_version() -> None:
     tally.record(3, 10**12, failed=False)
     for _ in range(CALIBRATION):
         tally.record(2, 10 * MS, failed=False)
-    assert tally.limit_ms == 12.5
+    assert tally.limit_ns == 12.5 * MS
     for latency in (12 * MS, 13 * MS, 14 * MS):
         tally.record(3, latency, failed=False)
     tally.record(3, 14 * MS, failed=True)

@@ -78,6 +78,7 @@ def test_versions_of_a_release_are_loaded_beside_those_of_the_policy() -> None:
 def test_several_arms_share_the_requests() -> None:
     both = releases.start(_running(), 4, 2000, 6, alias="b")
     assert [arm.alias for arm in both.arms] == ["canary", "b"]
+    assert both.shares() == [Arm("stable", 2, 7000), Arm("canary", 3, 1000), Arm("b", 4, 2000)]
     back = releases.rollback(both, 7, alias="b")
     assert (back.arms, back.rejected) == ((Arm("canary", 3, 1000),), (4,))
     assert releases.rollback(both, 7).arms == ()
@@ -104,6 +105,7 @@ def test_a_weight_set_by_hand_skips_the_steps_below_it() -> None:
     [
         (lambda: releases.start(_BASE, 2, 100, 1), "version 2 is stable already"),
         (lambda: releases.start(_running(), 4, 100, 1), "a release is running: canary is version 3 with 10 %"),
+        (lambda: releases.start(_running(), 3, 100, 1, alias="b"), "version 3 is the version of canary already"),
         (lambda: releases.start(_running(), 4, 9001, 1, alias="b"), "exceed 100 percent: canary 10 % + b 90.01 %"),
         (lambda: releases.start(_BASE, 3, 10_001, 1), "expected 0 to 100 percent"),
         (lambda: releases.start(_BASE, 3, 100, 1, alias="stable"), "'stable' cannot have a weight"),
