@@ -47,7 +47,7 @@ def add_commands(commands: Any) -> None:
     _add_bench(commands)
     _add_replay(commands)
     _bind(traffic.add_score(commands, _count, _pair), traffic.score)
-    tune = traffic.add_tune(commands, _count, _seconds)
+    tune = traffic.add_tune(commands, _count)
     _add_inputs(tune, "--request")
     tune.set_defaults(output=[], classes=0)
     _bind(tune, traffic.tune)

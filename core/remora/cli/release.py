@@ -13,6 +13,8 @@ from remora.cli.output import UsageError, columns, one_line
 from remora.errors import MalformedError
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+_JUDGED = ("steps", "bake", "alpha", "slow_ms", "least")
+"""Options of `remora release start` that only a release with --auto uses."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 
 
@@ -104,6 +106,9 @@ def seconds_of(text: str) -> float:
 
 
 def _start(options: argparse.Namespace) -> dict[str, Any]:
+    judged = [f"--{name.replace('_', '-')}" for name in _JUDGED if getattr(options, name) not in (None, "")]
+    if judged and not options.auto:
+        raise UsageError(f"{', '.join(judged)}: only with --auto, because people decide without it")
     rules: dict[str, Any] = {
         "bake_s": seconds_of(options.bake) if options.bake else None,
         "alpha": options.alpha,

@@ -98,7 +98,7 @@ def score(options: argparse.Namespace) -> int:
     return cli_score.score(options)
 
 
-def add_tune(commands: Any, count: Count, seconds: Callable[[str], float]) -> argparse.ArgumentParser:
+def add_tune(commands: Any, count: Count) -> argparse.ArgumentParser:
     """Add the arguments of `remora tune`, except those of its requests."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "tune",
@@ -116,7 +116,11 @@ def add_tune(commands: Any, count: Count, seconds: Callable[[str], float]) -> ar
         "--model", action="append", default=[], metavar="NAME", help="model to tune (default: all); repeatable"
     )
     parser.add_argument(
-        "--rate", type=seconds, default=0.0, metavar="R", help="requests per second to hold with the fewest instances"
+        "--rate",
+        type=_rate,
+        default=0.0,
+        metavar="R",
+        help="requests per second to hold with the fewest instances",
     )
     parser.add_argument(
         "--budget", type=duration_s_of, default=120.0, metavar="2m", help="time for measurements (default 2m)"
@@ -382,7 +386,7 @@ def _add_release_shadow(parser: argparse.ArgumentParser, count: Count) -> None:
 def _add_release_start(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--canary", default="0", metavar="PERCENT", help="part of the requests (default: none yet)")
     parser.add_argument(
-        "--steps", default="", metavar="PERCENT,...", help="weights that follow when the judgement is good"
+        "--steps", default="", metavar="PERCENT,...", help="with --auto: weights that follow a good judgement"
     )
     parser.add_argument(
         "--sticky",
@@ -392,10 +396,18 @@ def _add_release_start(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--log", action="store_true", help="log which version each request gets, for A/B tests")
     parser.add_argument("--auto", action="store_true", help="promote or roll back by the judgement")
-    parser.add_argument("--bake", default="", metavar="TIME", help="least duration of each step (default 10m)")
-    parser.add_argument("--alpha", type=float, metavar="P", help="probability of a wrong decision (default 0.05)")
-    parser.add_argument("--slow-ms", type=float, metavar="MS", help="latency limit (default: from the stable version)")
-    parser.add_argument("--least", type=int, metavar="N", help="least number of answers of the canary (default 100)")
+    parser.add_argument(
+        "--bake", default="", metavar="TIME", help="with --auto: least duration of each step (default 10m)"
+    )
+    parser.add_argument(
+        "--alpha", type=float, metavar="P", help="with --auto: probability of a wrong decision (default 0.05)"
+    )
+    parser.add_argument(
+        "--slow-ms", type=float, metavar="MS", help="with --auto: latency limit (default: from the stable version)"
+    )
+    parser.add_argument(
+        "--least", type=int, metavar="N", help="with --auto: least number of answers of the canary (default 100)"
+    )
 
 
 def release(options: argparse.Namespace) -> int:

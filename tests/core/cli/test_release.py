@@ -99,6 +99,18 @@ def test_a_command_becomes_one_request(words: list[str], sent: dict[str, Any], s
     assert server.sent == [("POST", "/v2/models/m/release", sent)]
 
 
+@pytest.mark.parametrize(
+    "words", [["--steps=25%"], ["--bake=2m"], ["--alpha=0.01"], ["--slow-ms=0"], ["--least=9"], ["--least=9", "--log"]]
+)
+def test_options_of_the_judgement_are_refused_without_auto(
+    words: list[str], server: _Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["release", "start", "m", "3", *words]) == 2
+    option = words[0].partition("=")[0]
+    assert f"{option}: only with --auto, because people decide without it" in capsys.readouterr().err
+    assert server.sent == []
+
+
 def test_the_status_is_read_and_printed(server: _Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["release", "status", "m"]) == 0
     assert server.sent == [("GET", "/v2/models/m/release", None)]

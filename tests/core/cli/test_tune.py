@@ -286,3 +286,11 @@ def test_times_and_sizes_have_units() -> None:
     assert bytes_of("2GiB") == 2 << 30
     assert bytes_of("500MB") == 500 << 20
     assert bytes_of("1024") == 1024
+
+
+@pytest.mark.parametrize("rate", ["0", "-1", "fast", "nan", "2000000"])
+def test_a_rate_that_is_none_is_refused_as_a_rate(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refusal:
+        main(["tune", "models", EASY, f"--rate={rate}"])
+    assert refusal.value.code == 2
+    assert f"--rate: expected requests per second, above 0 to 1,000,000, got '{rate}'" in capsys.readouterr().err
