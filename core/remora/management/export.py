@@ -14,6 +14,7 @@ from remora.system import logs
 from remora.system.clock import Clock
 from remora.system.environment import variables
 from remora.system.install_advice import install_command
+from remora.tracing.settings import without_secrets
 
 _log = logging.getLogger("remora.metrics")
 
@@ -39,7 +40,7 @@ def _sink(destination: str, clock: Clock) -> MetricsSink:
 
         return EmbeddedMetrics(logs.OURS.write, value or _NAMESPACE)
     if kind != "otlp":
-        raise ConfigError(f"--metrics-export={kind}: expected otlp, otlp=URL, emf or emf=NAMESPACE")
+        raise ConfigError(f"--metrics-export={without_secrets(kind)}: expected otlp, otlp=URL, emf or emf=NAMESPACE")
     try:
         from remora.management.otlp_metrics import OtlpMetrics
         from remora.tracing.collector import Collector

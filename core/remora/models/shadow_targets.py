@@ -387,7 +387,7 @@ def _tensor(tensor: CapturedTensor) -> Tensor:
 def _pair(option: str, entry: str, form: str) -> tuple[str, str]:
     name, mark, value = entry.partition("=")
     if not (mark and name.isidentifier() and value):
-        raise ConfigError(f"{option}: expected {form}, got {entry[:80]!r}")
+        raise ConfigError(f"{option}: expected {form} with a name of letters, digits and _")
     return name, value
 
 

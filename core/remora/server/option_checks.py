@@ -30,7 +30,9 @@ def export_log(destination: str) -> None:
     if kind == "off":
         return
     if kind != "otlp":
-        raise ValueError(f"--log-export={kind}: expected off, otlp or otlp=URL")
+        from remora.tracing.settings import without_secrets
+
+        raise ValueError(f"--log-export={without_secrets(kind)}: expected off, otlp or otlp=URL")
     from remora.system import logs
     from remora.system.environment import variables
 

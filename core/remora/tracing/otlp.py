@@ -22,6 +22,7 @@ from remora._version import __version__
 from remora.tracing.collector import server_resource
 from remora.tracing.context import SpanContext
 from remora.tracing.records import Span, spans_of
+from remora.tracing.settings import without_secrets
 from remora.tracing.writer import Finished
 
 _SCOPE = InstrumentationScope("triton-server", __version__)
@@ -60,7 +61,8 @@ class SpanSink:
         ]
         for begin in range(0, len(spans), self._batch):
             if self._exporter.export(spans[begin : begin + self._batch]) is not SpanExportResult.SUCCESS:
-                raise ConnectionError(f"the collector at {self._exporter._endpoint} did not accept the spans")
+                place = without_secrets(self._exporter._endpoint)
+                raise ConnectionError(f"the collector at {place} did not accept the spans")
 
     def close(self) -> None:
         """Shut the exporter down without waiting for pending responses."""

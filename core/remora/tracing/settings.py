@@ -122,7 +122,7 @@ class TraceSettings(NamedTuple):
         export = self.export
         return {
             **fields,
-            "url": _without_secrets(export.url) or "http://localhost:4318/v1/traces",
+            "url": without_secrets(export.url) or "http://localhost:4318/v1/traces",
             "resource": ",".join(export.resource) or "service.name=triton-inference-server",
             "bsp_max_export_batch_size": export.bsp_max_export_batch_size or "512",
             "bsp_schedule_delay": export.bsp_schedule_delay or "5000",
@@ -136,7 +136,7 @@ class TraceSettings(NamedTuple):
         return self._replace(trace_level=level, **numbers)  # type: ignore[arg-type]  # only fields of type str
 
 
-def _without_secrets(url: str) -> str:
+def without_secrets(url: str) -> str:
     """Return a URL with asterisks in the places of user with password, and of the query."""
     return _SECRET.sub("***", url)
 
@@ -152,7 +152,7 @@ def _entry(entry: str) -> tuple[tuple[str, str], str]:
     """Split an entry into (mode, setting) and value. Mode "" applies to both. Raises ValueError."""
     setting, equals, value = entry.partition("=")
     mode, comma, name = setting.rpartition(",")
-    shown = _without_secrets(entry)
+    shown = without_secrets(entry)
     if not equals or not name or (comma and not mode):
         raise ValueError(
             f"--trace-config={shown}: expected [MODE,]SETTING=VALUE such as rate=100 or triton,file=/tmp/t"

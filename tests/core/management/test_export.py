@@ -95,6 +95,7 @@ def test_one_sink_that_fails_is_logged_once_and_leaves_the_other_alone(caplog: p
     ("settings", "text"),
     [
         ({"metrics_export": ("statsd",)}, "--metrics-export=statsd: expected otlp"),
+        ({"metrics_export": ("http://u:s3cret@h",)}, r"--metrics-export=http://\*\*\*@h: expected otlp"),
         ({"metrics_export": ("emf",), "metrics_export_secs": -1.0}, "--metrics-export-secs=-1: expected 0 or more"),
         ({"metrics_export": ("otlp=ftp://collector",)}, "needs a URL such as http://collector:4318"),
     ],

@@ -265,6 +265,7 @@ def test_another_result_of_a_function_is_a_failed_comparison(
         ("shadow_compare", "close=compare.py:absent", "AttributeError"),
         ("shadow_compare", "close=compare.py:__name__", "is not a function"),
         ("shadow_url", "a b=http://host", "expected NAME=URL"),
+        ("shadow_url", "a-b=http://user:secret@host", "expected NAME=URL"),
         ("shadow_url", "a=ftp://host", "address of 'a': expected http://HOST:PORT"),
         ("shadow_url", "a=http://user:secret@host", "address of 'a'"),
         ("shadow_url", "a=http://host:port", "address of 'a'"),

@@ -16,6 +16,7 @@ from remora.server.option_checks import (
     StartError,
     check_ports,
     compile_pattern,
+    export_log,
     exposure,
     grpc_restrictions,
     open_key_check,
@@ -97,6 +98,11 @@ def test_a_pattern_ignores_case_and_an_invalid_one_names_its_flag() -> None:
     assert pattern.match("X-Trace")
     with pytest.raises(StartError, match=r"^--flag=\(: not a regular expression: "):
         compile_pattern("(", "--flag")
+
+
+def test_a_url_in_the_place_of_a_destination_is_refused_without_its_user() -> None:
+    with pytest.raises(ValueError, match=r"^--log-export=http://\*\*\*@h: expected off, otlp or otlp=URL$"):
+        export_log("http://user:s3cret@h")
 
 
 ANYWHERE = {"http_address": "0.0.0.0"}

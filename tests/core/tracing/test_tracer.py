@@ -394,7 +394,8 @@ def test_a_collector_that_is_down_costs_no_answer_and_is_reported_once(
 ) -> None:
     with collector() as gone:
         pass
-    more = (f"opentelemetry,url={gone.url}", "opentelemetry,bsp_max_queue_size=6")
+    url = gone.url.replace("://", "://user:s3cret@") + "?key=s3cret"
+    more = (f"opentelemetry,url={url}", "opentelemetry,bsp_max_queue_size=6")
     with engine_of(models, "mode=opentelemetry", "rate=1", "level=TIMESTAMPS", *more) as engine:
         for _ in range(20):
             assert isinstance(ask(engine, "m"), Response)
@@ -402,6 +403,8 @@ def test_a_collector_that_is_down_costs_no_answer_and_is_reported_once(
     told = [record.message for record in caplog.records]
     assert len([text for text in told if "dropped from now on" in text or "cannot be written" in text]) <= 2
     assert told[-1] == "20 traces were dropped in all"
+    assert "://***@127.0.0.1" in caplog.text
+    assert "s3cret" not in caplog.text
 
 
 def test_the_file_has_the_members_that_a_real_triton_wrote_of_the_same_requests(
