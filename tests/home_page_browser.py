@@ -231,6 +231,7 @@ def visit_openai(url: str, folder: Path, chromium: str) -> dict[str, Any]:
         page.wait_for_selector("text=/[0-9]+ tokens?,/")
         seen["continued"] = page.locator(".chat p").all_inner_texts()
         page.wait_for_selector(".facts b >> nth=0 >> text=/^[1-9]/")
+        page.wait_for_selector(".facts b >> nth=1 >> text=/^[1-9]/")  # the counts are polled
         page.wait_for_selector("figcaption:has-text('First token') b:text-matches('p50 [0-9]')")
         seen["live"] = page.inner_text("section:has(> h2:text-is('Live'))")
         seen["charts"] = charts_of(page)
