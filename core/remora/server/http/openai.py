@@ -31,6 +31,7 @@ from remora.generation.tasks import ParameterError, Piece, Task
 from remora.messages import Buffer, Mailbox
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
+from remora.protocols.api_keys import credential_of
 from remora.protocols.http1 import Head
 from remora.protocols.openai.mapping import TensorUse, derive_use
 from remora.protocols.openai.replies import Heading
@@ -435,11 +436,13 @@ class _Call:
 
 
 def _key_of(head: Head) -> str:
-    """Return a digest of the client's key, "" without one.
+    """Return the name of the client's key, or a digest of a key that this server does not check, "" without one.
 
     It is the user of a request that names none, so that keys share the rows equally.
     """
-    key = head.get(b"authorization")
+    if head.caller is not None:
+        return head.caller.name
+    key = credential_of(head.headers) or head.get(b"authorization")
     return "" if key is None else blake2b(key, digest_size=8).hexdigest()
 
 
