@@ -13,7 +13,10 @@ from remora.protocols.rest.answer import Headers
 
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-_PAIR = re.compile(r'\s*([A-Za-z-]+)\s*=\s*(?:"([^"]*)"|([^\s";,]*))\s*')
+_ELEMENT = re.compile(r'(?:[^",]|"(?:[^"\\]|\\.?)*+(?:"|\Z))++')
+"""Element of ``Forwarded``: no comma between quotes ends it, and a quote that is not closed extends to the end."""
+_PAIR = re.compile(r"""\s*([!#$%&'*+.^_`|~0-9A-Za-z-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s";,]*))\s*(?:;\s*|\Z)""")
+_QUOTED_PAIR = re.compile(r"\\(.)")
 _PORT = re.compile(r"(?:\[(.*)\]|([^:]*))(?::\d+)?")
 _MOST_HOPS = 32
 _MOST_KNOWN = 4096
@@ -90,12 +93,25 @@ def _hops(headers: Headers) -> list[str]:
 
 
 def _members(headers: Headers, name: str) -> list[str]:
-    """Return the values of a parameter of ``Forwarded`` (RFC 7239), "" for elements without it."""
-    found = []
-    for element in ",".join(_values(headers, b"forwarded")).split(","):
-        pairs = {key.lower(): quoted or plain for key, quoted, plain in _PAIR.findall(element)}
-        if pairs:
-            found.append(pairs.get(name, ""))
+    """Return the values of a parameter of ``Forwarded`` (RFC 7239), "" for elements without it and malformed ones.
+
+    Each field is parsed alone, because a quote that a client leaves open must not hide the field of a proxy.
+    """
+    elements = (element for value in _values(headers, b"forwarded") for element in _ELEMENT.findall(value))
+    return [_pairs(element).get(name, "") for element in elements if element.strip()]
+
+
+def _pairs(element: str) -> dict[str, str]:
+    """Return the parameters of an element by their lower-case names, none if it is malformed."""
+    found: dict[str, str] = {}
+    place = 0
+    while place < len(element):
+        match = _PAIR.match(element, place)
+        if match is None:
+            return {}
+        quoted = match[2]
+        found[match[1].lower()] = match[3] if quoted is None else _QUOTED_PAIR.sub(r"\1", quoted)
+        place = match.end()
     return found
 
 
