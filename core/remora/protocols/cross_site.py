@@ -117,7 +117,7 @@ class SharedOrigins:
             if origin != "*" and not re.fullmatch(_ORIGIN, origin.lower()):
                 raise ValueError(f"--cors-origin={origin}: expected an origin such as https://app.example, or *")
         self._all = "*" in origins
-        self._named = frozenset(origin.lower().encode() for origin in origins)
+        self._named = frozenset(_serialized(origin).encode() for origin in origins)
         self.vary: tuple[tuple[bytes, bytes], ...] = () if self._all else ((b"Vary", b"Origin"),)
         """Headers of cacheable answers to other origins, so that no cache gives them to a page of a named one."""
 
@@ -142,3 +142,9 @@ class SharedOrigins:
             *(((b"Access-Control-Allow-Headers", names),) if names else ()),
             (b"Access-Control-Max-Age", b"600"),
         )
+
+
+def _serialized(origin: str) -> str:
+    """Return an origin as browsers send it: in lower case, without the default port of its scheme."""
+    text = origin.lower()
+    return text.removesuffix(":443" if text.startswith("https:") else ":80")

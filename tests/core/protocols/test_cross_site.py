@@ -146,6 +146,24 @@ def test_a_named_origin_may_read_and_caches_keep_it_apart(origin: bytes) -> None
     assert b"Access-Control-Allow-Credentials" not in headers
 
 
+@pytest.mark.parametrize(
+    ("named", "sent", "shared"),
+    [
+        ("https://app.example:443", b"https://app.example", True),
+        ("HTTPS://App.Example:443", b"https://app.example", True),
+        ("http://app.example:80", b"http://app.example", True),
+        ("http://[::1]:80", b"http://[::1]", True),
+        ("http://app.example:443", b"http://app.example:443", True),
+        ("https://app.example:80", b"https://app.example:80", True),
+        ("http://app.example:443", b"http://app.example", False),
+        ("https://app.example:80", b"https://app.example", False),
+        ("https://app.example:8443", b"https://app.example", False),
+    ],
+)
+def test_the_default_port_of_a_named_origin_is_left_out_as_browsers_do(named: str, sent: bytes, shared: bool) -> None:
+    assert bool(SharedOrigins((named,)).headers({b"origin": sent}.get)) == shared
+
+
 @pytest.mark.parametrize("origin", [None, b"null", b"http://app.example", b"https://app.example.evil", b"https://a"])
 def test_another_origin_gets_no_headers_that_share(origin: bytes | None) -> None:
     assert SharedOrigins((PAGE.decode(),)).headers(({} if origin is None else {b"origin": origin}).get) == ()
