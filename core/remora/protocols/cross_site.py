@@ -145,6 +145,6 @@ class SharedOrigins:
 
 
 def _serialized(origin: str) -> str:
-    """Return an origin as browsers send it: in lower case, without the default port of its scheme."""
+    """Return an origin as browsers send it, without the default port of its scheme."""
     text = origin.lower()
     return text.removesuffix(":443" if text.startswith("https:") else ":80")

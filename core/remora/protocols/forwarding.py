@@ -93,9 +93,10 @@ def _hops(headers: Headers) -> list[str]:
 
 
 def _members(headers: Headers, name: str) -> list[str]:
-    """Return the values of a parameter of ``Forwarded`` (RFC 7239), "" for elements without it and malformed ones.
+    """Return the values of a parameter of ``Forwarded`` (RFC 7239), "" for elements without it.
 
-    Each field is parsed alone, because a quote that a client leaves open must not hide the field of a proxy.
+    A malformed element has no parameters. Each field is parsed alone, because a quote that a client leaves open must
+    not hide the field of a proxy.
     """
     elements = (element for value in _values(headers, b"forwarded") for element in _ELEMENT.findall(value))
     return [_pairs(element).get(name, "") for element in elements if element.strip()]

@@ -89,7 +89,10 @@ class PeerBudget:
 
 
 def _counted_as(peer: str) -> str:
-    """Return the name of a peer's bucket: the /64 network of an IPv6 address, an IPv4 address for a mapped one."""
+    """Return the name of a peer's bucket.
+
+    It is the /64 network of an IPv6 address, and the IPv4 address of a mapped one.
+    """
     if ":" not in peer:
         return peer
     try:

@@ -436,9 +436,10 @@ class _Call:
 
 
 def _key_of(head: Head) -> str:
-    """Return the name of the client's key, or a digest of a key that this server does not check, "" without one.
+    """Return the name or a digest of the client's key, "" without one.
 
-    It is the user of a request that names none, so that keys share the rows equally.
+    A key has a name if this server checks keys. It is the user of a request that names none, so that keys share the
+    rows equally.
     """
     if head.caller is not None:
         return head.caller.name
