@@ -503,7 +503,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("            part=part,\n", "            part=0,\n"),
         ("after.get(key, (0, 0))[part] - before.get(key, (0, 0))[part]", "after.get(key, (0, 0))[part]"),
         ("found[name] = ns / count / 1e3", "found[name] = ns / count"),
-        ('found["rows per batch"] = rows / batches', 'found["rows per batch"] = batches / rows'),
+        ("found[ROWS_PER_BATCH] = rows / batches", "found[ROWS_PER_BATCH] = batches / rows"),
     ),
     *_of(
         "cli/tuning/prediction.py",

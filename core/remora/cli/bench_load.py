@@ -24,7 +24,7 @@ from remora.cli.client import (
     request_headers,
 )
 from remora.cli.load import GRPC, GRPC_STREAM, HTTP, MOST_WAITING, Plan, Results, merge_results, results_from_json
-from remora.cli.load.report import Level, as_csv, as_document, as_html, as_table
+from remora.cli.load.report import ROWS_PER_BATCH, Level, as_csv, as_document, as_html, as_table
 from remora.cli.load.requests import (
     bodies_of,
     grpc_message,
@@ -461,5 +461,5 @@ def mean_times(before: Totals | None, after: Totals | None) -> dict[str, float]:
             found[name] = ns / count / 1e3
     batches, rows = (after.get("executions", (0, 0))[n] - before.get("executions", (0, 0))[n] for n in (0, 1))
     if batches > 0:
-        found["rows per batch"] = rows / batches
+        found[ROWS_PER_BATCH] = rows / batches
     return found

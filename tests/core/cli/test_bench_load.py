@@ -117,7 +117,7 @@ def test_a_real_server_is_measured_with_its_share(
         times = level["latency_us"]
         assert 0 < times["p50"] <= times["p90"] <= times["p99"] <= times["max"]
         assert 0 < level["server_us"]["whole"] < level["latency_us"]["max"]
-        assert level["server_us"]["rows per batch"] >= (3 if "--batch=3" in words else 1)
+        assert level["server_rows_per_batch"] >= (3 if "--batch=3" in words else 1)
         assert level["generator"]["processes"] == (2 if "--processes=2" in words else 1)
 
 
@@ -194,7 +194,7 @@ def test_servers_with_tls_are_measured(
             level = bench(capsys, "m", "--url", url, "--concurrency=2", *words)[0]
             assert (level["failures"], level["requests"] > 0) == ({}, True), words
         large = bench(capsys, "m", "--url", url, "--batch=8", f"--grpc=grpcs://localhost:{grpc}", "--stream")[0]
-        assert large["server_us"]["rows per batch"] >= 8
+        assert large["server_rows_per_batch"] >= 8
 
 
 def test_the_server_has_answered_what_is_reported(server: Any, capsys: pytest.CaptureFixture[str]) -> None:

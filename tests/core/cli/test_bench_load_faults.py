@@ -114,6 +114,7 @@ def test_the_requests_of_a_file_reach_a_server_in_turn(
     (level,) = _levels(capsys, "m", "--requests", str(tmp_path / "requests.jsonl"), *_url(server))
     assert level["requests"] > 3
     assert abs(level["requests"] - 2 * level["failures"]["HTTP 400"]) <= 2, "the third has another shape"
+    assert "shape" in level["failure_reasons"]["HTTP 400"]
 
 
 @pytest.mark.parametrize("stream", [True, False])

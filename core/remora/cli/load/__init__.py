@@ -18,13 +18,15 @@ class Answer(NamedTuple):
     """Answer to a request.
 
     ``failure`` is empty for a good one; ``events_ns`` are the times of streamed events, ``tokens`` the number of
-    generated tokens from the usage in the stream, 0 without one.
+    generated tokens from the usage in the stream, 0 without one. ``body`` is that of a failure over HTTP, which may
+    have the reason.
     """
 
     failure: str
     events_ns: tuple[int, ...] = ()
     closes: bool = False
     tokens: int = 0
+    body: bytes = b""
 
 
 class Codec(Protocol):
@@ -108,7 +110,8 @@ class Results:
         first: from its sending to its first event, for streams.
         between: between the events of a stream.
         tokens: generated tokens, from the usage in the streams.
-        failures: number of failed requests by reason. They count in no histogram.
+        failures: number of failed requests by reason or status. They count in no histogram.
+        details: reason that the server gave for the first failure of a status.
         cpu: share of a processor that the busiest process used.
         waiting: requests that were due and not sent at the end, because all connections were busy; at most
             `MOST_WAITING` for each process.
@@ -123,6 +126,7 @@ class Results:
     failures: dict[str, int] = field(default_factory=dict)
     cpu: float = 0.0
     waiting: int = 0
+    details: dict[str, str] = field(default_factory=dict)
 
     @property
     def rate_per_s(self) -> float:
@@ -154,7 +158,9 @@ def results_from_json(document: dict[str, Any]) -> Results:
 def merge_results(parts: list[Results], *, same_time: bool) -> Results:
     """Return the results of several processes, or of several windows one after the other."""
     failures: dict[str, int] = {}
+    details: dict[str, str] = {}
     for part in parts:
+        details = {**part.details, **details}
         for reason, count in part.failures.items():
             failures[reason] = failures.get(reason, 0) + count
     seconds = [part.seconds for part in parts]
@@ -168,4 +174,5 @@ def merge_results(parts: list[Results], *, same_time: bool) -> Results:
         failures,
         max(part.cpu for part in parts),
         sum(part.waiting for part in parts) if same_time else parts[-1].waiting,
+        details,
     )

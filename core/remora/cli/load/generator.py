@@ -22,7 +22,7 @@ from typing import TextIO
 
 from remora.cli.load import GRPC_STREAM, HTTP, MOST_WAITING, Answer, Codec, Plan, Results, plan_from_json
 from remora.cli.load.grpc_codec import GrpcCodec
-from remora.cli.load.http_codec import HttpCodec
+from remora.cli.load.http_codec import HttpCodec, reason_in
 from remora.traffic.arrivals import arrivals
 
 SEQUENCE_ID = 1_000_000_000_000_000_000
@@ -243,6 +243,8 @@ class Generator:
     def _record(self, connection: _Connection, answer: Answer, now_ns: int) -> None:
         results = self._results
         if answer.failure:
+            if answer.failure not in results.failures and (reason := reason_in(answer.body)):
+                results.details[answer.failure] = reason
             results.failures[answer.failure] = results.failures.get(answer.failure, 0) + 1
             self._end_sequence(connection)
         else:

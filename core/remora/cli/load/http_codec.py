@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from remora.cli.load import Answer
+from remora.cli.output import one_line
 
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked", re.IGNORECASE)
@@ -15,6 +17,19 @@ _TOKENLESS = re.compile(rb'data: \[DONE\]|"choices":\s*\[\]|"delta":\s*\{\}|"(?:
 _USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
 _MOST_HEAD_BYTES = 65_536
 _HEADS = 64
+_MOST_REASON_BYTES = 65_536
+_MOST_REASON_CHARACTERS = 150
+
+
+def reason_in(body: bytes) -> str:
+    """Return the beginning of the reason in the body of a failure, in one line, "" without one."""
+    try:
+        found = json.loads(body)["error"]
+        text = one_line(found["message"] if isinstance(found, dict) else found)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    shown = "".join(each if each.isprintable() else "?" for each in text[:_MOST_REASON_CHARACTERS])
+    return f"{shown}..." if len(text) > _MOST_REASON_CHARACTERS else shown
 
 
 class _Head:
@@ -45,6 +60,7 @@ class HttpCodec:
         self._left = 0
         self._events_ns: list[int] = []
         self._tokens = 0
+        self._body = b""
         self._heads: dict[bytes, _Head] = {}
 
     def opening(self) -> bytes:
@@ -106,6 +122,8 @@ class HttpCodec:
         return None
 
     def _see(self, head: _Head, body: bytes, now_ns: int) -> None:
+        if head.failure:
+            self._body += body[: _MOST_REASON_BYTES - len(self._body)]
         if head.events:
             events = body.count(b"data:") - len(_TOKENLESS.findall(body))
             self._events_ns += [now_ns] * events
@@ -113,8 +131,8 @@ class HttpCodec:
                 self._tokens = int(count)  # of the stream so far, in servers that state it with each event
 
     def _done(self, head: _Head) -> Answer:
-        answer = Answer(head.failure, tuple(self._events_ns), head.closes, self._tokens)
-        self._head, self._events_ns, self._tokens = None, [], 0
+        answer = Answer(head.failure, tuple(self._events_ns), head.closes, self._tokens, self._body)
+        self._head, self._events_ns, self._tokens, self._body = None, [], 0, b""
         return answer
 
     def end(self) -> Answer | None:

@@ -15,6 +15,8 @@ from remora.cli.output import columns
 from remora.traffic.latencies import Histogram
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
+ROWS_PER_BATCH = "rows per batch"
+"""The figure of the server that is not a time."""
 _STREAMS = (("first", "first event"), ("between", "between events"))
 
 
@@ -26,7 +28,7 @@ class Level(NamedTuple):
         results: of the stable windows.
         stable: True if throughput and latency had settled.
         processes: processes that sent the requests.
-        server: mean times of a request in the server in microseconds, empty without statistics.
+        server: mean times of a request in the server in microseconds, and `ROWS_PER_BATCH`; empty without statistics.
         notes: what limits the meaning of the results.
         usage: of the server's machine meanwhile.
         answered: False if no request was answered, or if all requests of the last window failed.
@@ -51,6 +53,7 @@ def as_document(levels: Sequence[Level]) -> list[dict[str, Any]]:
             "requests": level.results.latency.count,
             "seconds": round(level.results.seconds, 3),
             "failures": level.results.failures,
+            **({"failure_reasons": level.results.details} if level.results.details else {}),
             "stable": level.stable,
             "latency_us": _times(level.results.latency),
             "service_us": _times(level.results.service),
@@ -58,7 +61,12 @@ def as_document(levels: Sequence[Level]) -> list[dict[str, Any]]:
             **({"between_events_us": _times(level.results.between)} if level.results.between.count else {}),
             **({"events_per_s": round(level.results.events_per_s, 2)} if level.results.first.count else {}),
             **({"tokens_per_s": round(level.results.tokens_per_s, 2)} if level.results.tokens else {}),
-            "server_us": {name: round(us, 1) for name, us in level.server.items()},
+            "server_us": {name: round(us, 1) for name, us in level.server.items() if name != ROWS_PER_BATCH},
+            **(
+                {"server_rows_per_batch": round(level.server[ROWS_PER_BATCH], 1)}
+                if ROWS_PER_BATCH in level.server
+                else {}
+            ),
             "machine": level.usage.columns(),
             "generator": {"processes": level.processes, "cpu": round(level.results.cpu, 3)},
             "notes": list(level.notes),
@@ -96,7 +104,10 @@ def as_table(levels: Sequence[Level]) -> str:
                 table_.append((level.load, *(f"{values[name]:.1f}" if name in values else "-" for name in names)))
             parts.append(columns(table_))
     notes = [f"{level.load}: {note}" for level in levels for note in level.notes]
-    notes += [f"{level.load}: {count} x {why}" for level in levels for why, count in level.results.failures.items()]
+    for level in levels:
+        for why, count in level.results.failures.items():
+            detail = level.results.details.get(why)
+            notes.append(f"{level.load}: {count} x {why}" + (f": {detail}" if detail else ""))
     return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])])
 
 
@@ -124,7 +135,7 @@ def as_csv(levels: Sequence[Level]) -> str:
     heads = ["load", "requests_per_s", "requests", "failures", "stable", *(f"latency_{name}_us" for name in names)]
     heads += [f"{title.replace(' ', '_')}_{name}_us" for _, title in streams for name in names]
     heads += ["events_per_s", "tokens_per_s"] if streams else []
-    heads += [f"server_{name}_us" for name in server]
+    heads += ["server_rows_per_batch" if name == ROWS_PER_BATCH else f"server_{name}_us" for name in server]
     heads += ["machine_" + name.replace("%", "percent").replace(" ", "_").lower() for name in machine]
     lines.writerow([*heads, "processes", "generator_cpu"])
     for level in levels:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from remora.cli.load import Answer
-from remora.cli.load.http_codec import HttpCodec
+from remora.cli.load.http_codec import HttpCodec, reason_in
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 EMPTY = b"HTTP/1.1 204 No Content\r\n\r\n"
@@ -40,6 +40,46 @@ def test_an_answer_is_complete_with_its_last_byte(wire: bytes, failure: str, clo
                 break
     codec = HttpCodec()
     assert [codec.feed(wire[place : place + 1], place) is not None for place in range(len(wire))].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"error": "unexpected shape"}', "unexpected shape"),
+        (b'{"error": {"message": "no such model", "type": "x"}}', "no such model"),
+        (b'{"error": " two\\r\\nlines \\u001b[31mred \\u202e \\ud800"}', "two lines ?[31mred ? ?"),
+        (b'{"error": "%b"}' % (b"x" * 151), "x" * 150 + "..."),
+        (b'{"error": "%b"}' % (b"x" * 150), "x" * 150),
+        (b'{"error": {"code": 5}}', ""),
+        (b'{"detail": "other"}', ""),
+        (b'["error"]', ""),
+        (b'{"error": "to', ""),
+        (b"[" * 65_536, ""),
+        (b"\xff\xfe<html>", ""),
+    ],
+)
+def test_a_failure_has_the_reason_of_its_body_in_one_line(body: bytes, reason: str) -> None:
+    plain = b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    chunks = b"HTTP/1.1 400 Bad Request\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    codec = HttpCodec()
+    for wire in (plain, chunks):
+        assert codec.feed(wire[:50], 1) is None
+        answer = codec.feed(wire[50:], 2)
+        assert answer is not None
+        assert (answer.failure, reason_in(answer.body)) == ("HTTP 400", reason)
+    good = codec.feed(PLAIN, 3)
+    assert good is not None
+    assert good.body == b""
+
+
+def test_a_long_body_of_a_failure_is_not_kept() -> None:
+    codec = HttpCodec()
+    codec.feed(b"HTTP/1.1 500 No\r\nContent-Length: 1000000\r\n\r\n", 1)
+    for _ in range(9):
+        assert codec.feed(b"x" * 100_000, 2) is None
+    answer = codec.feed(b"x" * 100_000, 3)
+    assert answer is not None
+    assert len(answer.body) == 65_536
 
 
 def test_events_have_the_times_of_their_bytes() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from typing import Any
 
 from remora.cli.load import Results, merge_results, results_from_json
 from remora.cli.load.report import Level, as_csv, as_document, as_html, as_table
@@ -12,7 +13,7 @@ from remora.cli.load.resources import Usage
 from remora.traffic.latencies import Histogram
 
 
-def results(us: int, count: int = 100, **more: float) -> Results:
+def results(us: int, count: int = 100, **more: Any) -> Results:
     found = Results(seconds=2.0, failures={"HTTP 503": 2}, cpu=0.25)
     for number in range(count):
         found.latency.record(us * 1000 + number)
@@ -76,6 +77,25 @@ def test_the_document_and_csv_have_the_same_figures() -> None:
         assert float(row["latency_p99_us"]) == level["latency_us"]["p99"]
         assert float(row["server_queue_us"]) == level["server_us"]["queue"]
     assert document[1]["generator"] == {"processes": 2, "cpu": 0.25}
+
+
+def test_rows_of_a_batch_are_no_time() -> None:
+    levels = [LEVELS[0]._replace(server={"whole": 50.0, "rows per batch": 4.04}), LEVELS[1]]
+    first, second = as_document(levels)
+    assert (first["server_us"], first["server_rows_per_batch"]) == ({"whole": 50.0}, 4.0)
+    assert "server_rows_per_batch" not in second
+    rows = list(csv.DictReader(io.StringIO(as_csv(levels))))
+    assert [row["server_rows_per_batch"] for row in rows] == ["4.0", ""]
+    assert [name for name in rows[0] if " " in name] == []
+
+
+def test_the_first_reason_of_each_status_stands_beside_its_count() -> None:
+    parts = [results(100), results(100, details={"HTTP 503": "too busy"}), results(100, details={"HTTP 503": "later"})]
+    merged = merge_results([results_from_json(part.to_json()) for part in parts], same_time=True)
+    level = LEVELS[0]._replace(results=merged)
+    assert "1 connections: 6 x HTTP 503: too busy" in as_table([level]).splitlines()
+    assert as_document([level])[0]["failure_reasons"] == {"HTTP 503": "too busy"}
+    assert "failure_reasons" not in as_document(LEVELS)[0]
 
 
 def test_the_page_has_curves_and_escapes_its_texts() -> None:
