@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from remora.cli import add_options, checked_options, main, read_options
+from remora.cli import _warn_of_exposure, add_options, checked_options, main, read_options
 from remora.options import EngineOptions, ServerOptions
+from remora.server.host import ExtraPort, Host, v2_alone
 
 
 def options_of(*arguments: str) -> EngineOptions:
@@ -173,3 +174,20 @@ def test_a_misspelled_flag_is_named_without_its_value(tmp_path: Path, capsys: py
         shown = capsys.readouterr().err
         assert "--http-restricted-apis; did you mean --http-restricted-api?" in shown
         assert "SECRET" not in shown
+
+
+@pytest.mark.parametrize(
+    ("host", "warned"),
+    [
+        (Host(), False),
+        (Host(server=ServerOptions(metrics_address="0.0.0.0")), True),
+        (Host(server=ServerOptions(grpc_address="0.0.0.0")), True),
+        (Host(doors=(ExtraPort("second", "0.0.0.0", 4711, v2_alone),)), True),
+        (Host(doors=(ExtraPort("second", "127.0.0.1", 4711, v2_alone),)), False),
+    ],
+)
+def test_each_port_beyond_this_machine_that_every_client_may_use_has_a_warning(
+    host: Host, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    _warn_of_exposure(host)
+    assert ("every client that reaches 0.0.0.0 may" in caplog.text) is warned

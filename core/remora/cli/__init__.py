@@ -238,7 +238,7 @@ def _serve(options: argparse.Namespace) -> int:
             return 2
     _warn_of_ignored(options)
     if options.host_platform in (None, "container"):  # the gateways of the others authenticate clients
-        _warn_of_exposure(host.server)
+        _warn_of_exposure(host)
     return _start(host, options.entered_ns)
 
 
@@ -368,14 +368,16 @@ def with_flags(host: Host, words: Sequence[str]) -> Host:
     return replace(host, engine=read_options(parsed, host.engine), server=read_options(parsed, host.server))
 
 
-def _warn_of_exposure(options: ServerOptions) -> None:
-    if options.http_address.startswith("127.") and not options.grpc_address:  # the default, without another import
+def _warn_of_exposure(host: Host) -> None:
+    options = host.server
+    others = options.grpc_address, options.metrics_address, host.doors
+    if options.http_address.startswith("127.") and not any(others):  # the default, without another import
         return
     import logging
 
     from remora.server.option_checks import exposure
 
-    warning = exposure(options)
+    warning = exposure(options, host.doors)
     if warning:
         logging.getLogger("remora.server").warning("%s", warning)
 

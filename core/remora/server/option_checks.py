@@ -173,30 +173,39 @@ def open_proxies(options: ServerOptions) -> TrustedProxies | None:
     return TrustedProxies(options.trusted_proxy)
 
 
-def exposure(options: ServerOptions) -> str:
+def exposure(options: ServerOptions, doors: Sequence[ExtraPort] = ()) -> str:
     """Return a warning about ports beyond this machine that every client may use, or "".
 
-    API keys, tokens, client certificates and a restriction of inference count as protection.
+    API keys, tokens, client certificates and a restriction of inference count as protection, and for the metrics a
+    restriction of statistics. Only the ports of HTTP and gRPC check client certificates.
     """
+    if options.api_key or options.api_keys_file or options.jwt_jwks:
+        return ""
     on_http = _restricts(options.http_restricted_api)
     on_grpc = _restricts(grpc_restrictions(options))
     ports = (
         (options.allow_http, options.http_address, options.http_root_cert or on_http),
         (options.grpc_on_http_port, options.http_address, options.http_root_cert or on_grpc),
         (options.allow_grpc, options.grpc_address or options.http_address, options.grpc_use_ssl_mutual or on_grpc),
+        *((True, door.address, on_http) for door in doors),
     )
     open_to = sorted({address for on, address, guarded in ports if on and not guarded and not is_loopback(address)})
-    if not open_to or options.api_key or options.api_keys_file or options.jwt_jwks:
+    found = [f"every client that reaches {' or '.join(open_to)} may use this server"] if open_to else []
+    address = options.metrics_address or options.http_address
+    guarded = address in open_to or _restricts(options.http_restricted_api, "statistics")
+    if options.allow_metrics and not guarded and not is_loopback(address):
+        found.append(f"every client that reaches {address} may read the metrics of this server")
+    if not found:
         return ""
     return (
-        f"every client that reaches {' or '.join(open_to)} may use this server. --api-keys-file=FILE requires API "
-        "keys; make one with: remora keys new --file FILE --name NAME --role all"
+        f"{'; '.join(found)}. --api-keys-file=FILE requires API keys; make one with: remora keys new --file FILE "
+        "--name NAME --role all"
     )
 
 
-def _restricts(entries: Sequence[str]) -> bool:
-    """Return True if an entry of restricted APIs covers inference."""
-    return any("inference" in entry.partition(":")[0].split(",") for entry in entries)
+def _restricts(entries: Sequence[str], group: str = "inference") -> bool:
+    """Return True if an entry of restricted APIs covers a group."""
+    return any(group in entry.partition(":")[0].split(",") for entry in entries)
 
 
 def compile_pattern(text: str, flag: str) -> re.Pattern[str] | None:

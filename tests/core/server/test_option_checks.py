@@ -141,9 +141,52 @@ SHARED = {**ANYWHERE, "grpc_on_http_port": True}
 def test_a_port_that_every_client_may_use_is_named_with_the_flag_that_closes_it(
     flags: dict[str, Any], open_to: str
 ) -> None:
-    warning = exposure(ServerOptions(**flags))
+    warning = exposure(ServerOptions(**{"allow_metrics": False, **flags}))
     assert bool(warning) == bool(open_to)
     assert (f"every client that reaches {open_to} may use" in warning and "--api-keys-file" in warning) == bool(open_to)
+
+
+METRICS = {"metrics_address": "0.0.0.0"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (METRICS, ["every client that reaches 0.0.0.0 may read the metrics of this server"]),
+        ({**METRICS, "allow_metrics": False}, []),
+        ({**METRICS, "http_restricted_api": ("statistics:key=x",)}, []),
+        ({**METRICS, "api_keys_file": "keys.json"}, []),
+        (ANYWHERE, ["every client that reaches 0.0.0.0 may use this server"]),
+        (
+            {**METRICS, "http_address": "::"},
+            ["every client that reaches :: may use this server", "every client that reaches 0.0.0.0 may read the"],
+        ),
+        (
+            {**ANYWHERE, "grpc_address": "127.0.0.1", "http_root_cert": "ca.pem"},
+            ["every client that reaches 0.0.0.0 may read the metrics of this server"],
+        ),
+    ],
+)
+def test_a_metrics_port_that_every_client_may_read_is_named(flags: dict[str, Any], parts: list[str]) -> None:
+    warning = exposure(ServerOptions(**flags))
+    assert bool(warning) == bool(parts)
+    assert warning.count("every client") == len(parts)
+    assert all(part in warning for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("address", "flags", "exposed"),
+    [
+        ("0.0.0.0", {}, True),
+        ("127.0.0.1", {}, False),
+        ("0.0.0.0", {"http_root_cert": "ca.pem"}, True),
+        ("0.0.0.0", {"http_restricted_api": ("inference:key=x",)}, False),
+        ("0.0.0.0", {"api_keys_file": "keys.json"}, False),
+    ],
+)
+def test_an_extra_port_that_every_client_may_use_is_named(address: str, flags: dict[str, Any], exposed: bool) -> None:
+    warning = exposure(ServerOptions(**flags), (ExtraPort("second", address, 4711, v2_alone),))
+    assert ("every client that reaches 0.0.0.0 may use this server" in warning) is exposed
 
 
 @pytest.mark.parametrize(
