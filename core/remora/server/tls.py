@@ -79,28 +79,34 @@ class PortTls:
         self._files = files
         self._alpn = list(alpn)
         self._seen = self._identity()
+        self._failed = False
         self.context = self._make()
         """Context for new connections."""
 
     def follow(self) -> None:
         """Read the files again when they have changed, now and every second."""
-        self.look()
-        asyncio.get_running_loop().call_later(_LOOK_S, self.follow)
+        try:
+            self.look()
+        finally:  # an error of one look must not end the renewal
+            asyncio.get_running_loop().call_later(_LOOK_S, self.follow)
 
     def look(self) -> None:
-        """Read the files if they have changed.
+        """Read the files if they have changed, or could not be used.
 
         The previous certificate stays if they cannot be used.
         """
         seen = self._identity()
-        if seen == self._seen:
+        if seen == self._seen and not self._failed:
             return
-        self._seen = seen
+        known, self._seen = self._failed and seen == self._seen, seen
+        self._failed = True
         try:
             self.context = self._make()
         except ConfigError as error:
-            _log.error("the certificate stays as it was: %s", error)
+            if not known:  # once for each change
+                _log.error("the certificate stays as it was: %s", error)
         else:
+            self._failed = False
             _log.info("new connections get the certificate that is now in %s", self._files.cert)
 
     def _identity(self) -> list[tuple[int, ...]]:
@@ -124,7 +130,7 @@ class PortTls:
         context.set_alpn_protocols(self._alpn)
         try:
             context.load_cert_chain(files.cert, files.key, password=lambda: b"")  # never prompt for a password
-        except (ssl.SSLError, ValueError) as error:
+        except (OSError, ValueError) as error:  # a renewal may remove a file between its check and here
             raise ConfigError(
                 f"--{flag}-server-cert and --{flag}-server-key: '{files.cert}' and '{files.key}' are not a certificate "
                 f"and its private key without a password ({_reason(error)})"
@@ -133,7 +139,7 @@ class PortTls:
             roots = read(f"{flag}-root-cert", files.root)
             try:
                 context.load_verify_locations(cadata=roots.decode("ascii", "replace"))
-            except (ssl.SSLError, ValueError) as error:
+            except (OSError, ValueError) as error:
                 raise ConfigError(
                     f"--{flag}-root-cert: '{files.root}' is not a certificate ({_reason(error)})"
                 ) from error
@@ -143,7 +149,7 @@ class PortTls:
 
 
 def _reason(error: Exception) -> str:
-    return getattr(error, "reason", None) or str(error)
+    return getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
 
 
 def make_self_signed(folder: Path) -> tuple[Path, Path]:

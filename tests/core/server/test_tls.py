@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import logging
@@ -16,10 +17,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from eventually import eventually
+from eventually import eventually, eventually_in_loop
 from hosting import PATIENCE_S, running_container, v2_request, write_scale
 from remora.errors import ConfigError
 from remora.protocols.http2.frames import pack
+from remora.server import tls as tls_module
 from remora.server.tls import PortTls, TlsFiles, make_self_signed
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
@@ -249,6 +251,57 @@ def test_a_damaged_certificate_leaves_the_previous_one_and_is_logged_once(
     pair.cert.unlink()
     tls.look()
     assert tls.context is before
+
+
+def test_a_file_that_disappears_while_it_is_read_is_read_again_later(
+    tmp_path: Path, ours: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A renewal may remove a file between two reads of it."""
+    monkeypatch.setattr(tls_module, "_LOOK_S", 0.001)
+    pair, checked = pair_in(tmp_path), tls_module.read
+
+    def read_once(flag: str, path: str) -> bytes:
+        content = checked(flag, path)
+        if flag == "http-server-cert":
+            Path(path).unlink()
+        return content
+
+    async def main() -> None:
+        tls = PortTls(TlsFiles("http", str(pair.key), str(pair.cert)), ("http/1.1",))
+        before = tls.context
+        tls.follow()
+        monkeypatch.setattr(tls_module, "read", read_once)
+        os.utime(pair.cert, ns=(1, 1))
+        await eventually_in_loop(lambda: "the certificate stays as it was" in caplog.text)
+        assert tls.context is before
+        monkeypatch.setattr(tls_module, "read", checked)
+        pair.key.write_bytes(ours.key.read_bytes())
+        pair.cert.write_bytes(ours.cert.read_bytes())
+        await eventually_in_loop(lambda: tls.context is not before)
+
+    asyncio.run(main())
+
+
+def test_a_look_that_fails_for_a_while_is_repeated_although_no_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process may have no descriptor left."""
+    pair, checked = pair_in(tmp_path), tls_module.read
+    tls = PortTls(TlsFiles("http", str(pair.key), str(pair.cert)), ("http/1.1",))
+    before = tls.context
+
+    def refuse(flag: str, path: str) -> bytes:
+        raise ConfigError(f"--{flag}: no descriptor is left")
+
+    monkeypatch.setattr(tls_module, "read", refuse)
+    os.utime(pair.cert, ns=(1, 1))
+    for _ in range(3):
+        tls.look()
+    assert tls.context is before
+    assert caplog.text.count("no descriptor is left") == 1
+    monkeypatch.setattr(tls_module, "read", checked)
+    tls.look()
+    assert tls.context is not before
 
 
 @pytest.mark.parametrize("missing", ["key", "cert", "root"])
