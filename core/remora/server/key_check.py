@@ -244,6 +244,7 @@ class KeyCheck:
         self._seen: object = None
         self._failures = PeerBudget(_FAILURES_A_SECOND, _FAILURES_AT_ONCE)
         self._logged_at = -_LOG_S
+        self._change_level, self._error_level = logging.INFO, logging.ERROR
         self._lock = threading.Lock()
         self._usages: dict[str, Usage] = {}
         self._decided_calls: _DecidedCalls = {}
@@ -274,9 +275,17 @@ class KeyCheck:
 
     def follow(self) -> None:
         """Refresh now and every second until `close`."""
-        self.refresh()
-        if self._path or self._tokens is not None:
-            self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self.follow)
+        try:
+            self.refresh()
+        finally:  # an error of one refresh must not end them
+            if self._path or self._tokens is not None:
+                self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self.follow)
+
+    def log_no_changes(self) -> None:
+        """Log changes of keys at the debug level, because another process logs them."""
+        self._change_level = self._error_level = logging.DEBUG
+        if self._tokens is not None:
+            self._tokens.log_no_changes()
 
     def close(self) -> None:
         """Follow the file no longer."""
@@ -293,10 +302,11 @@ class KeyCheck:
         except (OSError, ValueError) as error:
             self._seen = None
             if seen is not None:  # once for each change
-                _log.error("the API keys stay as they were: %s: %s", self._path, _reason(error))
+                text = "the API keys stay as they were: %s: %s"
+                _log.log(self._error_level, text, self._path, _reason(error))
         else:
             self.renew()
-            _log.info("%d API keys from %s", len(self.keys), self._path)
+            _log.log(self._change_level, "%d API keys from %s", len(self.keys), self._path)
 
     def renew(self) -> None:
         """Have all decisions made again that are remembered."""

@@ -103,6 +103,7 @@ class TokenCheck:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failed = False
+        self._change_level, self._error_level = logging.INFO, logging.ERROR
         self.changed: Callable[[], None] = lambda: None
         """Called in the loop's thread when tokens that were valid may not be so any more, or the reverse."""
         if self._remote:
@@ -145,6 +146,10 @@ class TokenCheck:
 
     # -- signing keys -----------------------------------------------------------------------------------------------
 
+    def log_no_changes(self) -> None:
+        """See `KeyCheck.log_no_changes`."""
+        self._change_level = self._error_level = logging.DEBUG
+
     def look(self) -> None:
         """Drop expired tokens, and read or fetch the keys if that is due. Call it every second."""
         self._loop = asyncio.get_running_loop()
@@ -176,7 +181,11 @@ class TokenCheck:
         with self._lock:
             if self._loop is not None and self._plan.is_due(self._now(), wanted=wanted):
                 self._plan.begin(self._now())
-                threading.Thread(target=self._reload, name="remora jwks", daemon=True).start()
+                try:
+                    threading.Thread(target=self._reload, name="remora jwks", daemon=True).start()
+                except RuntimeError as error:  # the process may have no more threads
+                    self._plan.end(self._now(), failed=True)
+                    self._report(error)
             return self._plan.running
 
     def _reload(self) -> None:
@@ -205,13 +214,13 @@ class TokenCheck:
         self._verified = {}  # a key may be withdrawn
         self.changed()
         if keys is not None:
-            _log.log(logging.INFO if first else logging.DEBUG, "%d signing keys from %s", len(keys), self._shown)
+            _log.log(self._change_level if first else logging.DEBUG, "%d signing keys from %s", len(keys), self._shown)
 
     def _report(self, error: Exception) -> None:
         if not self._failed:  # once until it succeeds
             reason = getattr(error, "strerror", None) or getattr(error, "reason", None) or error
             state = "stay as they were" if self._keys is not None else "are missing, so that tokens are refused"
-            _log.error("the signing keys %s: %s: %s", state, self._shown, reason)
+            _log.log(self._error_level, "the signing keys %s: %s: %s", state, self._shown, reason)
         self._failed = True
 
 

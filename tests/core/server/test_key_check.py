@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import os
@@ -12,6 +13,7 @@ from typing import Any
 import orjson
 import pytest
 
+from eventually import eventually_in_loop
 from fakes import FakeExchange, FakeService
 from http1_bench import answers_of, benches
 from remora.messages import Buffer
@@ -226,6 +228,42 @@ def test_a_damaged_or_missing_file_leaves_the_keys_and_is_logged_once(
     write(path, entry("eve"))
     access.look()
     assert send(bind(access.over(Echo()), head_of("eve"))) == (200, b"eve:infer ")
+
+
+def test_a_process_that_leaves_the_log_to_another_one_follows_the_keys_silently(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    access = access_of(path)
+    access.log_no_changes()
+    write(path, entry("eve"))
+    access.look()
+    assert send(bind(access.over(Echo()), head_of("eve"))) == (200, b"eve:infer ")
+    path.write_text("")
+    access.look()
+    assert [each for each in caplog.records if each.levelno > logging.DEBUG] == []
+
+
+def test_an_error_of_one_refresh_does_not_end_them(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_check, "_LOOK_S", 0.001)
+    errors = [RuntimeError("first"), RuntimeError("second")]
+
+    class Failing(KeyCheck):
+        def refresh(self) -> None:
+            if errors:
+                raise errors.pop(0)
+            super().refresh()
+
+    async def main() -> None:
+        access, reported = Failing((), str(path), lambda: 0.0), list[Any]()
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context["exception"]))
+        with pytest.raises(RuntimeError, match="first"):
+            access.follow()
+        write(path, entry("eve"))
+        await eventually_in_loop(lambda: access.caller(((b"x-api-key", b"eve"),)) is not None)
+        assert [str(each) for each in reported] == ["second"]
+        access.close()
+
+    asyncio.run(main())
 
 
 def test_an_unchanged_file_is_not_read_again(path: Path) -> None:

@@ -198,6 +198,27 @@ def test_tokens_are_refused_until_the_keys_of_a_url_are_fetched(caplog: pytest.L
     ]
 
 
+def test_a_fetch_that_gets_no_thread_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class NoThread(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    async def run() -> None:
+        clock, issuer = Clock(), Issuer(key_set(OLD))
+        check = TokenCheck(URL, TERMS, clock.now, clock.wall, issuer.fetch)
+        with monkeypatch.context() as patched:
+            patched.setattr(threading, "Thread", NoThread)
+            check.look()
+        assert "can't start new thread" in caplog.text
+        clock.at = 1.0
+        check.look()
+        await until(lambda: check.find(token(OLD, NOW + 60).encode()))
+
+    asyncio.run(run())
+
+
 def test_an_unknown_kid_has_the_keys_fetched_at_once_and_seldom() -> None:
     async def run() -> None:
         clock, issuer = Clock(), Issuer(key_set(OLD))

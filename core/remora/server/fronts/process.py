@@ -144,6 +144,7 @@ class Front:
         export_log(options.log_export)
         self._keys = open_key_check(options, self._loop.time)
         if self._keys is not None:
+            self._keys.log_no_changes()  # the engine's process logs them
             self._keys.follow()
         if logs_requests(options):
             from remora.server.access_log import open_access_log  # imported here because it is usually off

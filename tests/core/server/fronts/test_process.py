@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from eventually import eventually_in_loop
 from remora.options import ServerOptions
+from remora.protocols.api_keys import KeyEntry, print_entries
+from remora.server import key_check
 from remora.server.fronts import codec
 from remora.server.fronts.codec import Kind, Message
 from remora.system import logs
@@ -97,6 +102,26 @@ def test_a_front_serves_the_connections_that_it_is_given() -> None:
         conductor.control.close()
 
     asyncio.run(main())
+
+
+def test_a_front_leaves_the_log_of_changed_keys_to_the_engines_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text(print_entries((KeyEntry("ann", ("infer",), "0" * 64),)))
+    caplog.set_level(logging.DEBUG, "remora.keys")
+    monkeypatch.setattr(key_check, "_LOOK_S", 0.001)
+
+    async def main() -> None:
+        conductor = Conductor(api_keys_file=str(keys))
+        await eventually_in_loop(lambda: conductor.front._keys is not None)
+        keys.write_text("")
+        await eventually_in_loop(lambda: "the API keys stay as they were" in caplog.text)
+        conductor.control.close()
+        await conductor.front.wait()
+
+    asyncio.run(main())
+    assert {each.levelno for each in caplog.records if each.name == "remora.keys"} == {logging.DEBUG}
 
 
 def test_a_front_ends_when_the_engines_process_has_ended(caplog: pytest.LogCaptureFixture) -> None:
