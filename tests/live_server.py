@@ -51,7 +51,9 @@ def write_version(repository: Path, number: int, *, name: str = "m", initialize:
     """Write version N of a model, which multiplies by N, atomically into the repository."""
     folder = repository / name
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.pbtxt").write_text(CONFIG)
+    config = folder / "config.pbtxt"
+    if not config.exists() or config.read_text() != CONFIG:  # a poll may read the file amid a write
+        config.write_text(CONFIG)
     making = repository.parent / f"making-{name}-{number}"
     making.mkdir()
     (making / "model.py").write_text(MODEL.format(factor=number, initialize=initialize))

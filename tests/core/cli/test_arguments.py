@@ -58,7 +58,7 @@ def test_wrong_usage_ends_with_2_and_says_why(arguments: list[str], capsys: pyte
         (["infer", "m"], "no inputs: pass"),
         (["infer", "m", "--random", "--repeat", "0"], "--repeat must be 1 or more"),
         (["infer", "m", "--random", "--url", "ftp://h"], "expected http://HOST:PORT"),
-        (["models", "list", "--url", "http://h:port"], "--url http://h:port"),
+        (["models", "list", "--url", "http://h:port"], "--url: expected http://HOST:PORT"),
         (["models", "list", "--url", "http://"], "expected http://HOST:PORT"),
         (["models", "load", "m", "--file", "1/model.onnx=x"], "--file requires --config"),
     ],

@@ -54,11 +54,13 @@ class TritonPythonModel:
                     raise pb_utils.TritonModelException("no, thanks")
                 case "forever":
                     threading.Event().wait()
-                case "until told" | "until told again":
+                case "until told" | "until told again" | "until told to die":
                     print("it runs", flush=True)
                     word = request.request_id().replace("until told", "go")
                     while not os.path.exists(os.path.join(os.path.dirname(__file__), word)):
                         threading.Event().wait(0.002)
+                    if word == "go to die":
+                        os._exit(3)
                 case "until cancelled":
                     print("it runs", flush=True)
                     while not request.is_cancelled():
@@ -403,9 +405,11 @@ def test_the_worker_says_when_it_went_from_one_batch_to_the_next(loop: Loop) -> 
     go(main())
 
 
-def test_when_a_worker_dies_the_batch_behind_has_not_begun(loop: Loop) -> None:
+def test_when_a_worker_dies_the_batch_behind_has_not_begun(loop: Loop, folder: Path) -> None:
     async def main() -> None:
-        died, never = await both(loop.begin(request("die")), loop.begin(request("count")))
+        first, second = loop.begin(request("until told to die")), loop.begin(request("count"))
+        (folder / "go to die").touch()
+        died, never = await both(first, second)
         assert isinstance(died, InternalError)
         assert isinstance(never, NotBegunError)
         await asyncio.to_thread(loop.instance.supervisor.wait_for_connection)

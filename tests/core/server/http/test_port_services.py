@@ -117,7 +117,7 @@ def test_text_that_is_no_origin_is_refused(origin: str) -> None:
         SharedOrigins((origin,))
 
 
-@pytest.mark.parametrize("origin", ["https://app.example", "HTTP://localhost:3000", "http://[::1]:80", "*"])
+@pytest.mark.parametrize("origin", ["https://app.example", "HTTP://localhost:3000", "http://[::1]:8080", "*"])
 def test_an_origin_is_compared_without_case(origin: str) -> None:
     asked = {b"origin": origin.lower().encode()}
     assert SharedOrigins((origin,)).headers(asked.get)
