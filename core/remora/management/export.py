@@ -14,7 +14,7 @@ from remora.system import logs
 from remora.system.clock import Clock
 from remora.system.environment import variables
 from remora.system.install_advice import install_command
-from remora.tracing.settings import without_secrets
+from remora.system.url_secrets import without_secrets
 
 _log = logging.getLogger("remora.metrics")
 

@@ -30,7 +30,7 @@ def export_log(destination: str) -> None:
     if kind == "off":
         return
     if kind != "otlp":
-        from remora.tracing.settings import without_secrets
+        from remora.system.url_secrets import without_secrets
 
         raise ValueError(f"--log-export={without_secrets(kind)}: expected off, otlp or otlp=URL")
     from remora.system import logs

@@ -22,6 +22,7 @@ from remora.protocols.api_keys import Caller
 from remora.protocols.cross_site import is_loopback
 from remora.protocols.tokens import IssuerError, SigningKeys, TokenError, TokenTerms, UnknownKeyError, Verified, verify
 from remora.system.install_advice import install_command
+from remora.system.url_secrets import without_secrets
 
 _log = logging.getLogger("remora.keys")
 
@@ -95,7 +96,7 @@ class TokenCheck:
         self._wall = wall
         self._fetch = fetch or fetch_keys
         self._remote = "://" in place
-        self._shown = _without_secrets(place) if self._remote else place
+        self._shown = _without_user_and_query(place) if self._remote else place
         self._plan = ReloadPlan()
         self._keys: SigningKeys | None = None
         self._seen: object = None
@@ -235,14 +236,11 @@ def _check_url(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or "")):
         return
-    raise ValueError(f"--jwt-jwks={_without_secrets(url)}: expected a file, https://, or http:// on loopback")
+    raise ValueError(f"--jwt-jwks={_without_user_and_query(url)}: expected a file, https://, or http:// on loopback")
 
 
-def _without_secrets(url: str) -> str:
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+def _without_user_and_query(url: str) -> str:
+    return without_secrets(url).replace("***@", "").removesuffix("?***")
 
 
 def fetch_keys(url: str) -> bytes:

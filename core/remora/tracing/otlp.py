@@ -19,10 +19,10 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace.span import TraceState
 
 from remora._version import __version__
+from remora.system.url_secrets import without_secrets
 from remora.tracing.collector import server_resource
 from remora.tracing.context import SpanContext
 from remora.tracing.records import Span, spans_of
-from remora.tracing.settings import without_secrets
 from remora.tracing.writer import Finished
 
 _SCOPE = InstrumentationScope("triton-server", __version__)

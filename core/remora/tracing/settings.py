@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from remora.errors import InvalidArgumentError, UnsupportedError
 from remora.options import EngineOptions
+from remora.system.url_secrets import without_secrets
 
 Changes = Mapping[str, tuple[str, ...] | None]
 """Settings by name, as texts; None resets a setting."""
@@ -22,8 +23,6 @@ _LEAST: Final = {"trace_rate": 0, "trace_count": -1, "log_frequency": 0}
 _MOST = 2**31 - 1
 _SHOWN_RANGE: Final = {"trace_rate": (0, 2**32 - 1), "trace_count": (-1, _MOST), "log_frequency": (0, 2**32 - 1)}
 _C_INTEGER: Final = re.compile(r"[ \t\n\v\f\r]*+([+-]?)(?=[0-9])0*+([0-9]*+)")
-_SECRET: Final = re.compile(r"(?:(?<=://)|^(?!.*://)).*(?=@)|(?<=\?).+", re.DOTALL)
-"""User with password, which lasts to the last "@", and query of a URL."""
 _MOST_DIGITS = 11  # numbers with more digits are out of range
 _NOTHING: Final[Changes] = {}
 
@@ -134,11 +133,6 @@ class TraceSettings(NamedTuple):
         level = own.get("trace_level") or self.trace_level
         numbers = {name: value[0] for name in _LEAST if (value := own.get(name))}
         return self._replace(trace_level=level, **numbers)  # type: ignore[arg-type]  # only fields of type str
-
-
-def without_secrets(url: str) -> str:
-    """Return a URL with asterisks in the places of user with password, and of the query."""
-    return _SECRET.sub("***", url)
 
 
 _SETTINGS: Final = {

@@ -122,7 +122,10 @@ def test_a_wrong_file_fails_the_start(tmp_path: Path, content: bytes | None, rea
         TokenCheck(str(path), TERMS, lambda: 0.0)
 
 
-@pytest.mark.parametrize("url", ["http://issuer.example/keys", "ftp://127.0.0.1/keys", "http://u:p@evil/k?x=secret"])
+@pytest.mark.parametrize(
+    "url",
+    ["http://issuer.example/keys", "ftp://127.0.0.1/keys", "http://u:p@evil/k?x=secret", "http://u:p/secret@evil/k"],
+)
 def test_keys_are_not_fetched_in_plain_text(url: str) -> None:
     with pytest.raises(ValueError, match="expected a file, https://") as caught:
         TokenCheck(url, TERMS, lambda: 0.0)
