@@ -49,6 +49,16 @@ def generator(settings: Plan, environment: dict[str, str]) -> Iterator[subproces
         process.communicate()
 
 
+def begin(process: subprocess.Popen[str]) -> Iterator[str]:
+    """Let the generator begin, and return its lines."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.stdin.write(f"{time.monotonic_ns()}\n")
+    process.stdin.flush()
+    return iter(process.stdout.readline, "")
+
+
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -65,14 +75,11 @@ def test_windows_follow_until_stdin_ends(listener: socket.socket, child_environm
     thread = threading.Thread(target=serve)
     thread.start()
     with generator(plan(listener.getsockname()[1]), child_environment) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.stdin.write(f"{time.monotonic_ns()}\n")
-        process.stdin.flush()
+        lines = begin(process)
         windows = []
         while len(windows) < 2 or not any(window.latency.count for window in windows):  # the test's timeout ends this
-            windows.append(results_from_json(json.loads(process.stdout.readline())))
+            windows.append(results_from_json(json.loads(next(lines))))
+        assert process.stdin is not None
         process.stdin.close()
         assert process.wait(60) == 0
         process.stdin = None
@@ -97,14 +104,10 @@ def _sequence_id(message: bytes) -> int:
 def test_an_answer_that_never_comes_is_a_timeout(listener: socket.socket, child_environment: dict[str, str]) -> None:
     settings = plan(listener.getsockname()[1], timeout_s=0.2)
     with generator(settings, child_environment) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.stdin.write(f"{time.monotonic_ns()}\n")
-        process.stdin.flush()
+        lines = begin(process)
         failures: dict[str, int] = {}
         while not failures:  # the test's timeout ends this
-            failures = results_from_json(json.loads(process.stdout.readline())).failures
+            failures = results_from_json(json.loads(next(lines))).failures
     assert set(failures) == {"timeout"}
 
 
@@ -134,13 +137,7 @@ def test_a_full_backlog_takes_no_processor(listener: socket.socket, child_enviro
     """A busy machine only lowers the share of a processor, so that the limit holds at any speed."""
     settings = plan(listener.getsockname()[1], rate_per_s=1e6, timeout_s=300.0)
     with generator(settings, child_environment) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.stdin.write(f"{time.monotonic_ns()}\n")
-        process.stdin.flush()
-        lines = process.stdout
-        windows = (results_from_json(json.loads(line)) for line in iter(lines.readline, ""))
+        windows = (results_from_json(json.loads(line)) for line in begin(process))
         full = (window for window in windows if window.waiting == MOST_WAITING)  # the test's timeout ends this
         next(full)  # in which the backlog may have grown
         assert next(full).cpu < 0.5
