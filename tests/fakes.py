@@ -22,6 +22,8 @@ from remora.proto.model_config_pb2 import ModelConfig
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import Headers, HttpAnswer
 from remora.scheduling.batching import Plan
+from remora.server.access_lines import Entry
+from remora.server.access_log import AccessWriter
 from remora.server.http.exchange import Exchange
 from remora.tensors.device import Block
 from remora.tracing.settings import TraceSettings
@@ -275,6 +277,17 @@ def write_model(
         (folder / version).mkdir(exist_ok=True)
         (folder / version / file).write_bytes(b"")
     return folder
+
+
+class FakeAccessWriter(AccessWriter):
+    """Writer that keeps its entries."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.now_ns = FakeClock().monotonic_ns
+
+    def put(self, entry: Entry) -> None:
+        self.entries.append(entry)
 
 
 # -- connections ----------------------------------------------------------------------------------------------------

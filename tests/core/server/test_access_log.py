@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
-from fakes import FakeClock, FakeExchange, ticket_of
+from fakes import FakeAccessWriter, FakeClock, FakeExchange, ticket_of
 from remora.messages import Buffer, Ticket
 from remora.protocols.grpc.framing import GOOD, trailers
 from remora.protocols.http1 import Head
@@ -29,17 +29,6 @@ from remora.system.log_lines import Line
 
 HEAD = Head("POST", "/v2/models/m/infer", ((b"X-Request-Id", b"r1"),))
 ANSWER = HttpAnswer(200, (), [b"ab", b"cde"])
-
-
-class Kept(AccessWriter):
-    """Writer that keeps its entries."""
-
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self.now_ns = FakeClock().monotonic_ns
-
-    def put(self, entry: Entry) -> None:
-        self.entries.append(entry)
 
 
 class Queued:
@@ -77,7 +66,7 @@ def ran() -> Ticket:
 
 
 def ask(service: Service, *, share: float = 1.0, ids: bool = False) -> tuple[list[Entry], FakeExchange]:
-    writer, exchange = Kept(), FakeExchange()
+    writer, exchange = FakeAccessWriter(), FakeExchange()
     bind(AccessLog(writer, share, makes_ids=ids).over(service), HEAD)(b"", exchange)
     return writer.entries, exchange
 
@@ -121,7 +110,7 @@ def test_a_service_that_fails_is_logged_as_500() -> None:
     def fail(_exchange: Exchange) -> None:
         raise ZeroDivisionError
 
-    writer = Kept()
+    writer = FakeAccessWriter()
     with pytest.raises(ZeroDivisionError):
         bind(AccessLog(writer, 0.0).over(Service(fail)), HEAD)(b"", FakeExchange())
     assert writer.entries[0][1] == 500
