@@ -17,6 +17,27 @@ output [{ name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }, { name: "MORE" data_
 """
 HEAD = "import numpy as np\nimport triton_python_backend_utils as pb_utils\n\n\nclass TritonPythonModel:\n"
 
+_ECHO_CONFIG = """
+backend: "python"
+input {{ name: "IN" data_type: TYPE_{datatype} dims: -1 }}
+output {{ name: "OUT" data_type: TYPE_{datatype} dims: -1 }}
+"""
+_ECHO = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+
+
+def write_echo(repository: Path, datatype: str) -> None:
+    """Write the model ``echo``, which returns its input."""
+    version = repository / "echo" / "1"
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text(_ECHO_CONFIG.format(datatype=datatype))
+    (version / "model.py").write_text(_ECHO)
+
 
 def config_of(text: str = CONFIG) -> ModelConfig:
     return text_format.Parse(text, ModelConfig())

@@ -7,24 +7,13 @@ from pathlib import Path
 import pytest
 
 from conftest import Serving
+from python_models import write_echo
 from remora.proto import inference_pb2 as pb
 
 grpc = pytest.importorskip("grpc", reason="needs grpcio: pip install '.[dev]'")
 
 PATIENCE_S = 60.0
 SERVICE = "/inference.GRPCInferenceService"
-CONFIG = """
-backend: "python"
-input { name: "IN" data_type: TYPE_STRING dims: -1 }
-output { name: "OUT" data_type: TYPE_STRING dims: -1 }
-"""
-ECHO = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
-"""
 COUNT = 100_000
 LONG, SHORT = b"\3\0\0\0abc" * COUNT, b"\1\0\0\0x"
 
@@ -40,9 +29,7 @@ def request(raw: bytes, count: int) -> bytes:
 def test_long_texts_pass_in_calls_and_streams_in_order(
     serving: Serving, tmp_path: Path, transport: str, isolation: str
 ) -> None:
-    (tmp_path / "models" / "echo" / "1").mkdir(parents=True)
-    (tmp_path / "models" / "echo" / "config.pbtxt").write_text(CONFIG)
-    (tmp_path / "models" / "echo" / "1" / "model.py").write_text(ECHO)
+    write_echo(tmp_path / "models", "STRING")
     flags = (f"--grpc-transport={transport}", f"--backend-config=python,isolation={isolation}")
     options = [("grpc.max_receive_message_length", -1)]
     with (

@@ -13,31 +13,19 @@ import pytest
 pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
 
 from engine_by_hand import TextsByHand, response
-from fakes import FakeClock
+from fakes import FakeAccessWriter
 from grpc_calls import FakeLink
+from python_models import write_echo
 from remora.engine import Engine
 from remora.proto import inference_pb2 as pb
 from remora.protocols.grpc.framing import framed
 from remora.protocols.restriction import Restrictions
-from remora.server.access_lines import Entry
-from remora.server.access_log import AccessLog, AccessWriter
+from remora.server.access_log import AccessLog
 from remora.server.grpc.front import GrpcFront, InferenceCall
 from remora.server.grpc.rpcs import INFER, Rpcs
 from remora.server.loop import LoopMailbox
 
 PATIENCE_S = 60.0
-CONFIG = """
-backend: "python"
-input { name: "IN" data_type: TYPE_STRING dims: -1 }
-output { name: "OUT" data_type: TYPE_STRING dims: -1 }
-"""
-ECHO = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
-"""
 FIELDS = (
     (b":method", b"POST"),
     (b":scheme", b"http"),
@@ -70,30 +58,17 @@ async def until(holds: Callable[[], bool]) -> None:
     await asyncio.wait_for(wait(), PATIENCE_S)
 
 
-class Kept(AccessWriter):
-    """Writer that keeps its entries."""
-
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self.now_ns = FakeClock().monotonic_ns
-
-    def put(self, entry: Entry) -> None:
-        self.entries.append(entry)
-
-
 @pytest.mark.parametrize(("count", "compression"), [(LONG, "none"), (LONG, "low"), (1, "low"), (1, "none")])
 def test_an_answer_from_a_thread_is_logged_with_its_model_and_leaves_no_garbage(
     tmp_path: Path, count: int, compression: str
 ) -> None:
-    (tmp_path / "echo" / "1").mkdir(parents=True)
-    (tmp_path / "echo" / "config.pbtxt").write_text(CONFIG)
-    (tmp_path / "echo" / "1" / "model.py").write_text(ECHO)
+    write_echo(tmp_path, "STRING")
 
     async def play(engine: Engine) -> None:
         mailbox = LoopMailbox(asyncio.get_running_loop())
         calls = Rpcs(engine, Restrictions(), 16)
         front = GrpcFront(engine, calls, mailbox, 1 << 20, compression=compression)
-        writer = Kept()
+        writer = FakeAccessWriter()
         link: Any = FakeLink()
         call: Any = AccessLog(writer, 1.0).over_calls(front.open)(FIELDS)(link)
         call.received(framed(texts(count)), True)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from python_models import write_echo
 from remora.engine import Engine
 from remora.errors import ConfigError, RemoraError, UnavailableError
 from remora.options import ServerOptions
@@ -32,18 +33,6 @@ pb = pytest.importorskip("remora.proto.inference_pb2")
 WAIT_S = 30.0
 SERVICE = "/inference.GRPCInferenceService"
 NEEDS_OPENSSL = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
-CONFIG = """
-backend: "python"
-input { name: "IN" data_type: TYPE_INT32 dims: -1 }
-output { name: "OUT" data_type: TYPE_INT32 dims: -1 }
-"""
-ECHO = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
-"""
 
 
 class Running(NamedTuple):
@@ -104,9 +93,7 @@ def serving(repository: Path, transport: str = "own", **chosen: Any) -> Iterator
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("models")
-    (folder / "echo" / "1").mkdir(parents=True)
-    (folder / "echo" / "config.pbtxt").write_text(CONFIG)
-    (folder / "echo" / "1" / "model.py").write_text(ECHO)
+    write_echo(folder, "INT32")
     return folder
 
 
