@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from remora.calls import IndexEntry
 from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
@@ -183,15 +183,18 @@ class Lifecycle:
         """Report "not ready" from now on, and serve on."""
         self._readiness.draining = True
 
-    def _missing(self, name: str, version: int, error: RemoraError) -> NoReturn:
-        """Raise LoadingError if the request may wait for a load, else the error."""
+    def _missing(self, name: str, version: int, error: RemoraError) -> ServedModel:
+        """Raise LoadingError if the request may wait for a load, else look the version up again.
+
+        The second look-up serves a request whose model became ready after the first one.
+        """
         if self._readiness.stopping:
             raise UnavailableError(f"the server is stopping: request for model '{name}' is refused") from error
         if not self._readiness.started and self._options.wait_for_models:
             raise LoadingError(f"model '{name}' is still being loaded", self._readiness.start) from error
         if self._on_demand is not None and self._catalog.is_offered(name) and self.table.newest(name) is None:
             raise LoadingError(f"model '{name}' is being loaded", self._on_demand.want(name)) from error
-        raise error
+        return self.table.look_up(name, version)
 
     def is_model_ready(self, name: str, version: int) -> bool:
         """Return True if a request would be served [H05].

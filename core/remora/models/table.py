@@ -120,7 +120,7 @@ class ModelState(NamedTuple):
 
 
 UNKNOWN = ModelState()
-Missing = Callable[[str, int, RemoraError], NoReturn]
+Missing = Callable[[str, int, RemoraError], "ServedModel"]
 
 
 def _refuse(name: str, version: int, error: RemoraError) -> NoReturn:
@@ -142,7 +142,7 @@ class ModelTable:
         self._namespacing = namespacing
         self._closed = False
         self.missing: Missing = _refuse
-        """Called when no version serves a request; raises."""
+        """Called when no version serves a request; raises, or returns the version that serves since then."""
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class ModelTable:
         try:
             return self.look_up(name, version)
         except RemoraError as error:
-            self.missing(name, version, error)
+            return self.missing(name, version, error)
 
     def look_up(self, name: str, version: int = -1) -> ServedModel:
         """Return a ready version as `resolve` does, without a call of ``missing``."""

@@ -20,6 +20,7 @@ from remora.errors import (
 )
 from remora.models.lifecycle import Lifecycle
 from remora.models.loader import ModelLoader
+from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.options import EngineOptions
 
@@ -282,6 +283,23 @@ def test_requests_before_the_start_wait_only_if_waiting_is_allowed(bench: Bench)
     loading.value.ready.result(PATIENCE_S)
     with pytest.raises(NotFoundError):
         bench.lifecycle("none", wait_for_models=False).resolve("m")
+
+
+@pytest.mark.parametrize("mode", ["none", "ondemand"])
+def test_a_request_whose_model_becomes_ready_during_its_look_up_is_served(bench: Bench, mode: str) -> None:
+    write_model(bench.repository, "m")
+    lifecycle = bench.lifecycle(mode, load_model=("m",))
+    look_up = lifecycle.table.look_up
+
+    def slowly(name: str, version: int = -1) -> ServedModel:
+        try:
+            return look_up(name, version)
+        finally:
+            if not lifecycle.readiness().started:
+                lifecycle.start()
+
+    lifecycle.table.look_up = slowly  # type: ignore[method-assign]
+    assert lifecycle.resolve("m").version == 1
 
 
 def test_the_only_model_is_known_once_all_of_the_start_have_come(bench: Bench) -> None:

@@ -321,6 +321,11 @@ def test_a_thread_that_ends_is_replaced_for_the_copies_that_wait() -> None:
         target.goes_on.set()
         eventually(lambda: shadowing.compared == 1)
         assert len(target.asked) == 2
+    eventually(lambda: not _threads())
+
+
+def _threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "remora shadow"]
 
 
 def test_a_thread_that_cannot_start_costs_the_copies_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
