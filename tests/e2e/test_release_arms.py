@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,42 @@ def test_an_automatic_release_goes_on_after_a_kill(repository: Path, child_envir
         eventually(settled)
         actions = [event["action"] for event in release(port)["events"]]
         assert actions == ["start canary version 3 with 50 %", "canary has 60 %", "promote version 3"]
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_step_of_all_requests_is_judged_also_after_a_kill(
+    slow: bool, repository: Path, child_environment: dict[str, str]
+) -> None:
+    """The stable version is slow, so that its latency limit is far above the latencies of a busy machine."""
+    rules = {"bake_s": 0, "least": 40, "error_margin": 0.4, "slow_margin": 0.4}
+    _delay(repository / "m" / "2", seconds=0.01)
+
+    with ThreadPoolExecutor(8) as clients:
+
+        def answer_until(action: str) -> bool:
+            list(clients.map(lambda _: _version(port), range(8)))
+            return bool(release(port)["events"][-1]["action"] == action)
+
+        with release_server(repository, child_environment) as port:
+            release(port, "start", version=3, weight="40%", steps=["100%"], rules=rules, automatic=True)
+            eventually(lambda: answer_until("canary has 100 %"))
+            limit_ms = release(port)["slow_limit_ms"]
+            assert limit_ms > 10
+        if slow:
+            _delay(repository / "m" / "3", seconds=limit_ms / 1000)
+        with release_server(repository, child_environment) as port:
+            status = release(port)
+            assert (status["arms"][1]["weight"], status["slow_limit_ms"]) == (100, limit_ms)
+            eventually(lambda: answer_until("roll back version 3" if slow else "promote version 3"))
+            status = release(port)
+    assert (status["stage"], status["stable"]) == ("settled", 2 if slow else 3)
+    assert ("slow answers" if slow else "no rate is worse") in status["events"][-1]["reason"]
+
+
+def _delay(version: Path, *, seconds: float) -> None:
+    model = version / "model.py"
+    text = model.read_text()
+    model.write_text("import time\n" + text.replace("arrays = [", f"time.sleep({seconds})\n        arrays = ["))
 
 
 def test_a_version_that_fails_its_golden_tests_gets_no_request(

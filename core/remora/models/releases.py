@@ -332,12 +332,23 @@ class Releases:
         because a disk may be slow.
         """
         with self._lock:
+            release = release._replace(slow_limit_ns=self._kept_limit_ns(key, release))
             stored = {**{each: live.release for each, live in self._live.items()}, key: release}
             if forced:
                 self._route(key, release)
             self._save(stored, forced=forced)
             if not forced:
                 self._route(key, release)
+
+    def _kept_limit_ns(self, key: str, release: Release) -> int:
+        """Return the latency limit to store with a step, 0 if the stable version's answers set one.
+
+        A step without requests to the stable version goes on with the limit so far, also after a restart.
+        """
+        live = self._live.get(key)
+        if live is None or live.release.stage != RUNNING or live.release.stable != release.stable:
+            return 0
+        return 0 if release.stable_weight else live.router.tally.limit_ns
 
     def _drop(self, key: str) -> None:
         with self._lock:
@@ -372,13 +383,7 @@ class Releases:
     def _route(self, key: str, release: Release) -> None:
         live = self._live.get(key)
         same = live is not None and (live.release.since_ms, live.release.arms) == (release.since_ms, release.arms)
-        if same and live is not None:
-            tally = live.router.tally
-        else:
-            limit_ns = int(release.rules.slow_ms * 1e6)
-            if live is not None and not release.stable_weight and live.release.stable == release.stable:
-                limit_ns = limit_ns or live.router.tally.limit_ns  # no request of this step would set one
-            tally = Tally(release.stable, limit_ns)
+        tally = live.router.tally if same and live is not None else Tally(release.stable, _limit_ns(release))
         look = self._judge_soon(key) if release.automatic else _nothing
         shadowing = self._shadowing(key, release, live)
         router = Router(release, tally, self._clock.monotonic_ns, look, shadowing)
@@ -507,6 +512,11 @@ class Releases:
 
 def _nothing() -> None:
     """Judge nothing, because people decide."""
+
+
+def _limit_ns(release: Release) -> int:
+    """Return the latency limit that a step begins with, 0 if answers set it."""
+    return int(release.rules.slow_ms * 1e6) or release.slow_limit_ns
 
 
 def _roll_back(release: Release, now_ms: int, reason: str) -> Release:

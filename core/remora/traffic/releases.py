@@ -22,6 +22,8 @@ STICKY_HEADER, STICKY_PARAMETER = "header:", "parameter:"
 HUNDRED = 10_000
 """Weights are hundredths of a percent."""
 HISTORY = 20
+_ADDED = frozenset(("slow_limit_ns",))
+"""Fields that the stored form of an earlier version of remora lacks; they have defaults."""
 _ALIAS = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
 
@@ -93,6 +95,8 @@ class Release(NamedTuple):
         shadow: the version that gets copies, or None.
         logged: True if the choice for each request is logged, for an analysis of an A/B test.
         declared: digest of the file that declared the release, "" for a command.
+        slow_limit_ns: latency limit that a step without requests to the stable version has from the step before, 0 for
+            none.
         events: the latest transitions, oldest first.
     """
 
@@ -109,6 +113,7 @@ class Release(NamedTuple):
     shadow: Shadow | None = None
     logged: bool = False
     declared: str = ""
+    slow_limit_ns: int = 0
     events: tuple[Event, ...] = ()
 
     @property
@@ -386,7 +391,7 @@ def as_document(release: Release) -> dict[str, Any]:
 def from_document(document: Any) -> Release:
     """Return the release of a stored form. Raises ValueError."""
     try:
-        fields = {name: document[name] for name in Release._fields}
+        fields = {name: document[name] for name in Release._fields if name in document or name not in _ADDED}
         fields["arms"] = tuple(Arm(**row) for row in fields["arms"])
         fields["events"] = tuple(Event(**row) for row in fields["events"])
         fields["rules"] = Rules(**fields["rules"])
@@ -394,6 +399,8 @@ def from_document(document: Any) -> Release:
         fields |= {name: tuple(map(int, fields[name])) for name in ("rejected", "steps")}
         fields["aliases"] = {str(name): int(version) for name, version in fields["aliases"].items()}
         release = Release(**fields)
+        if type(release.slow_limit_ns) is not int or release.slow_limit_ns < 0:
+            raise TypeError(f"slow_limit_ns {release.slow_limit_ns!r:.40}")
         _check_weights(release.arms)
         check_sticky(release.sticky)
     except (KeyError, TypeError, AttributeError) as error:

@@ -20,6 +20,8 @@ from remora.errors import InternalError, InvalidArgumentError, NotFoundError, Re
 from remora.models.release_store import ReleaseStore
 from remora.traffic.releases import Arm, Release
 
+LENIENT = {"bake_s": 0, "least": 10, "error_margin": 0.4, "slow_margin": 0.4}
+"""Rules of a quick judgement."""
 FAILING = "raise ValueError('broken file')"
 
 
@@ -347,18 +349,63 @@ def test_an_automatic_release_takes_its_steps_and_promotes(repository: Path) -> 
         assert "promote version 1" in status["events"][-1]["action"]
 
 
+def _answer_until(engine: Engine, action: str) -> dict[str, Any]:
+    """Return the status after the answer that led to an action, or after many."""
+    for _ in range(3000):
+        engine._clock.advance(500_000_000)  # type: ignore[attr-defined]
+        _answers(engine, 1)
+        if (status := _release(engine))["events"][-1]["action"] == action:
+            break
+    return status
+
+
 def test_a_step_of_all_requests_has_the_latency_limit_of_the_step_before(repository: Path) -> None:
-    rules = {"bake_s": 0, "least": 10, "error_margin": 0.4, "slow_margin": 0.4}
     with released_engine(repository, clock=FakeClock()) as engine:
-        _release(engine, "start", version=1, weight=40, steps=["100%"], rules=rules, automatic=True)
-        actions: list[str] = []
-        for _ in range(3000):
-            engine._clock.advance(500_000_000)  # type: ignore[attr-defined]
-            _answers(engine, 1)
-            actions = [event["action"] for event in _release(engine)["events"]]
-            if "promote version 1" in actions:
-                break
+        _release(engine, "start", version=1, weight=40, steps=["100%"], rules=LENIENT, automatic=True)
+        actions = [event["action"] for event in _answer_until(engine, "promote version 1")["events"]]
         assert actions == ["start canary version 1 with 40 %", "canary has 100 %", "promote version 1"]
+
+
+def test_a_step_of_all_requests_keeps_its_latency_limit_over_restarts_and_changes(repository: Path) -> None:
+    with released_engine(repository, clock=FakeClock()) as engine:
+        _release(engine, "start", version=1, weight=40, steps=["100%"], rules=LENIENT, automatic=True)
+        limit_ms = _answer_until(engine, "canary has 100 %")["slow_limit_ms"]
+        assert limit_ms > 0
+    with released_engine(repository, clock=FakeClock()) as engine:
+        assert _release(engine)["slow_limit_ms"] == limit_ms
+        _release(engine, "alias", alias="champion", version=2)
+    with released_engine(repository, clock=FakeClock()) as engine:
+        status = _answer_until(engine, "promote version 1")
+        assert (status["stage"], status["stable"], status["slow_limit_ms"]) == ("settled", 1, 0)
+
+
+def test_a_step_with_requests_to_the_stable_version_and_a_new_release_set_their_own_latency_limit(
+    repository: Path,
+) -> None:
+    rules = {**LENIENT, "slow_ms": 50}
+    with released_engine(repository) as engine:
+        _release(engine, "start", version=1, weight=40, rules=rules, automatic=True)
+        _release(engine, "rollback")
+        _release(engine, "start", version=1, weight=100, rules=LENIENT, automatic=True)
+        assert _release(engine)["slow_limit_ms"] == 0
+    stored = ReleaseStore(repository / ".remora" / "releases.json")
+    stored.write({"m": stored.read()["m"]._replace(slow_limit_ns=1_250_000)})
+    with released_engine(repository) as engine:
+        assert _release(engine)["slow_limit_ms"] == 1.25
+        assert _release(engine, "weight", weight=90)["slow_limit_ms"] == 0
+        assert _release(engine, "weight", weight=100)["slow_limit_ms"] == 0
+
+
+def test_a_state_file_of_an_earlier_version_goes_on_without_the_latency_limit(repository: Path) -> None:
+    with released_engine(repository) as engine:
+        _release(engine, "start", version=1, weight=100, rules=LENIENT, automatic=True)
+    file = repository / ".remora" / "releases.json"
+    document = json.loads(file.read_text())
+    del document["releases"]["m"]["slow_limit_ns"]
+    file.write_text(json.dumps(document))
+    with released_engine(repository) as engine:
+        assert set(_answers(engine, 20)) == {1}
+        assert "the latency limit is not known" in _release(engine)["judgement"]
 
 
 def test_a_release_that_starts_with_all_requests_and_no_latency_limit_waits_for_people(repository: Path) -> None:

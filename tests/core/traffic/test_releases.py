@@ -169,14 +169,32 @@ def test_the_stored_form_gives_the_same_release() -> None:
         automatic=True,
         rules=Rules(alpha=0.01, slow_ms=20),
         declared="abc",
-    )
+    )._replace(slow_limit_ns=1_250_000)
     text = json.dumps(releases.as_document(release))
     assert releases.from_document(json.loads(text)) == release
 
 
+def test_a_stored_form_without_a_latency_limit_is_read_but_not_one_without_another_field() -> None:
+    document = releases.as_document(_running(slow_limit_ns=1_250_000))
+    del document["slow_limit_ns"]
+    assert releases.from_document(document) == _running()
+    del document["steps"]
+    with pytest.raises(ValueError, match="not a stored release: KeyError 'steps'"):
+        releases.from_document(document)
+
+
 @pytest.mark.parametrize(
     "change",
-    [{"arms": 5}, {"arms": [{"alias": "canary"}]}, {"rules": {}, "events": [3]}, {"sticky": "x"}, {"steps": 1}],
+    [
+        {"arms": 5},
+        {"arms": [{"alias": "canary"}]},
+        {"rules": {}, "events": [3]},
+        {"sticky": "x"},
+        {"steps": 1},
+        {"slow_limit_ns": -1},
+        {"slow_limit_ns": "5"},
+        {"slow_limit_ns": True},
+    ],
 )
 def test_a_damaged_stored_form_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"not a stored release|sticky"):
