@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import select
+import shutil
 import socket
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from eventually import eventually
 from live_server import MODEL, ask, client, free_port, process, until, write_version
+from remora.server.tls import make_self_signed
 
 
 def test_every_line_of_a_json_log_is_an_object_from_the_start_to_the_end(
@@ -89,6 +94,36 @@ def test_loads_swaps_unloads_and_failures_are_a_line_each(tmp_path: Path, child_
     ]
     assert text.count("READY after") == 1
     assert len(set(text.splitlines())) == len(text.splitlines())
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
+def test_a_renewed_certificate_and_a_damaged_one_are_a_line_each_with_front_processes(
+    tmp_path: Path, child_environment: dict[str, str]
+) -> None:
+    """Each process follows the files; all but one log them at the debug level."""
+    write_version(tmp_path / "models", 1)
+    cert, key = make_self_signed(tmp_path)
+    pair = (f"--http-server-cert={cert}", f"--http-server-key={key}")
+    flags = ("--frontends=2", "--log-format=json", "--log-verbose=1", *pair)
+    text = b""
+    with process(tmp_path / "models", free_port(), child_environment, *flags) as server:
+        assert server.stderr is not None
+        log = server.stderr.fileno()
+
+        def severities(words: bytes) -> list[str]:
+            nonlocal text
+            if select.select([log], [], [], 0)[0]:
+                text += os.read(log, 1 << 20)
+            whole, _, _ = text.rpartition(b"\n")
+            return sorted(json.loads(line)["severity"] for line in whole.splitlines() if words in line)
+
+        eventually(lambda: severities(b"READY after"), process=server)
+        os.utime(cert, ns=(1, 1))
+        renewed = eventually(lambda: found if len(found := severities(b"that is now in")) == 3 else None)
+        cert.write_text("damaged")
+        failed = eventually(lambda: found if len(found := severities(b"stays as it was")) == 3 else None)
+    assert (renewed, failed) == (["DEBUG", "DEBUG", "INFO"], ["DEBUG", "DEBUG", "ERROR"])
 
 
 STARTS = {

@@ -80,8 +80,13 @@ class PortTls:
         self._alpn = list(alpn)
         self._seen = self._identity()
         self._failed = False
+        self._change_level, self._error_level = logging.INFO, logging.ERROR
         self.context = self._make()
         """Context for new connections."""
+
+    def log_no_changes(self) -> None:
+        """Log renewals and their failures at the debug level, because another process logs them."""
+        self._change_level = self._error_level = logging.DEBUG
 
     def follow(self) -> None:
         """Read the files again when they have changed, now and every second."""
@@ -104,10 +109,11 @@ class PortTls:
             self.context = self._make()
         except ConfigError as error:
             if not known:  # once for each change
-                _log.error("the certificate stays as it was: %s", error)
+                _log.log(self._error_level, "the certificate stays as it was: %s", error)
         else:
             self._failed = False
-            _log.info("new connections get the certificate that is now in %s", self._files.cert)
+            text = "new connections get the certificate of --%s-server-cert that is now in %s"
+            _log.log(self._change_level, text, self._files.protocol, self._files.cert)
 
     def _identity(self) -> list[tuple[int, ...]]:
         found: list[tuple[int, ...]] = []

@@ -254,6 +254,22 @@ def test_a_damaged_certificate_leaves_the_previous_one_and_is_logged_once(
     assert tls.context is before
 
 
+def test_a_process_that_leaves_the_log_to_another_one_follows_the_certificate_silently(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = pair_in(tmp_path)
+    tls = PortTls(TlsFiles("http", str(pair.key), str(pair.cert)), ("http/1.1",))
+    tls.log_no_changes()
+    caplog.set_level(logging.DEBUG, "remora.server")
+    before = tls.context
+    os.utime(pair.cert, ns=(1, 1))
+    tls.look()
+    assert tls.context is not before
+    pair.cert.write_text("damaged")
+    tls.look()
+    assert [each.levelno for each in caplog.records] == [logging.DEBUG, logging.DEBUG]
+
+
 def test_a_file_that_disappears_while_it_is_read_is_read_again_later(
     tmp_path: Path, ours: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -237,7 +237,9 @@ class Front:
 
         files = grpc_files(self._options) if grpc else http_files(self._options)
         assert files is not None  # because the engine's process has read them
-        return PortTls(files, (ALPN,) if grpc else (ALPN, "http/1.1") if http2 else ("http/1.1",))
+        tls = PortTls(files, (ALPN,) if grpc else (ALPN, "http/1.1") if http2 else ("http/1.1",))
+        tls.log_no_changes()  # the engine's process logs them
+        return tls
 
     # -- orders over the channel ------------------------------------------------------------------------------------
 

@@ -101,11 +101,16 @@ class _ServedPort:
 
 
 class _HandOffPort(Port):
-    """Port whose connections other processes serve."""
+    """Port whose connections other processes serve.
 
-    def __init__(self, sockets: list[socket.socket], hand: Callable[[socket.socket], None]) -> None:
+    It follows the certificate too, and logs a renewal for all of these processes.
+    """
+
+    def __init__(
+        self, sockets: list[socket.socket], hand: Callable[[socket.socket], None], tls: PortTls | None
+    ) -> None:
         self._hand = hand
-        super().__init__(sockets, asyncio.Protocol, lambda: False)
+        super().__init__(sockets, asyncio.Protocol, lambda: False, tls)
 
     def adopt(self, connection: socket.socket) -> None:
         """Pass an accepted connection on."""
@@ -342,7 +347,7 @@ class Fronts(Connections):
         for front in self._fronts:
             if not front.ended.is_set():
                 front.open_port(order)
-        opened = _HandOffPort(sockets, lambda connection: self._hand(number, connection))
+        opened = _HandOffPort(sockets, lambda connection: self._hand(number, connection), tls)
         self._opened.append(opened)
         return opened
 
