@@ -6,13 +6,14 @@ import http.client
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from live_server import BODY, PATIENCE_S, ask, client, free_port, process, statu
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="front processes need Linux")
 
 FRONTS = "--frontends=2"
+METRICS = "--allow-metrics=true"
 GATED = """
 import triton_python_backend_utils as pb_utils
 
@@ -58,10 +60,16 @@ def fronts_of(server: subprocess.Popen[str]) -> list[int]:
 
 
 def owner_of(connection: socket.socket, server: subprocess.Popen[str]) -> int:
-    """The front that owns a connection."""
+    """Wait until a front has taken over a connection, and return it."""
+    return eventually(lambda: owner_now(connection, server), process=server)
+
+
+def owner_now(connection: socket.socket, server: subprocess.Popen[str]) -> int:
+    """Return the front that owns a connection, or 0."""
     local, remote = connection.getsockname()[1], connection.getpeername()[1]
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    inode = next(row[9] for row in rows if row[1].endswith(f":{remote:04X}") and row[2].endswith(f":{local:04X}"))
+    ends = (f":{remote:04X}", f":{local:04X}")
+    inode = next((row[9] for row in rows if row[1].endswith(ends[0]) and row[2].endswith(ends[1])), "0")
     for pid in fronts_of(server):
         for fd in Path(f"/proc/{pid}/fd").iterdir():
             try:
@@ -69,17 +77,12 @@ def owner_of(connection: socket.socket, server: subprocess.Popen[str]) -> int:
                     return pid
             except FileNotFoundError:
                 continue
-    raise AssertionError("no front owns the connection")
+    return 0
 
 
 def appears(path: Path) -> None:
     """Wait until a model has written a file."""
-    waited = threading.Event()
-    for _ in range(int(PATIENCE_S * 100)):
-        if path.exists():
-            return
-        waited.wait(0.01)
-    raise AssertionError(f"{path.name} does not appear")
+    eventually(path.exists)
 
 
 def write_gated(repository: Path) -> dict[str, Path]:
@@ -97,18 +100,24 @@ def metric(port: int, name: str) -> float:
     return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", page, re.MULTILINE))
 
 
+def until_alone(port: int, server: subprocess.Popen[str]) -> None:
+    """Wait until no connection counts but the one that asks; a closed one counts until its front has reported it."""
+    eventually(lambda: metric(port, "remora_open_connections") == 1, process=server)
+
+
 def test_connections_spread_evenly_and_any_front_shows_the_whole_server(
     repository: Path, child_environment: dict[str, str]
 ) -> None:
     write_version(repository, 3)
     port = free_port()
-    with process(repository, port, child_environment, FRONTS) as server, ExitStack() as stack:
+    with process(repository, port, child_environment, FRONTS, METRICS) as server, ExitStack() as stack:
         until(port, "/readyz", server)
+        until_alone(port, server)
         clients = [stack.enter_context(client(port)) for _ in range(8)]
         for value, each in enumerate(clients):
             assert ask(each, value)[1]["outputs"][0]["data"] == [3 * value]
         owners = Counter(owner_of(each.sock, server) for each in clients)
-        # The connection that waited for readiness may count for a moment after it was closed.
+        # The connection that read the metrics may count for a moment after it was closed.
         assert sorted(owners.values()) in ([4, 4], [3, 5])
         for each in (clients[0], clients[1]):
             each.request("GET", "/v2/models/m/stats")
@@ -123,8 +132,9 @@ def test_a_front_that_is_killed_takes_its_own_connections_and_their_requests_alo
 ) -> None:
     files = write_gated(repository)
     port = free_port()
-    with process(repository, port, child_environment, FRONTS) as server, ExitStack() as stack:
+    with process(repository, port, child_environment, FRONTS, METRICS) as server, ExitStack() as stack:
         until(port, "/readyz", server)
+        until_alone(port, server)
         waiting, *others = (stack.enter_context(client(port)) for _ in range(5))
         for each in others:
             each.connect()
@@ -141,8 +151,7 @@ def test_a_front_that_is_killed_takes_its_own_connections_and_their_requests_alo
         assert any("is started again" in line for line in server.stderr)
         with client(port) as again:
             assert ask(again, 8)[0] == 200
-        while len(fronts_of(server)) < 2 or victim in fronts_of(server):
-            assert server.poll() is None
+        eventually(lambda: len(fronts := fronts_of(server)) == 2 and victim not in fronts, process=server)
         server.send_signal(signal.SIGTERM)
         assert server.wait(PATIENCE_S) == 0
 
@@ -161,9 +170,8 @@ def test_the_fronts_end_with_a_clear_line_when_the_engine_dies(
         text = server.stderr.read()  # ends when no process has the stream any more
         assert text.count("the engine's process has ended") == 2
         for fd in watched:
+            assert select.select([fd], [], [], PATIENCE_S)[0], "a front has not ended"
             os.close(fd)
-        assert not any(Path(f"/proc/{pid}/fd").exists() and os.listdir(f"/proc/{pid}/fd") for pid in fronts if
-                       "zombie" not in Path(f"/proc/{pid}/status").read_text())  # fmt: skip
 
 
 def test_a_front_that_cannot_start_ends_the_server(repository: Path, child_environment: dict[str, str]) -> None:
@@ -245,7 +253,8 @@ def test_more_connections_than_the_fronts_have_descriptors_are_served_one_after_
         until(port, "/readyz", server)
         clients = [stack.enter_context(client(port)) for _ in range(400)]
         for each in clients:
-            each.connect()
+            with suppress(ConnectionResetError):  # connect() itself may fail so when the server sheds the connection
+                each.connect()
         for value, each in enumerate(clients):  # idle ones make room for those that wait
             try:
                 assert ask(each, value)[0] == 200
@@ -382,7 +391,7 @@ def test_metrics_of_any_front_are_those_of_the_whole_server(
 ) -> None:
     write_version(repository, 1)
     port = free_port()
-    with process(repository, port, child_environment, FRONTS, "--allow-metrics=true") as server, ExitStack() as stack:
+    with process(repository, port, child_environment, FRONTS, METRICS) as server, ExitStack() as stack:
         until(port, "/readyz", server)
         clients = [stack.enter_context(client(port)) for _ in range(6)]
         for each in clients:
