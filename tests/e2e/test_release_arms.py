@@ -120,7 +120,7 @@ def test_an_automatic_release_takes_its_steps_and_is_promoted(
 ) -> None:
     rules = {"bake_s": 0, "least": 10, "error_margin": 0.4, "slow_margin": 0.4, "slow_ms": 10_000}
     with release_server(repository, child_environment) as port:
-        release(port, "start", version=3, weight="30%", steps=["60%"], rules=rules)
+        release(port, "start", version=3, weight="30%", steps=["60%"], rules=rules, automatic=True)
 
         def settled() -> bool:
             for _ in range(20):
@@ -141,7 +141,7 @@ def test_an_automatic_release_takes_its_steps_and_is_promoted(
 def test_an_automatic_release_goes_on_after_a_kill(repository: Path, child_environment: dict[str, str]) -> None:
     rules = {"bake_s": 0, "least": 30, "error_margin": 0.4, "slow_margin": 0.4, "slow_ms": 10_000}
     with release_server(repository, child_environment) as port:
-        release(port, "start", version=3, weight="50%", steps=["60%"], rules=rules)
+        release(port, "start", version=3, weight="50%", steps=["60%"], rules=rules, automatic=True)
         for number in range(20):
             _version(port, id=f"r{number}")
         before = release(port)

@@ -155,7 +155,7 @@ def test_a_model_that_an_operator_unloads_stays_so_until_its_load(
     repository: Path, child_environment: dict[str, str]
 ) -> None:
     with release_server(repository, child_environment, *EXPLICIT) as port:
-        release(port, "start", version=3, weight="50%", rules={"least": 1000})
+        release(port, "start", version=3, weight="50%", rules={"least": 1000}, automatic=True)
         for _ in range(40):
             infer(port)
         assert ask(port, "POST", "/v2/repository/models/m/unload", {}).status == 200

@@ -153,6 +153,11 @@ def test_only_a_key_that_controls_changes_a_release(
         ("{", "failed to parse the request JSON buffer"),
         ('{"action": "start", "version": 2, "weight": 1e4}', "expected 0 to 100 percent"),
         ('{"action": "start", "version": {"a": 1}}', "expected the number of a version"),
+        (
+            '{"action": "start", "version": 2, "steps": ["50%"], "rules": {"alpha": 0.01}}',
+            """release start of model 'm': steps and rules: only with \\"automatic\\": true, because people decide """
+            "without it; add it, or leave steps and rules out",
+        ),
         ('{"action": "start", "version": 2, "reason": 5}', "reason: expected a text"),
     ],
 )

@@ -57,9 +57,13 @@ def plan_of(members: Mapping[str, object]) -> dict[str, Any]:
         raise ValueError("steps: expected a list of weights")
     if not isinstance(rules, dict):
         raise ValueError("rules: expected an object")
-    automatic = members.get("automatic", bool(steps) or bool(rules))
+    automatic = members.get("automatic", False)
     if not isinstance(automatic, bool):
         raise ValueError("automatic: expected true or false")
+    judged = " and ".join(name for name, value in (("steps", steps), ("rules", rules)) if value)
+    if judged and not automatic:
+        why = "because people decide without it"
+        raise ValueError(f'{judged}: only with "automatic": true, {why}; add it, or leave {judged} out')
     logged = members.get("log", False)
     if not isinstance(logged, bool):
         raise ValueError("log: expected true or false")

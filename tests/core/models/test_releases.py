@@ -143,9 +143,19 @@ def test_aliases_name_versions_for_clients(repository: Path) -> None:
         ("start", {}, "version: expected the number of a version"),
         ("start", {"version": 1, "colour": "blue"}, "unknown member 'colour'"),
         ("start", {"version": 1, "steps": 5}, "steps: expected a list"),
-        ("start", {"version": 1, "rules": {"alpha": 2}}, "alpha is 2: expected a number from 1e-09 to 0.5"),
-        ("start", {"version": 1, "rules": {"beta": 2}}, "rules: unknown member 'beta'"),
+        (
+            "start",
+            {"version": 1, "rules": {"alpha": 2}, "automatic": True},
+            "alpha is 2: expected a number from 1e-09 to 0.5",
+        ),
+        ("start", {"version": 1, "rules": {"beta": 2}, "automatic": True}, "rules: unknown member 'beta'"),
         ("start", {"version": 1, "log": 1}, "log: expected true or false"),
+        ("start", {"version": 1, "steps": ["50%"]}, 'steps: only with "automatic": true'),
+        (
+            "start",
+            {"version": 1, "rules": {"least": 9}, "automatic": False},
+            "because people decide without it; add it, or leave rules out",
+        ),
         ("start", {"version": 1, "automatic": "yes"}, "automatic: expected true or false"),
         ("start", {"version": 1, "sticky": "moon"}, "expected request, header:NAME"),
         ("promote", {}, "there is no arm 'canary': no release runs"),
@@ -296,6 +306,10 @@ def test_a_declared_release_that_was_never_stored_begins_again_and_the_log_says_
         ("stable: 1\ncanary: 9", "names version 9, which the model's repository does not have"),
         ("stable: 1\nweigth: 9", "unknown member 'weigth'"),
         ("stable: 1\ncanary: 2\nweight: 300%", "expected 0 to 100 percent"),
+        (
+            "stable: 1\ncanary: 2\nsteps: [50%]\nrules: {least: 9}",
+            "because people decide without it; add it, or leave steps and rules out",
+        ),
         ("stable: [", "release.yaml"),
     ],
 )
@@ -335,7 +349,7 @@ def test_an_automatic_release_takes_its_steps_and_promotes(repository: Path) -> 
     rules = {"bake_s": 60, "least": 10, "error_margin": 0.4, "slow_margin": 0.4}
     with released_engine(repository, clock=FakeClock()) as engine:
         clock: Any = engine._clock
-        _release(engine, "start", version=1, weight=40, steps=["60%"], rules=rules)
+        _release(engine, "start", version=1, weight=40, steps=["60%"], rules=rules, automatic=True)
         weights = []
         for _ in range(3000):
             clock.advance(500_000_000)
