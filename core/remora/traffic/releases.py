@@ -234,7 +234,7 @@ def start(
         since_ms=now_ms,
         steps=steps if alias == CANARY else release.steps,
         automatic=automatic or release.automatic,
-        rules=rules or release.rules,
+        rules=rules or Rules() if alias == CANARY else release.rules,  # another arm is not judged
         logged=logged or (release.logged and not first),
         declared=declared or release.declared,
     )

@@ -95,6 +95,15 @@ def test_the_canary_takes_its_steps_and_is_then_promoted() -> None:
     assert (step.stable, step.stage, step.automatic) == (3, "settled", False)
 
 
+def test_the_rules_are_those_of_the_canary() -> None:
+    rules = Rules(slow_ms=50)
+    step = releases.start(_BASE, 3, 100, 1, automatic=True, rules=rules)
+    step = releases.start(step, 4, 100, 2, alias="b", rules=Rules())
+    assert (step.automatic, step.rules) == (True, rules)
+    step = releases.rollback(step, 3)
+    assert releases.start(step, 4, 100, 4).rules == Rules()
+
+
 def test_a_weight_set_by_hand_skips_the_steps_below_it() -> None:
     step = releases.start(_BASE, 3, 100, 1, steps=(1000, 5000))
     assert releases.set_weight(step, 2000, 2).steps == (5000,)
