@@ -236,8 +236,8 @@ class StepLoop:
             _log.exception("the step loop of model '%s' failed", self._settings.name)
             self._fail_all(InternalError(f"the step loop failed: {type(error).__name__}: {error}"))
             self._planner = self._new_planner()
+        self._publish()  # before the delivery, because a client may read the statistics with its answer
         self._outbox.deliver()
-        self._publish()
 
     def _take_notes(self) -> None:
         with self._changed:
@@ -260,6 +260,7 @@ class StepLoop:
             for opened in tuple(self._open.get(task, ())):
                 self._end(opened, "cancelled")
         if cancelled:
+            self._publish()
             self._outbox.deliver()  # the ends need not wait for the next step
 
     def _step(self) -> None:
@@ -420,8 +421,8 @@ class StepLoop:
     def _end_all(self) -> None:
         self._take_notes()
         self._fail_all(UnavailableError(f"model '{self._settings.name}' was unloaded"))
-        self._outbox.deliver()
         self._publish()
+        self._outbox.deliver()
 
     # -- Statistics ----------------------------------------------------------------------------------------------------
 

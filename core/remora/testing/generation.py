@@ -379,22 +379,37 @@ def check_bad_tasks_are_refused_before_anything_runs(open_engine: OpenEngine, ex
 def check_closing_ends_everything(open_engine: OpenEngine, example: EngineExample) -> None:
     """Check that closing ends tasks with an error, refuses new ones and leaves no thread."""
     before = threading.active_count()
-    engine = open_engine()
+    for _ in range(_ATTEMPTS):
+        if _closing_ends_a_task(open_engine(), example):
+            break
+    else:
+        raise AssertionError(f"{_ATTEMPTS} times, an answer of the model's whole context was complete before the close")
+    assert threading.active_count() <= before, "the engine left a thread behind"
+
+
+def _closing_ends_a_task(engine: TokenEngine, example: EngineExample) -> bool:
+    """Close an engine during a long task and check its end.
+
+    Returns False if the task was complete before the close.
+    """
     sink = Collector()
-    task = example.task(max_tokens=engine.facts.context - len(example.prompt))
+    room = engine.facts.context - len(example.prompt)
+    task = example.task(max_tokens=room)
     engine.begin(task, sink)
     sink.wait_for_tokens(task, 1)
     engine.close()
     (end,) = sink.ends(task)
-    assert end.reason == "error", f"the end is {end}"
-    assert isinstance(end.error, UnavailableError), f"the end is {end}"
     try:
         engine.begin(example.task(), Collector())
     except RemoraError:
         pass
     else:
         raise AssertionError("a closed engine accepted a task")
-    assert threading.active_count() <= before, "the engine left a thread behind"
+    if end.reason == "length" and len(sink.tokens(task)) == room:
+        return False  # on a machine that suspends this thread for long enough
+    assert end.reason == "error", f"the end is {end}"
+    assert isinstance(end.error, UnavailableError), f"the end is {end}"
+    return True
 
 
 def check_answers_are_measured(open_engine: OpenEngine, example: EngineExample) -> None:

@@ -41,7 +41,7 @@ def measure(port: int, seconds: float, users: int) -> None:
     def use(number: int) -> None:
         chance = random.Random(number)
         with closing(connect(port)) as connection:
-            while time.perf_counter() < end:
+            while time.perf_counter() < end or not times:
                 meant = chance.sample(words, WORDS)
                 sent = [misspelt(each, chance) if at < MISSPELT else each for at, each in enumerate(meant)]
                 status, answer, took_ms = post(

@@ -309,6 +309,28 @@ def test_times_of_an_answer_sum_to_its_duration() -> None:
     assert usage.steps == 4 + 4
 
 
+@pytest.mark.parametrize("cancels", [False, True])
+def test_an_answer_that_has_ended_is_no_more_among_the_running_ones(cancels: bool) -> None:
+    class Looking(Collector):
+        def take(self, pieces: Sequence[Piece]) -> None:
+            super().take(pieces)
+            if pieces[-1].end is not None:
+                stats = loop.stats()
+                seen.append((stats.running, stats.waiting))
+
+    seen: list[tuple[int, int]] = []
+    loop, task, sink = loop_of(ScriptedStepper()), sampled(b"first", 1), Looking()
+    loop.begin(task, sink)
+    for _ in range(3):
+        loop.turn()
+    assert loop.stats().running == 1
+    if cancels:
+        loop.cancel(task)
+    while not sink.ends(task):
+        loop.turn()
+    assert seen == [(0, 0)]
+
+
 def test_all_news_of_a_step_reach_a_sink_in_one_call() -> None:
     class Counting(Collector):
         calls = 0
@@ -329,13 +351,15 @@ def test_all_news_of_a_step_reach_a_sink_in_one_call() -> None:
 
 
 def test_the_thread_starts_with_the_first_task_and_ends_with_the_loop() -> None:
-    before = threading.active_count()
-    loop = StepLoop(ScriptedStepper(), ByteTokens(), LoopSettings("m"), lambda: 0)
-    assert threading.active_count() == before
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name == "remora counted steps"]
+
+    loop = StepLoop(ScriptedStepper(), ByteTokens(), LoopSettings("counted"), lambda: 0)
+    assert threads() == []
     task = sampled(b"first", 1)
     sink = Collector()
     loop.begin(task, sink)
     sink.wait(task)
-    assert threading.active_count() == before + 1
+    assert threads() == ["remora counted steps"]
     loop.close()
-    assert threading.active_count() == before
+    assert threads() == []

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from eventually import eventually
 from generation_models import tiny
+from held import Held
 from remora import Engine
 from remora.backends import Source
 from remora.backends.generation import GenerationBackend, GenerationModel
 from remora.errors import ConfigError, InvalidArgumentError, NotFoundError, RemoraError
-from remora.generation import TokenEngine
+from remora.generation import Extension, StepResult, TokenEngine
 from remora.generation.tasks import Sampling, Task
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.testing.generation import ENGINE_CHECKS, Collector, EngineCheck, EngineExample
@@ -176,21 +178,31 @@ def test_a_bad_request_is_refused_with_the_reason(engine: Engine, changes: dict[
         list(engine.infer_stream("tiny", inputs(**changes)))
 
 
-def test_a_client_that_leaves_frees_its_row(engine: Engine) -> None:
+def hold_steps(engine: Any, monkeypatch: pytest.MonkeyPatch, until: Callable[[], object]) -> None:
+    """Let the engine of `tiny` compute ten steps, and more only after a condition is true."""
+    step, done = engine._stepper.step, list[StepResult]()
+
+    def held(extensions: Sequence[Extension]) -> StepResult:
+        if len(done) == 10:
+            eventually(until)
+        done.append(step(extensions))
+        return done[-1]
+
+    monkeypatch.setattr(engine._stepper, "step", held)
+
+
+def test_a_client_that_leaves_frees_its_row(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     generation = engine.resolve("tiny").generation
     assert generation is not None
+    steps: Any = generation.engine
+    hold_steps(steps, monkeypatch, lambda: steps._cancelled)
     stream = engine.infer_stream(
         "tiny", inputs(stream=True, sampling_parameters={"max_tokens": 500, "ignore_eos": True})
     )
     next(stream)
     stream.close()
-    for _ in range(1000):
-        if generation.engine.stats().running == 0:
-            break
-        list(engine.infer_stream("tiny", inputs()))
-    stats = generation.engine.stats()
-    assert stats.running == 0
-    assert stats.ended["cancelled"] == 1
+    eventually(lambda: generation.engine.stats().running == 0)
+    assert generation.engine.stats().ended["cancelled"] == 1
 
 
 def test_many_clients_share_the_steps_and_get_what_each_would_get_alone(engine: Engine) -> None:
@@ -210,12 +222,14 @@ def test_many_clients_share_the_steps_and_get_what_each_would_get_alone(engine: 
     assert [found[text] for text in texts] == alone
 
 
-def test_unloading_ends_what_runs_and_leaves_no_thread(tmp_path: Path) -> None:
+def test_unloading_ends_what_runs_and_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny(tmp_path)
-    before = threading.active_count()
+    before = Held.now()
     with Engine(tmp_path) as engine:
         generation = engine.resolve("tiny").generation
         assert generation is not None
+        steps: Any = generation.engine
+        hold_steps(steps, monkeypatch, lambda: steps._closing)
         sink = Collector()
         task = Task((50, 51), 400, ignore_end=True)
         generation.engine.begin(task, sink)
@@ -223,7 +237,7 @@ def test_unloading_ends_what_runs_and_leaves_no_thread(tmp_path: Path) -> None:
     (end,) = sink.ends(task)
     assert end.error is not None
     assert "unloaded" in end.error.message
-    assert threading.active_count() == before
+    assert before.grown()[0] == []
 
 
 # -- Bad folders ------------------------------------------------------------------------------------------------------
