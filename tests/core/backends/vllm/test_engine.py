@@ -39,13 +39,16 @@ def sampling_params(**values: Any) -> SimpleNamespace:
 
 @dataclass
 class FakeLlm:
-    """``AsyncLLM`` that writes the letters of the adapter's name, one in each turn of the loop."""
+    """``AsyncLLM`` that writes the letters of the adapter's name, one in each turn of the loop.
+
+    It writes the first ``most_tokens`` of an answer, and waits for the others forever.
+    """
 
     begun: list[tuple[str, Any]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     errored = False
     dead_error = "EngineDeadError"
-    fails_after = 1 << 30
+    fails_after = most_tokens = 1 << 30
     closed = False
     output_handler: asyncio.Future[None] | None = None
     reads_at_shutdown = False
@@ -58,6 +61,8 @@ class FakeLlm:
         name = lora_request.name if lora_request is not None else "base"
         for place in range(parameters.max_tokens):
             await asyncio.sleep(0)
+            if place >= self.most_tokens:
+                await asyncio.Event().wait()
             if place >= self.fails_after:
                 self.errored = True
                 raise RuntimeError("the worker was killed")
@@ -112,6 +117,7 @@ def test_an_adapter_is_passed_to_vllm_by_its_name(engine: VllmEngine, llm: FakeL
 
 
 def test_a_client_that_leaves_has_its_requests_aborted(engine: VllmEngine, llm: FakeLlm) -> None:
+    llm.most_tokens = 10
     task, sink = task_of(max_tokens=1900, choices=2), Collector()
     engine.begin(task, sink)
     eventually(lambda: sink.pieces)
@@ -171,6 +177,7 @@ def test_grammars_have_vllms_names(
 
 
 def test_closing_ends_what_runs_and_shuts_vllm_down(engine: VllmEngine, llm: FakeLlm) -> None:
+    llm.most_tokens = 10
     task, sink = task_of(max_tokens=1900), Collector()
     engine.begin(task, sink)
     eventually(lambda: sink.pieces)
