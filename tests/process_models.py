@@ -110,6 +110,6 @@ def ends(pid: int) -> bool:
     poller = select.poll()
     poller.register(handle, select.POLLIN)
     try:
-        return bool(poller.poll(10_000))
+        return bool(poller.poll(60_000))
     finally:
         os.close(handle)

@@ -462,12 +462,18 @@ class MemoryChannel:
         while (message := self._take()) is not None:
             yield message
 
-    def background(self, handle: Handle) -> None:
+    def background(self, handle: Handle, *, last: bool = False) -> None:
         """Handle all available messages unless a front is reading.
 
-        Raises as ``next`` does; exceptions of ``handle`` propagate.
+        ``last``, after the end of the other side, waits until a current reader has handled its messages. Raises as
+        ``next`` does; exceptions of ``handle`` propagate.
         """
-        self._read_all(self._ends.back, handle)
+        if not last:
+            self._read_all(self._ends.back, handle)
+            return
+        with self.front():
+            for message in self.rest():
+                handle(message)
 
     def read_for_loop(self, handle: Handle, now_s: float, patience_s: float) -> None:
         """Handle all messages if the watching event loop has left them for ``patience_s``.

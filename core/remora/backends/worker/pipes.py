@@ -138,7 +138,7 @@ class PipeChannel:
         """Return nothing, because the background thread reads all messages."""
         return ()
 
-    def background(self, handle: Handle) -> None:
+    def background(self, handle: Handle, *, last: bool = False) -> None:
         """Read available data and pass on its messages.
 
         Raises WireError, PeerLostError, and the exceptions of ``handle``.

@@ -293,7 +293,7 @@ class Supervisor:
                     poller.unregister(channel.back_fd)
             if (process.exit_fd < 0 or process.exit_fd in events) and process.ended():
                 with suppress(PeerLostError, WireError, RingError):
-                    channel.background(connection.handle)  # its last messages
+                    channel.background(connection.handle, last=True)  # so that no answered batch counts as failed
 
                 return ""
 

@@ -8,6 +8,20 @@ from pathlib import Path
 import pytest
 
 from process_models import SHARED, Models
+from remora.backends.worker import connection, supervisor
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait longer for processes than the server does, because a loaded machine starts them slowly."""
+    for module, name in (
+        (supervisor, "START_WAIT_S"),
+        (supervisor, "RESTART_WAIT_S"),
+        (connection, "_EXIT_REASON_WAIT_S"),
+    ):
+        monkeypatch.setattr(module, name, PATIENCE_S)
 
 
 @pytest.fixture(params=["memory", "pipe"] if SHARED else ["pipe"])

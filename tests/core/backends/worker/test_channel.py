@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from remora.backends.worker.polling import Look
-from remora.backends.worker.wire import MessageKind
+from remora.backends.worker.wire import Message, MessageKind
 
 channels = pytest.importorskip("remora.backends.worker.channel", reason="needs mmap and select.poll")
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has anonymous shared memory")
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -125,6 +125,42 @@ def test_the_background_leaves_to_the_front_what_it_has_not_read(
         message = server.next(0)
         assert message is not None
         assert message.number == 1
+
+
+def test_the_last_messages_are_read_after_a_reader_has_handled_its_own(
+    sides: tuple[channels.MemoryChannel, channels.MemoryChannel],
+) -> None:
+    server, worker = sides
+    order: list[int] = []
+    reads, waits, role = threading.Event(), threading.Event(), server._reading
+
+    class Role:
+        """The lock of the reader role, for which only the last read waits."""
+
+        release = role.release
+
+        def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+            if not blocking or timeout >= 0:
+                return role.acquire(blocking=False)
+            waits.set()
+            return role.acquire()
+
+    def handle(message: Message) -> None:
+        reads.set()
+        assert waits.wait(PATIENCE_S)
+        order.append(message.number)
+
+    server._reading = Role()
+    worker.send(MessageKind.LOG, 1)
+    reader = threading.Thread(target=server.background, args=(handle,))
+    reader.start()
+    assert reads.wait(PATIENCE_S)
+    server.background(handle, last=True)
+    order.append(0)
+    waits.set()
+    reader.join()
+    server._reading = role
+    assert order == [1, 0]
 
 
 def test_an_execution_disturbs_no_reader_and_is_found_by_the_next_one(

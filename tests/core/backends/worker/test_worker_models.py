@@ -8,12 +8,14 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from google.protobuf import text_format
 
+from eventually import eventually
 from held import Held
 from process_models import ANSWER, CONFIG, Models, ends, gone, once, request, run, values, write_model
 from remora import custom_metrics
@@ -22,6 +24,7 @@ from remora.errors import InternalError
 from remora.messages import InferForm, Request, Response, Streamed
 from remora.proto.model_config_pb2 import ModelConfig
 
+PATIENCE_S = 60.0
 LIVES = 50 if os.environ.get("REMORA_SOAK") else 15
 
 
@@ -123,7 +126,7 @@ def test_a_decoupled_model_streams_its_answers(models: Models) -> None:
 
     assert list(instance.execute(Execution([request(), request()], send))) == [None, None]
     for index in (0, 1):
-        assert ended[index].wait(20)
+        assert ended[index].wait(PATIENCE_S)
         assert [values(each.outcome) for each in answers[index][:-1]] == [[number] for number in range(100)]
         assert answers[index][-1] == Streamed(None, True)
 
@@ -145,29 +148,34 @@ def test_a_slow_client_holds_up_its_own_stream_alone(fast: Models) -> None:
 
     def send(index: int, streamed: Streamed) -> None:
         if index == 0:
-            assert reads.wait(20)
+            assert reads.wait(PATIENCE_S)
         seen[index] += 1
         if streamed.final:
             (fast_one_ended if index else slow_one_ended).set()
 
     instance.execute(Execution([request("slow"), request("fast")], send))
-    assert fast_one_ended.wait(20)
+    assert fast_one_ended.wait(PATIENCE_S)
     assert seen == {0: 0, 1: 101}
     reads.set()
-    assert slow_one_ended.wait(20)
+    assert slow_one_ended.wait(PATIENCE_S)
     assert seen[0] == 101
 
 
 def test_a_cancelled_request_can_be_seen_in_the_worker(models: Models) -> None:
+    runs = models.root / "runs"
     instance = models.start(
         "    def execute(self, requests):\n"
+        f"        open({str(runs)!r}, 'w').close()\n"
         "        while not requests[0].is_cancelled():\n"
         "            time.sleep(0.001)\n"
         "        return [answer()]\n"
     )
     asked = request()
-    threading.Timer(0.05, asked.cancel).start()
-    assert values(run(instance, asked)[0]) == [7]
+    with ThreadPoolExecutor(1) as pool:
+        outcomes = pool.submit(run, instance, asked)
+        eventually(runs.exists)
+        asked.cancel()
+        assert values(outcomes.result(PATIENCE_S)[0]) == [7]
 
 
 def test_finalize_is_called(models: Models) -> None:
@@ -229,12 +237,15 @@ def test_what_a_model_prints_and_logs_reaches_the_log_with_the_requests_id(
 
 
 def test_no_memory_that_is_shared_with_a_worker_has_a_name_in_dev_shm(fast: Models) -> None:
+    def mapped(pid: int, where: str) -> set[str]:
+        return {line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if where in line}
+
+    before = mapped(os.getpid(), "/dev/shm/")  # of earlier tests
     instance = fast.start(ANSWER)
     run(instance, request("", np.zeros(1 << 20, np.int32)))
     for pid in (os.getpid(), instance.supervisor.pid):
-        mapped = Path(f"/proc/{pid}/maps").read_text()
-        assert "/memfd:" in mapped, "where what is shared is to be seen"
-        assert "/dev/shm/" not in mapped
+        assert mapped(pid, "/memfd:"), "where what is shared is to be seen"
+        assert mapped(pid, "/dev/shm/") <= before
 
 
 def test_worker_lives_leave_neither_descriptors_nor_processes_nor_threads(tmp_path: Path) -> None:
@@ -251,12 +262,15 @@ def test_worker_lives_leave_neither_descriptors_nor_processes_nor_threads(tmp_pa
         cycle()
     gc.collect()
     before = Held.now()
-    resident = resident_bytes()
-    pids = [cycle() for _ in range(LIVES)]
-    gc.collect()
-    assert before.grown() == ([], 0)
-    assert all(gone(pid) for pid in pids)
-    assert resident_bytes() - resident < LIVES * (100 << 10)
+    growths: list[int] = []
+    while len(growths) < 3 and (not growths or growths[-1] >= LIVES * (100 << 10)):
+        resident = resident_bytes()
+        pids = [cycle() for _ in range(LIVES)]
+        gc.collect()
+        assert before.grown() == ([], 0)
+        assert all(gone(pid) for pid in pids)
+        growths.append(resident_bytes() - resident)
+    assert min(growths) < LIVES * (100 << 10), "a leak grows each time, what other threads allocate does not"
 
 
 SERVER = """
