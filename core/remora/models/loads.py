@@ -1,7 +1,8 @@
 """Reconciliation of models with their desired state by loads, unloads and swaps.
 
 Invariant: loads of one model are serialized; a load replaces the serving versions atomically, when all new ones are
-ready, or changes nothing [M04]. Replaced versions finish their requests and are closed by separate threads.
+ready, or changes nothing [M04]. Replaced versions finish their requests and are closed by separate threads. An unload
+does not wait for a load: versions that the load keeps and that are unloaded meanwhile are opened again.
 """
 
 from __future__ import annotations
@@ -112,19 +113,22 @@ class ModelLoads:
         """
         bound = None if steps is None else steps.decoupled
         with self.lock_of(key):
-            action = next_action(plan.revision._replace(bound=bound), self._current_state(key))
-            if action is not None:
-                self._apply(key, plan, steps, action)
-            self._loaded[key] = _Loaded(plan, bound)
+            is_done = False
+            while not is_done:
+                action = next_action(plan.revision._replace(bound=bound), self._current_state(key))
+                is_done = action is None or self._apply(key, plan, steps, action)
+                self._loaded[key] = _Loaded(plan, bound)
 
-    def _apply(self, key: str, plan: LoadPlan, steps: Steps | None, action: Action) -> None:
+    def _apply(self, key: str, plan: LoadPlan, steps: Steps | None, action: Action) -> bool:
+        """Return False if versions to keep were unloaded meanwhile. Raises RemoraError."""
         begin_ns = self._clock.monotonic_ns()
         self._table.begin(key, action.open)
         with ExitStack() as load:
             try:
                 plan = plan.fetched(action.open)
                 sizes = {number: plan.folder.file_bytes(number) for number in action.open}
-                settling = load.enter_context(self.gate.load(sum(sizes.values())))
+                spared = key if action.adjust or action.keep else ""  # because some of its versions are to stay
+                settling = load.enter_context(self.gate.load(sum(sizes.values()), spared))
             except (RemoraError, OSError) as error:
                 raise self._load_failed(key, dict.fromkeys(action.open, _as_remora_error(error))) from error
             loaded, failed = self._open_versions(plan, action, steps, sizes, begin_ns)
@@ -134,7 +138,7 @@ class ModelLoads:
                 for model in loaded.values():
                     model.metric_labels = (("namespace", namespace),)
             with settling():
-                self._publish(key, plan, action, loaded, failed)
+                return self._publish(key, plan, action, loaded, failed)
 
     def _current_state(self, key: str) -> CurrentState | None:
         loaded, serving = self._loaded.get(key), self._table.serving(key)
@@ -184,14 +188,22 @@ class ModelLoads:
         return self._loader.open(plan, number, steps)
 
     def _adjust(self, key: str, plan: LoadPlan, action: Action) -> dict[int, RemoraError]:
-        """Change the instances of versions that continue to serve."""
+        """Change the instances of versions that continue to serve.
+
+        Those that are unloaded meanwhile are left out.
+        """
         serving = self._table.serving(key)
         failed: dict[int, RemoraError] = {}
         for number in action.adjust:
+            model = serving.get(number)
+            if model is None or not model.acquire():
+                continue
             try:
-                self._loader.adjust(serving[number], plan)
+                self._loader.adjust(model, plan)
             except RemoraError as error:
                 failed[number] = error
+            finally:
+                model.release()
         return failed
 
     def _publish(
@@ -201,18 +213,25 @@ class ModelLoads:
         action: Action,
         loaded: dict[int, ServedModel],
         failed: dict[int, RemoraError],
-    ) -> None:
-        """Publish all results of a load [M04]. Raises RemoraError and changes nothing if one failed."""
+    ) -> bool:
+        """Publish all results of a load [M04]. Raises RemoraError and changes nothing if one failed.
+
+        Returns False if versions that the action keeps were unloaded meanwhile.
+        """
         continuing = (*action.adjust, *action.keep)
         if failed or not (loaded or continuing):
             self._close(key, loaded.values())
             lacks_folder = plan.config.HasField("ensemble_scheduling") and not plan.folder.versions
             raise self._load_failed(key, failed, hint=_ENSEMBLE_HINT if lacks_folder else "")
-        self._hand_over(self._table.serving(key), loaded, continuing)
-        retired = self._table.replace(key, loaded, continuing)
-        if retired is None:
+        heirs = self._hand_over(self._table.serving(key), loaded, continuing)
+        replaced = self._table.replace(key, loaded, continuing)
+        if replaced is None:
             self._close(key, loaded.values())
             raise UnavailableError(f"load failed for model '{key}': the server is stopping")
+        retired = replaced.retired
+        for heir in heirs:
+            if heir.predecessor not in retired:  # it was unloaded meanwhile, which ends its sequences
+                heir.predecessor = None
         log_load(
             key,
             loaded,
@@ -220,24 +239,31 @@ class ModelLoads:
             max([model.load_ns for model in loaded.values()], default=0),
         )
         self._close(key, retired)
+        return not replaced.unloaded
 
     def _hand_over(
         self, serving: Mapping[int, ServedModel], loaded: Mapping[int, ServedModel], continuing: Collection[int]
-    ) -> None:
+    ) -> list[ServedModel]:
         """Let open sequences end in the version where they began.
+
+        Returns the versions that were linked.
 
         Each new version is linked to the old one. Without new versions, a version that goes is linked to one that
         stays.
         """
+        linked: list[ServedModel] = []
         stays = [serving[number] for number in continuing if number in serving]
         for number, gone in serving.items():
             heirs = [model for model in stays if model.predecessor is None]
             if number not in continuing and not loaded and gone.is_needed and heirs:
                 heirs[-1].predecessor = gone
+                linked.append(heirs[-1])
         for number, successor in loaded.items():
             older = serving.get(number) or (serving[max(serving)] if serving else None)
             if older is not None and older.is_needed:
                 successor.predecessor = older
+                linked.append(successor)
+        return linked
 
     def _load_failed(self, key: str, failed: dict[int, RemoraError], hint: str = "") -> LoadFailedError:
         self._table.fail(key, {number: _sentence(error) for number, error in failed.items()})

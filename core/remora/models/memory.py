@@ -122,8 +122,10 @@ class MemoryGate:
         self.cost = LoadCost()
 
     @contextmanager
-    def load(self, file_bytes: int) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    def load(self, file_bytes: int, spared: str = "") -> Iterator[Callable[[], AbstractContextManager[None]]]:
         """Reserve memory for the duration of one load.
+
+        The model ``spared`` is not evicted for it.
 
         Raises UnavailableError, with the numbers, if there is no room. Yields a context manager for the end of a
         successful load: inside it the model becomes a resident and its reservation ends. It holds the lock, so that no
@@ -131,7 +133,7 @@ class MemoryGate:
         """
         with self._lock:
             need = self.cost.estimate(file_bytes)
-            self._make_room(file_bytes, need)
+            self._make_room(file_bytes, need, spared)
             self._reserved += need
             self._loads += 1
             before = self._machine().used if self._loads == 1 else None
@@ -153,14 +155,14 @@ class MemoryGate:
                 self._reserved -= need
                 self._loads -= 1
 
-    def _make_room(self, file_bytes: int, need: int) -> None:
+    def _make_room(self, file_bytes: int, need: int, spared: str) -> None:
         budget = Space(self._budget, self._reserved + sum(resident.size for resident in self._residents()))
-        self._fit(file_bytes, need, budget, "the budget for models")
+        self._fit(file_bytes, need, budget, "the budget for models", spared)
         machine = self._machine()
-        self._fit(file_bytes, need, machine._replace(used=machine.used + self._reserved), "the memory")
+        self._fit(file_bytes, need, machine._replace(used=machine.used + self._reserved), "the memory", spared)
 
-    def _fit(self, file_bytes: int, need: int, space: Space, what: str) -> None:
-        residents = self._residents() if self._evict is not None else ()
+    def _fit(self, file_bytes: int, need: int, space: Space, what: str, spared: str) -> None:
+        residents = [each for each in self._residents() if each.key != spared] if self._evict is not None else ()
         evicted = room_for(need, space, residents)
         if evicted is None:
             raise UnavailableError(refusal(file_bytes, self.cost, space, what))

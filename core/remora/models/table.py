@@ -43,6 +43,13 @@ class VersionState(NamedTuple):
     model: ServedModel | None = None
 
 
+class Replaced(NamedTuple):
+    """Versions that a load retired, and those to keep that were unloaded meanwhile."""
+
+    retired: list[ServedModel]
+    unloaded: frozenset[int]
+
+
 class Routing(Protocol):
     """Choice among the versions of a model that a release manages (`remora.models.routing`)."""
 
@@ -303,16 +310,16 @@ class ModelTable:
 
         self._change(key, loading)
 
-    def replace(self, key: str, loaded: Mapping[int, ServedModel], kept: Collection[int]) -> list[ServedModel] | None:
+    def replace(self, key: str, loaded: Mapping[int, ServedModel], kept: Collection[int]) -> Replaced | None:
         """Publish a successful load: ``loaded`` and ``kept`` serve from now on.
-
-        Return the replaced versions.
 
         Returns None if the table has been cleared meanwhile.
         """
         retired: list[ServedModel] = []
+        unloaded: set[int] = set()
 
         def publish(rows: dict[int, VersionState]) -> None:
+            unloaded.update(number for number in kept if number not in rows or rows[number].model is None)
             for number, row in list(rows.items()):
                 if number in kept:
                     continue
@@ -323,7 +330,7 @@ class ModelTable:
                     del rows[number]  # an older failure
             rows.update({number: VersionState(READY, model=model) for number, model in loaded.items()})
 
-        return retired if self._change(key, publish) else None
+        return Replaced(retired, frozenset(unloaded)) if self._change(key, publish) else None
 
     def fail(self, key: str, reasons: Mapping[int, str]) -> None:
         """Record a failed load. Ready versions continue to serve, the others become unavailable."""

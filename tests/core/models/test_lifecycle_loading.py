@@ -325,6 +325,35 @@ def test_a_sequence_finds_back_through_two_swaps(bench: Bench) -> None:
     assert lifecycle.resolve("m").predecessor is None
 
 
+def test_a_new_version_is_not_linked_to_one_that_is_unloaded_meanwhile(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(bench.repository, "m", config=SEQUENCES)
+    lifecycle = bench.started(load_model=("m",))
+    assert isinstance(ask_sequence(lifecycle, start=True), Response)
+    loads, may_close = lifecycle.models.loads, threading.Event()
+    hand_over, end = loads._hand_over, loads._end
+
+    def end_later(*what: Any) -> None:
+        assert may_close.wait(PATIENCE_S)
+        end(*what)
+
+    def hand_over_later(*what: Any) -> Any:
+        lifecycle.unload("m")
+        return hand_over(*what)
+
+    monkeypatch.setattr(loads, "_end", end_later)
+    monkeypatch.setattr(loads, "_hand_over", hand_over_later)
+    write_model(bench.repository, "m", versions=("2",), config=SEQUENCES)
+    lifecycle.load("m", {})
+    monkeypatch.undo()
+    may_close.set()
+    settle(lifecycle)
+    assert lifecycle.resolve("m").predecessor is None
+    with pytest.raises(InvalidArgumentError, match="must specify the START flag"):
+        ask_sequence(lifecycle)
+
+
 # -- what comes with the request --------------------------------------------------------------------------------------
 
 SENT = {"config": '{"backend": "fake"}', "file:7/fake.bin": b"x"}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fakes import FakeClock, write_model
-from lifecycle_bench import PATIENCE_S, Bench, answer_of
+from fakes import DOUBLER, FakeClock, write_model
+from lifecycle_bench import ALL, PATIENCE_S, Bench, answer_of, versions
 from remora.errors import (
     InvalidArgumentError,
     NotFoundError,
@@ -19,9 +19,10 @@ from remora.models.table import LoadingError
 from remora.options import EngineOptions
 
 
-def big_model(bench: Bench, name: str) -> None:
+def big_model(bench: Bench, name: str, config: str = DOUBLER, version: str = "1") -> None:
     """A model of 10 bytes."""
-    (write_model(bench.repository, name) / "1" / "fake.bin").write_bytes(b"0123456789")
+    folder = write_model(bench.repository, name, versions=(version,), config=config)
+    (folder / version / "fake.bin").write_bytes(b"0123456789")
 
 
 def test_on_demand_a_model_is_loaded_by_the_first_who_waits_for_it(bench: Bench) -> None:
@@ -76,6 +77,16 @@ def test_on_demand_a_busy_model_stays_and_the_other_load_is_refused(bench: Bench
     may_end.set()
     asking.join(PATIENCE_S)
     assert lifecycle.resolve("a") is model
+
+
+def test_a_load_of_one_more_version_does_not_evict_the_versions_beside_it(bench: Bench) -> None:
+    big_model(bench, "m", ALL)
+    lifecycle = bench.started("ondemand", repository_poll_secs=0, model_memory_budget=30)
+    lifecycle.wait_for("m", -1)
+    big_model(bench, "m", ALL, version="2")
+    with pytest.raises(InvalidArgumentError, match="of the budget for models"):
+        lifecycle.load("m", {})
+    assert versions(lifecycle, "m") == [1]
 
 
 def test_a_model_counts_at_every_moment_between_its_load_and_its_service(bench: Bench) -> None:
