@@ -209,8 +209,11 @@ class EnsembleLoader:
                 for name in tuple(self._plans):
                     changed = self._reconcile_one(name) or changed
 
-    def _reconcile_one(self, name: str) -> bool:
-        """Reconcile one ensemble and return True if it was loaded or unloaded."""
+    def _reconcile_one(self, name: str, *, anew: bool = False) -> bool:
+        """Reconcile one ensemble and return True if it was loaded or unloaded.
+
+        With ``anew``, it is opened although its models have not changed.
+        """
         plan = self._plans.get(name)
         if plan is None:
             return False
@@ -222,13 +225,18 @@ class EnsembleLoader:
                 _log.warning("ensemble '%s' is unloaded: %s", name, error)
                 self._table.unload_key(name)
             return serving is not None
-        if serving is not None and serving.steps == steps:
+        if not anew and serving is not None and serving.steps == steps:
             return False
         try:
             self._table.open(name, plan, steps)
         except RemoraError as error:
             _log.error("ensemble '%s' cannot be reloaded: %s", name, error)
             return False
+        wanted = self._plans.get(name)  # a client may have unloaded it meanwhile, or loaded it by another plan
+        if wanted is None:
+            self._table.unload_key(name)
+        elif wanted is not plan:
+            self._reconcile_one(name, anew=True)
         return True
 
 

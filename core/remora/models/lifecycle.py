@@ -267,7 +267,10 @@ class Lifecycle:
         resolve_future(self._readiness.start)
         polls = self._options.model_control_mode in ("poll", "ondemand") and self._options.repository_poll_secs > 0
         if polls and not self._readiness.stopping:
-            self._open_polls().start(self._options.repository_poll_secs)
+            opened = self._open_polls()
+            opened.start(self._options.repository_poll_secs)
+            if self._readiness.stopping:  # a stop since the check above did not see the polls
+                opened.stop()
         return failures
 
     def _warn_of_no_models(self) -> None:

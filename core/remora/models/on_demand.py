@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from remora.errors import InternalError, RemoraError
+from remora.errors import InternalError, RemoraError, UnavailableError
 from remora.models.readiness import resolve_future
 from remora.system.clock import Clock
 
@@ -35,15 +35,26 @@ class OnDemand:
         self._now = clock.monotonic_ns
         self._lock = threading.Lock()
         self._loads: dict[str, _Load] = {}
+        self._end: RemoraError | None = None
 
     def want(self, key: str) -> Future[None]:
-        """Return the running or just failed load of a model, or start one in a separate thread."""
+        """Return the running or just failed load of a model, or start one in a separate thread.
+
+        After `stop` no load starts, and the result has its error.
+        """
         with self._lock:
             load = self._loads.get(key)
             if load is not None and (not load.done.done() or self._has_just_failed(load)):
                 return load.done
             load = self._loads[key] = _Load(Future(), self._now())
-        threading.Thread(target=self._run, args=(key, load.done), name=f"remora load {key}", daemon=True).start()
+            if self._end is not None:
+                resolve_future(load.done, self._end)
+                return load.done
+        thread = threading.Thread(target=self._run, args=(key, load.done), name=f"remora load {key}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the process can have no more threads
+            resolve_future(load.done, UnavailableError(f"model '{key}' cannot be loaded: {error}"))
         return load.done
 
     def _has_just_failed(self, load: _Load) -> bool:
@@ -62,8 +73,9 @@ class OnDemand:
             resolve_future(done)
 
     def stop(self, error: RemoraError) -> None:
-        """Fail all loads in progress with ``error`` for the requests that wait for them."""
+        """Fail the loads in progress and later ones with ``error``, for the requests that wait."""
         with self._lock:
+            self._end = error
             loads = list(self._loads.values())
         for load in loads:
             resolve_future(load.done, error)

@@ -34,11 +34,12 @@ class RepositoryPolls:
     def poll(self) -> dict[str, RemoraError]:
         """Reconcile the loaded models with the repositories and return the failures."""
         models, table = self._models, self._models.table
+        known = table.known()  # before the scan, which may miss the folder of a model that is loaded during it
         self._catalog.look(forgiving=True)
         offered = self._catalog.models()
         wanted = [key for key in offered if table.newest(key) is not None] if self._only_serving else offered
         with occasion(GONE):
-            for key in table.known():
+            for key in known:
                 if key not in offered:
                     models.drop(key)
                     table.forget(key)

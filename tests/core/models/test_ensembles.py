@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eventually import eventually
 from fakes import DOUBLER, FakeBackend, FakeClock, Replies, write_model
 from remora.backends import Backend
 from remora.backends.registry import EnsembleBackend
@@ -16,8 +17,9 @@ from remora.errors import InternalError, InvalidArgumentError, NotFoundError
 from remora.messages import InferForm, InputSpec, Outcome, OutputSpec, Response, Ticket
 from remora.models import loader as loading
 from remora.models.lifecycle import Lifecycle
-from remora.models.loader import ModelLoader
+from remora.models.loader import LoadPlan, ModelLoader
 from remora.options import EngineOptions
+from remora.scheduling.assembly import Steps
 
 PATIENCE_S = 30.0
 TENSORS = DOUBLER.replace('backend: "fake"', "")
@@ -422,3 +424,50 @@ def test_an_ensembles_own_names_for_classes_hold(bench: Bench) -> None:
     asked = InferForm(ASKED.inputs, (OutputSpec("OUT", 2),))
     assert answer_of(lifecycle, "own", asked).tolist() == [[b"4:0:uno"]]
     assert answer_of(lifecycle, "c", asked).tolist() == [[b"2:0:one"]]
+
+
+def test_an_ensemble_that_is_unloaded_while_it_is_composed_again_stays_unloaded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.ensemble("e", "a")
+    lifecycle = bench.started(load_model=("e",))
+    models = lifecycle.models
+    open_again = models.open
+
+    def unload_first(name: str, *what: Any) -> None:
+        if name == "e":
+            lifecycle.unload("e")
+        open_again(name, *what)
+
+    lifecycle.unload("a")
+    assert ready(lifecycle) == []
+    monkeypatch.setattr(models, "open", unload_first)
+    lifecycle.load("a", {})
+    assert ready(lifecycle) == ["a"]
+
+
+def test_an_ensemble_that_is_loaded_anew_while_it_is_composed_again_has_its_new_configuration(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.ensemble("e", "a")
+    lifecycle = bench.started(load_model=("e",))
+    models, is_loading, is_composing = lifecycle.models, threading.Event(), threading.Event()
+    open_now, loading = models.open, threading.Thread(target=lambda: lifecycle.load("e", {}))
+
+    def open_late(name: str, plan: LoadPlan, steps: Steps | None) -> None:
+        if name == "e" and plan.config.max_batch_size == 4 and not is_loading.is_set():
+            is_loading.set()
+            assert is_composing.wait(PATIENCE_S)
+        elif name == "e" and is_loading.is_set() and not is_composing.is_set():
+            is_composing.set()
+            eventually(lambda: models._ensembles._plans["e"] is not plan)
+        open_now(name, plan, steps)
+
+    monkeypatch.setattr(models, "open", open_late)
+    bench.ensemble("e", "a", batch=4)
+    loading.start()
+    assert is_loading.wait(PATIENCE_S)
+    lifecycle.unload("a")
+    lifecycle.load("a", {})
+    loading.join(PATIENCE_S)
+    assert lifecycle.resolve("e").config.max_batch_size == 4

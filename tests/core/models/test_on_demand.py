@@ -73,4 +73,22 @@ def test_a_stop_ends_the_wait_and_not_the_load() -> None:
     for thread in threading.enumerate():
         if thread.name == "remora load m":
             thread.join(PATIENCE_S)
+    with pytest.raises(UnavailableError, match="stopping"):
+        demand.want("other").result(0)
+    assert loads.begun == ["m"]
+
+
+def test_a_load_whose_thread_cannot_start_fails_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    loads, clock = Loads(), FakeClock()
+    loads.may_end.set()
+    demand = OnDemand(loads, clock)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(UnavailableError, match="can't start new thread"):
+        demand.want("m").result(PATIENCE_S)
+    monkeypatch.undo()
+    clock.advance(FAILURE_HOLDS_NS)
+    demand.want("m").result(PATIENCE_S)
     assert loads.begun == ["m"]

@@ -182,3 +182,41 @@ def test_a_load_that_breaks_off_for_whatever_reason_leaves_the_model_unavailable
         assert lifecycle.index(ready=False) == [
             IndexEntry("m", "1", "UNAVAILABLE", "Internal: OSError: the disk is away")
         ]
+
+
+def test_a_model_that_a_request_loads_during_a_poll_stays(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    lifecycle = bench.started("ondemand", repository_poll_secs=0)
+    catalog = lifecycle._catalog
+    models = catalog.models
+
+    def load_afterwards() -> list[str]:
+        offered = models()
+        monkeypatch.setattr(catalog, "models", models)
+        write_model(bench.repository, "m")
+        lifecycle.load("m", {})
+        return offered
+
+    monkeypatch.setattr(catalog, "models", load_afterwards)
+    lifecycle.poll()
+    assert versions(lifecycle, "m") == [1]
+
+
+def test_polls_that_begin_while_the_server_stops_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[threading.Event] = []
+
+    def start(polls: RepositoryPolls, _interval_s: float) -> None:
+        begun.append(polls._ended)
+
+    write_model(bench.repository, "m")
+    lifecycle = bench.lifecycle("poll", repository_poll_secs=1)
+    open_polls = lifecycle._open_polls
+
+    def open_late() -> RepositoryPolls:
+        lifecycle.stop(PATIENCE_S)
+        return open_polls()
+
+    monkeypatch.setattr(lifecycle, "_open_polls", open_late)
+    monkeypatch.setattr(RepositoryPolls, "start", start)
+    lifecycle.start()
+    assert [ended.is_set() for ended in begun] == [True] * len(begun)
+    assert begun
