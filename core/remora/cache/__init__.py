@@ -82,7 +82,7 @@ class ResponseCache(Protocol):
         """
 
     def models_changed(self) -> None:
-        """Change `epoch`, because a model was unloaded or replaced."""
+        """Change `epoch`, because requests may get another version of a model than before."""
 
     @property
     def epoch(self) -> int:

@@ -63,6 +63,8 @@ class Lifecycle:
         self._polls: RepositoryPolls | None = None
         self._readiness = ReadinessState(options, self.table, loader.gpu_count)
         self.table.missing = self._missing
+        if loader.cache is not None:
+            self.table.changed = loader.cache.models_changed  # at once, because the answers of ensembles change
         self._releases: Releases | None = None
         self._shadows = self._shadow_settings()
         self._releases_lock = threading.Lock()

@@ -106,7 +106,6 @@ class ServedModel:
         self._instances = parts.instances
         self._labels = parts.labels
         self._now = parts.clock.monotonic_ns
-        self._cache = parts.cache
         self._turns = parts.scheduling.turns
         self._users = 0
         self._closing = False
@@ -445,8 +444,6 @@ class ServedModel:
 
         Returns False if something was still in use after ``timeout_s``.
         """
-        if self._cache is not None:
-            self._cache.models_changed()
         begin_ns = self._now()
         with self._released:
             self._closing = True

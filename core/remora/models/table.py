@@ -102,6 +102,15 @@ class ModelState(NamedTuple):
         routed: ServedModel = self.routing.route(ready)
         return routed
 
+    def version(self, key: str, number: int) -> ServedModel:
+        """Return a ready version. Raises NotFoundError or UnavailableError with the model's key."""
+        row = self.versions.get(number)
+        if row is None:
+            raise NotFoundError(f"Request for unknown model: '{key}' version {number} is not found")
+        if row.model is None:
+            raise UnavailableError(f"Request for unknown model: '{key}' version {number} is not at ready state")
+        return row.model
+
     @property
     def ready_versions(self) -> list[int]:
         """The ready versions in ascending order."""
@@ -150,6 +159,8 @@ class ModelTable:
         self._closed = False
         self.missing: Missing = _refuse
         """Called when no version serves a request; raises, or returns the version that serves since then."""
+        self.changed: Callable[[], None] = lambda: None
+        """Called after each change that readers see, with the table's lock held."""
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -181,12 +192,7 @@ class ModelTable:
             if serving is None:
                 raise NotFoundError(f"Request for unknown model: '{key}' has no available versions")
             return serving
-        row = state.versions.get(version)
-        if row is None:
-            raise NotFoundError(f"Request for unknown model: '{key}' version {version} is not found")
-        if row.model is None:
-            raise UnavailableError(f"Request for unknown model: '{key}' version {version} is not at ready state")
-        return row.model
+        return state.version(key, version)
 
     def _by_alias(self, name: str, version: int) -> ServedModel:
         """Return the version that ``MODEL@ALIAS`` names.
@@ -199,9 +205,9 @@ class ModelTable:
         number = state.routing.version_of(alias) if state is not None and state.routing is not None else None
         if alias == _LATEST and state is not None and state.ready_versions:
             number = state.ready_versions[-1]
-        if number is None or version >= 0:
+        if state is None or number is None or version >= 0:
             raise NotFoundError(f"Request for unknown model: '{name}' is not found")
-        return self.look_up(model, number)
+        return state.version(key, number)
 
     def called(self, name: str) -> ModelState | None:
         """Return the state of the only model of this name in any namespace.
@@ -425,3 +431,4 @@ class ModelTable:
         self._states = states
         names = {state.newest.name for state in states.values() if state.newest is not None}
         self.only_model = names.pop() if len(names) == 1 else ""
+        self.changed()

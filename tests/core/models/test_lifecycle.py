@@ -302,6 +302,21 @@ def test_a_request_whose_model_becomes_ready_during_its_look_up_is_served(bench:
     assert lifecycle.resolve("m").version == 1
 
 
+def test_the_latest_version_is_ready_while_another_takes_its_place(bench: Bench) -> None:
+    write_model(bench.repository, "m")
+    lifecycle = bench.started(load_model=("m",))
+    look_up = lifecycle.table.look_up
+
+    def slowly(name: str, version: int = -1) -> ServedModel:
+        if version == 1:
+            write_model(bench.repository, "m", versions=("2",))
+            lifecycle.load("m", {})
+        return look_up(name, version)
+
+    lifecycle.table.look_up = slowly  # type: ignore[method-assign]
+    assert lifecycle.is_model_ready("m@latest", -1)
+
+
 def test_the_only_model_is_known_once_all_of_the_start_have_come(bench: Bench) -> None:
     write_model(bench.repository, "m")
     waiting = bench.lifecycle("none")
