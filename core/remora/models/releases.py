@@ -199,46 +199,58 @@ class Releases:
         now_ms = self._clock.wall_ms()
         reason = text_of(parameters, "reason") or "command"
         with self._commands:
-            live = self._live.get(key)
             if action == "start":
                 self._start(key, parameters, now_ms, reason)
-                return
-            if action == "end":
+            elif action == "end":
                 self._end(key)
-                return
-            release = live.release if live is not None else Release(self._serving_version(key))
-            alias = text_of(parameters, "alias") or CANARY
-            if action == "weight":
-                weight = releases.parse_weight(parameters.get("weight"))
-                self._put(key, releases.set_weight(release, weight, now_ms, alias=alias, reason=reason))
-            elif action == "promote":
-                self._settle(key, releases.promote(release, now_ms, alias=alias, reason=reason))
-            elif action == "rollback":
-                chosen = text_of(parameters, "alias")
-                self._settle(key, releases.rollback(release, now_ms, alias=chosen, reason=reason), forced=True)
             elif action == "shadow":
-                self._shadow(key, release, parameters, now_ms)
+                self._shadow(key, parameters, now_ms)
             else:
                 version = version_of(parameters, self._models.available(key)) if "version" in parameters else None
-                self._settle(key, releases.set_alias(release, alias, version, now_ms))
+                with self._lock:  # because a load may roll an arm back meanwhile
+                    release = self._changed(self._release(key), action, parameters, version, now_ms, reason)
+                    self._put(key, release, forced=action == "rollback")
+                if action != "weight":
+                    self._load(key)
+
+    @staticmethod
+    def _changed(
+        release: Release, action: str, parameters: Mapping[str, object], version: int | None, now_ms: int, reason: str
+    ) -> Release:
+        """Return the release after a change of weights or aliases. Raises ValueError."""
+        chosen = text_of(parameters, "alias")
+        alias = chosen or CANARY
+        if action == "weight":
+            weight = releases.parse_weight(parameters.get("weight"))
+            return releases.set_weight(release, weight, now_ms, alias=alias, reason=reason)
+        if action == "promote":
+            return releases.promote(release, now_ms, alias=alias, reason=reason)
+        if action == "rollback":
+            return releases.rollback(release, now_ms, alias=chosen, reason=reason)
+        return releases.set_alias(release, alias, version, now_ms)
+
+    def _release(self, key: str) -> Release:
+        """Return the release of a model, which may have none yet."""
+        live = self._live.get(key)
+        return live.release if live is not None else Release(self._serving_version(key))
 
     def _start(self, key: str, parameters: Mapping[str, object], now_ms: int, reason: str) -> None:
         if self._models.is_sent(key):
             raise ValueError("a client sent this model's configuration: versions come from the repository only")
         self._check_loaded(key)
-        before = self._live.get(key)
-        stable = before.release.stable if before is not None else self._serving_version(key)
         version = version_of(parameters, self._models.available(key))
-        release = releases.start(
-            before.release if before is not None else Release(stable),
-            version,
-            releases.parse_weight(parameters.get("weight", 0)),
-            now_ms,
-            alias=text_of(parameters, "alias") or CANARY,
-            reason=reason,
-            **plan_of(parameters),
-        )
-        self._put(key, release)
+        with self._lock:
+            before = self._live.get(key)
+            release = releases.start(
+                self._release(key),
+                version,
+                releases.parse_weight(parameters.get("weight", 0)),
+                now_ms,
+                alias=text_of(parameters, "alias") or CANARY,
+                reason=reason,
+                **plan_of(parameters),
+            )
+            self._put(key, release)
         try:
             self._load(key)
         except RemoraError:
@@ -250,16 +262,19 @@ class Releases:
             self._restore(key, before)
             raise InvalidArgumentError(f"version {version} of model '{key}' is not released: {why}")
 
-    def _shadow(self, key: str, release: Release, parameters: Mapping[str, object], now_ms: int) -> None:
+    def _shadow(self, key: str, parameters: Mapping[str, object], now_ms: int) -> None:
         """Begin or end the copies to a version."""
-        if not parameters.keys() & {"version", "model", "url"}:
-            self._settle(key, releases.set_shadow(release, None, now_ms))
+        shadow: Shadow | None = None
+        if parameters.keys() & {"version", "model", "url"}:
+            self._check_loaded(key)
+            shadow = shadow_of(parameters, self._models.available(key))
+            self._check_shadow(key, shadow)
+        with self._lock:
+            before = self._live.get(key)
+            self._put(key, releases.set_shadow(self._release(key), shadow, now_ms))
+        if shadow is None:
+            self._load(key)
             return
-        self._check_loaded(key)
-        before = self._live.get(key)
-        shadow = shadow_of(parameters, self._models.available(key))
-        self._check_shadow(key, shadow)
-        self._put(key, releases.set_shadow(release, shadow, now_ms))
         try:
             self._load(key)
         except RemoraError:
@@ -310,11 +325,6 @@ class Releases:
         if live.release.stage == RUNNING:
             raise ValueError("a release is running: promote it or roll it back first")
         self._drop(key)
-        self._load(key)
-
-    def _settle(self, key: str, release: Release, *, forced: bool = False) -> None:
-        """Route by a release, then load and unload versions."""
-        self._put(key, release, forced=forced)
         self._load(key)
 
     def _load(self, key: str) -> None:
@@ -411,7 +421,10 @@ class Releases:
         def look() -> None:
             if key not in self._judged and self._verdict(key).action != WAIT:
                 self._judged.add(key)
-                threading.Thread(target=self._judge_now, args=(key,), name="remora release", daemon=True).start()
+                try:
+                    threading.Thread(target=self._judge_now, args=(key,), name="remora release", daemon=True).start()
+                except RuntimeError:  # the process can have no more threads; the next answer leads here again
+                    self._judged.discard(key)
 
         return look
 
@@ -444,17 +457,19 @@ class Releases:
         if not self._commands.acquire(blocking=False):
             return
         try:
-            live = self._live.get(key)
-            if live is None or not live.release.automatic:
-                return
-            verdict = self._verdict(key)
-            if verdict.action == WAIT:
-                return
-            now_ms = self._clock.wall_ms()
-            change = releases.advance if verdict.action == "promote" else _roll_back
-            release = change(live.release, now_ms, verdict.reason)
-            _log.warning("release of model '%s': %s: %s", key, release.events[-1].action, verdict.reason)
-            self._settle(key, release, forced=True)
+            with self._lock:
+                live = self._live.get(key)
+                if live is None or not live.release.automatic:
+                    return
+                verdict = self._verdict(key)
+                if verdict.action == WAIT:
+                    return
+                now_ms = self._clock.wall_ms()
+                change = releases.advance if verdict.action == "promote" else _roll_back
+                release = change(live.release, now_ms, verdict.reason)
+                _log.warning("release of model '%s': %s: %s", key, release.events[-1].action, verdict.reason)
+                self._put(key, release, forced=True)
+            self._load(key)
         finally:
             self._commands.release()
 
