@@ -18,11 +18,11 @@ from remora.cli.scoring import Source, format_of
 from remora.cli.scoring.columns import map_columns, tensor_rows
 from remora.cli.scoring.image_files import LocalImages, StoredImages
 from remora.cli.scoring.images import IMAGE_COLUMN, ImageSource, pixels_of
-from remora.cli.scoring.journal import Journal, explain_write_error, journal_path
+from remora.cli.scoring.journal import Journal, excluding_runs, explain_write_error, journal_path
 from remora.cli.scoring.run import Progress, ScoringRun, Work
 from remora.cli.scoring.sinks import join_segments, write_empty
 from remora.cli.scoring.sources import import_parquet, open_source
-from remora.errors import InvalidArgumentError, NotFoundError
+from remora.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from remora.storage import Secret
 from remora.storage.location import Location, is_url, parse_location
 from remora.storage.stored_file import open_stored
@@ -77,11 +77,7 @@ def score(options: argparse.Namespace) -> int:
             raise explain_write_error(error, folder, 0) from error
         stack.callback(journal.close)
         if not is_url(options.output):
-            # After the journal has excluded another run, whose unfinished file this would remove.
-            try:
-                check_writable(Path(options.output))
-            except OSError as error:
-                raise explain_write_error(error, Path(options.output), journal.next_row) from error
+            _claim(Path(options.output), journal, stack)
         run = ScoringRun(engine, work, source, journal, clock)
         batch = _batch_size(options, run, images)
         progress = _Line(options.quiet)
@@ -217,6 +213,23 @@ def _reading(place: str, images: ImageSource | None) -> Iterator[tuple[Source, s
         size, etag = status.st_size, f"{status.st_size}-{status.st_mtime_ns}"
     with closing(file), closing(open_source(file, place, size)) as source:
         yield source, etag
+
+
+def _claim(output: Path, journal: Journal, stack: ExitStack) -> None:
+    """Exclude other runs with this OUTPUT, and check that it can be written.
+
+    Raises RemoraError. The journal comes before this, because it creates the folder that OUTPUT may be in.
+    """
+    try:
+        stack.enter_context(excluding_runs(output))
+    except UnavailableError:
+        if not journal.segments:
+            journal.remove()
+        raise
+    try:
+        check_writable(output)  # which would remove the unfinished file of another run
+    except OSError as error:
+        raise explain_write_error(error, output, journal.next_row) from error
 
 
 def _finish(journal: Journal, output: str, work: Work) -> None:

@@ -20,6 +20,7 @@ import pyarrow.parquet
 import pytest
 
 import onnx_models
+from eventually import eventually
 from object_store import ObjectStore, Seen, store_of_environment
 from remora.cli import main
 from remora.cli.score import describe
@@ -247,6 +248,29 @@ def test_a_run_that_another_process_kills_continues(
     run.wait()
     assert main(words[3:]) == 0
     check_output(out)
+
+
+def test_two_runs_with_one_output_and_a_folder_each_exclude_each_other(
+    model: Path, table: Path, tmp_path: Path, child_environment: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["score", str(model), str(table), str(tmp_path / "out.csv"), *WORDS]
+    before = set(tmp_path.iterdir())
+    run = subprocess.Popen(
+        [sys.executable, "-m", "remora", *words, f"--work-directory={tmp_path / 'one'}"], env=child_environment
+    )
+    try:
+        eventually((tmp_path / ".out.csv.lock").exists, process=run)
+        run.send_signal(signal.SIGSTOP)
+        assert main([*words, f"--work-directory={tmp_path / 'two'}"]) == 1
+        assert f"another run writes to '{tmp_path / 'out.csv'}': wait for it, or end it" in capsys.readouterr().err
+        assert not (tmp_path / "two").exists()
+        run.send_signal(signal.SIGCONT)
+        assert run.wait(60.0) == 0
+    finally:
+        run.kill()
+        run.wait()
+    check_output(tmp_path / "out.csv")
+    assert {path.name for path in set(tmp_path.iterdir()) - before} == {"out.csv", "out.csv.bad.jsonl"}
 
 
 def test_a_changed_input_does_not_continue_an_old_run(

@@ -13,8 +13,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -39,6 +39,35 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def journal_path(folder: Path) -> Path:
     """Return the journal's file in a folder of unfinished results."""
     return folder / "journal.jsonl"
+
+
+@contextmanager
+def excluding_runs(output: Path) -> Iterator[None]:
+    """Exclude other runs with this OUTPUT, which may use other folders.
+
+    The lock is an empty file beside OUTPUT, which the end of the run removes; a file in a read-only folder is locked
+    itself, because it is not replaced. Runs that write to a device, or on a file system without locks, do not exclude
+    each other. Raises UnavailableError if another run writes to OUTPUT.
+    """
+    target = Path(os.path.realpath(output))
+    beside = target.with_name(f".{target.name}.lock")
+    place = beside if os.access(target.parent, os.W_OK) else target
+    lock = None
+    if target.is_file() or not target.exists():
+        try:
+            lock = locks.take(place, wait=False)
+        except BlockingIOError:
+            raise UnavailableError(f"another run writes to '{output}': wait for it, or end it") from None
+        except OSError:
+            pass  # the check of OUTPUT finds the cause if it prevents the run
+    try:
+        yield
+    finally:
+        if lock is not None:
+            if place == beside and not os.fstat(lock).st_size:  # else it is a file of the user
+                with suppress(OSError):
+                    place.unlink()
+            os.close(lock)
 
 
 class Segment(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from remora.cli.scoring import Refusal
-from remora.cli.scoring.journal import Journal, explain_write_error
+from remora.cli.scoring.journal import Journal, excluding_runs, explain_write_error
 from remora.errors import InvalidArgumentError, UnavailableError
 
 IDENTITY = {"input": "a.csv", "model": "m"}
@@ -58,6 +58,46 @@ def test_two_runs_exclude_each_other(tmp_path: Path) -> None:
         Journal(tmp_path / "j", IDENTITY)
     journal.close()
     Journal(tmp_path / "j", IDENTITY).close()
+
+
+def test_two_runs_with_one_output_exclude_each_other(tmp_path: Path) -> None:
+    out, link = tmp_path / "out.csv", tmp_path / "link.csv"
+    link.symlink_to(out)
+    for first, second in ((out, link), (link, out), (out, tmp_path / "." / "out.csv")):
+        with excluding_runs(first):
+            with pytest.raises(UnavailableError, match=f"another run writes to '{second}': wait for it"):
+                excluding_runs(second).__enter__()
+            with excluding_runs(tmp_path / "other.csv"):
+                pass
+        with pytest.raises(ZeroDivisionError), excluding_runs(second):
+            raise ZeroDivisionError
+        assert [path.name for path in tmp_path.iterdir()] == ["link.csv"]
+
+
+def test_the_lock_of_a_killed_run_is_taken_over_and_a_file_of_the_user_stays(tmp_path: Path) -> None:
+    lock = tmp_path / ".out.csv.lock"
+    for text in ("", "of the user"):
+        lock.write_text(text)
+        with excluding_runs(tmp_path / "out.csv"):
+            assert lock.exists()
+        assert lock.exists() == bool(text)
+
+
+def test_a_place_without_locks_is_not_locked(tmp_path: Path) -> None:
+    null = tmp_path / "null.csv"
+    null.symlink_to("/dev/null")
+    for place in (null, tmp_path, tmp_path / "absent" / "out.csv"):
+        with excluding_runs(place), excluding_runs(place):
+            assert [path.name for path in tmp_path.iterdir()] == ["null.csv"]
+
+
+def test_a_file_in_a_read_only_folder_is_locked_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out.csv"
+    out.write_text("")
+    monkeypatch.setattr("remora.cli.scoring.journal.os.access", lambda *_: False)  # root may write everywhere
+    with excluding_runs(out), pytest.raises(UnavailableError, match="another run writes to"):
+        excluding_runs(out).__enter__()
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
 
 
 def test_the_folder_of_another_run_is_refused(tmp_path: Path) -> None:
