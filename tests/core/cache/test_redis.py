@@ -301,7 +301,8 @@ def test_two_engines_share_answers_until_the_model_changes(
     backend = FakeBackend()
     monkeypatch.setattr(loading, "find_backend", backend.find)
     write_model(tmp_path / "models", "m", config=DOUBLER + "response_cache { enable: true }")
-    options = EngineOptions(cache_config=("redis,host=127.0.0.1", f"redis,port={server.port}"))
+    times = (f"redis,{name}={PATIENCE_MS}" for name in ("connect_timeout", "socket_timeout", "wait_timeout"))
+    options = EngineOptions(cache_config=("redis,host=127.0.0.1", f"redis,port={server.port}", *times))
 
     def hits_of(value: int) -> tuple[int, int]:
         with Engine(tmp_path / "models", options=options) as engine:

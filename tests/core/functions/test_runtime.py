@@ -32,7 +32,7 @@ def test_a_function_answers_with_its_result() -> None:
 def test_requests_share_a_batch() -> None:
     sizes: list[int] = []
 
-    @remora.model(batch=4, max_delay=1.0)
+    @remora.model(batch=4, max_delay=60.0)
     def double(x: remora.Array[np.float32, -1, 2]) -> remora.Array[np.float32, -1, 2]:
         sizes.append(len(x))
         return x * 2
@@ -40,12 +40,12 @@ def test_requests_share_a_batch() -> None:
     with _engine(double) as engine:
         sizes.clear()
         futures = [engine.infer_async("double", {"x": np.full((1, 2), n, np.float32)}) for n in range(4)]
-        assert [future.result(30)["output"].tolist() for future in futures] == [[[2.0 * n] * 2] for n in range(4)]
+        assert [future.result(60)["output"].tolist() for future in futures] == [[[2.0 * n] * 2] for n in range(4)]
     assert sizes == [4]
 
 
 def test_an_invalid_request_does_not_fail_the_others_of_its_batch() -> None:
-    @remora.model(batch=3, max_delay=1.0)
+    @remora.model(batch=3, max_delay=60.0)
     def check(text: list[str]) -> list[str]:
         if "bad" in text:
             raise BadRequestError("the text is bad")
@@ -53,10 +53,10 @@ def test_an_invalid_request_does_not_fail_the_others_of_its_batch() -> None:
 
     with _engine(check) as engine:
         futures = [engine.infer_async("check", {"text": [[word]]}) for word in ("a", "bad", "c")]
-        assert futures[0].result(30)["output"].tolist() == [[b"a"]]
-        assert futures[2].result(30)["output"].tolist() == [[b"c"]]
+        assert futures[0].result(60)["output"].tolist() == [[b"a"]]
+        assert futures[2].result(60)["output"].tolist() == [[b"c"]]
         with pytest.raises(RemoraError, match="the text is bad") as error:
-            futures[1].result(30)
+            futures[1].result(60)
     assert error.value.code == "INVALID_ARG"
 
 
@@ -71,7 +71,7 @@ def test_requests_with_and_without_an_optional_input_run_apart() -> None:
     with _engine(add) as engine:
         seen.clear()
         futures = [engine.infer_async("add", {"x": [[n]], **({"y": [[10]]} if n % 2 else {})}) for n in range(4)]
-        assert [future.result(30)["output"].item() for future in futures] == [0, 11, 2, 13]
+        assert [future.result(60)["output"].item() for future in futures] == [0, 11, 2, 13]
     assert sum(size for size, _ in seen) == 4
 
 
@@ -106,7 +106,7 @@ def test_coroutines_of_several_requests_run_at_once() -> None:
         arrived.append(n)
         if len(arrived) == 3:
             together.set()
-        await asyncio.wait_for(together.wait(), 30)
+        await asyncio.wait_for(together.wait(), 60)
         return n
 
     with _engine(meet) as engine:
@@ -194,7 +194,7 @@ def test_a_generator_is_closed_when_its_client_leaves() -> None:
         stream = engine.infer_stream("endless", {"n": [1]})
         next(stream)
         stream.close()
-        assert closed.wait(30)
+        assert closed.wait(60)
 
 
 def test_a_pipeline_runs_as_an_ensemble() -> None:

@@ -162,11 +162,11 @@ def test_a_killed_download_leaves_nothing_that_can_be_loaded_and_is_gone_on_with
     def before(seen: object) -> None:
         if clouds.count("GET") > 6:
             half.set()
-            go_on.wait(30)
+            go_on.wait(60)
 
     clouds.before = before
     process = child(clouds, tmp_path / "cache", child_environment)
-    assert half.wait(30)
+    assert half.wait(60)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     clouds.before = lambda seen: None

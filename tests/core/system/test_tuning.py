@@ -24,9 +24,11 @@ NOTHING = Tuning(
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
     interval = sys.getswitchinterval()
+    gc.unfreeze()
     yield
     sys.setswitchinterval(interval)
     gc.unfreeze()
+    gc.enable()
 
 
 class Allocator:
