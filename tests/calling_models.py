@@ -9,7 +9,7 @@ import numpy as np
 
 from remora import Engine
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 HEAD = """
 import asyncio
 import numpy as np

@@ -101,10 +101,13 @@ def test_loading_again_and_again_does_not_grow(form: parity.Format, tmp_path: Pa
 
     for _ in range(4):
         load()
-    before = resident_bytes()
-    for _ in range(LOADS):
-        load()
-    assert resident_bytes() - before < MAX_GROWTH_BYTES
+    growths: list[int] = []
+    while len(growths) < 3 and (not growths or growths[-1] >= MAX_GROWTH_BYTES):
+        before = resident_bytes()
+        for _ in range(LOADS):
+            load()
+        growths.append(resident_bytes() - before)
+    assert min(growths) < MAX_GROWTH_BYTES, "a leak grows each time, what other threads allocate does not"
 
 
 @pytest.mark.parametrize("form", ONE_OF_EACH)
