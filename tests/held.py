@@ -9,7 +9,7 @@ import os
 import threading
 from typing import NamedTuple
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Held(NamedTuple):

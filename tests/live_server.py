@@ -52,12 +52,19 @@ def write_version(repository: Path, number: int, *, name: str = "m", initialize:
     folder = repository / name
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "config.pbtxt"
-    if not config.exists() or config.read_text() != CONFIG:  # a poll may read the file amid a write
-        config.write_text(CONFIG)
+    if not config.exists() or config.read_text() != CONFIG:
+        replace(config, CONFIG)
     making = repository.parent / f"making-{name}-{number}"
     making.mkdir()
     (making / "model.py").write_text(MODEL.format(factor=number, initialize=initialize))
     making.rename(folder / str(number))
+
+
+def replace(file: Path, text: str) -> None:
+    """Replace a file atomically, because a poll may read it amid a write."""
+    made = file.with_name(f".{file.name}.new")
+    made.write_text(text)
+    made.replace(file)
 
 
 def ask(connection: http.client.HTTPConnection, value: int, name: str = "m") -> tuple[int, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from live_server import PATIENCE_S
 from object_store import ObjectStore, object_store
 
 
@@ -32,7 +33,7 @@ def environment(clouds: ObjectStore, tmp_path: Path) -> dict[str, str]:
 
 def ask(port: int, path: str, body: bytes | None = None, method: str = "GET") -> Any:
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", body, method=method)
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         text = answer.read()
     return json.loads(text) if text else None
 
@@ -81,12 +82,12 @@ def test_polling_costs_one_list_and_brings_what_is_new(
         clouds.requests.clear()
         clouds.before = lambda seen: looked.release()
         for _ in range(3):
-            assert looked.acquire(timeout=20)
+            assert looked.acquire(timeout=PATIENCE_S)
         assert [seen.kind for seen in clouds.requests][:3] == ["LIST"] * 3, "nothing changed: no HEAD and no GET"
         model = (digits.models / "digits" / "1" / "model.onnx").read_bytes()
         clouds.put("bucket", "repo/digits/2/model.onnx", model)
         while ask(server.http, "/v2/models/digits")["versions"] != ["2"]:
-            assert looked.acquire(timeout=20)
+            assert looked.acquire(timeout=PATIENCE_S)
         assert classify(server.http)
         # The configuration did not change, and is not brought again.
         assert [seen.key for seen in clouds.requests if seen.kind == "GET"] == ["bucket/repo/digits/2/model.onnx"]

@@ -19,7 +19,7 @@ from remora.engine import Engine
 from remora.errors import RemoraError
 from remora.messages import InferForm, InputSpec, Outcome, Response, Streamed, Ticket
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 THREAD = 'parameters { key: "ISOLATION" value { string_value: "thread" } } instance_group { kind: KIND_CPU count: 1 }'
 PYTHON = """

@@ -12,7 +12,7 @@ import pytest
 
 from conftest import free_ports
 from eventually import eventually
-from live_server import client, process, until
+from live_server import client, process, replace, until
 
 APP = """
 import numpy as np
@@ -65,5 +65,5 @@ def test_a_changed_file_replaces_its_models_without_a_restart(tmp_path: Path) ->
     with process(file, port, dict(os.environ), "--reload") as server:
         until(port, "/v2/health/ready", server)
         assert '"data":[2.0,2.0]' in _ask(port, "/v2/models/scale/infer", body)[1]
-        file.write_text(APP.format(factor=30))
+        replace(file, APP.format(factor=30))
         eventually(lambda: '"data":[30.0,30.0]' in _ask(port, "/v2/models/scale/infer", body)[1], process=server)

@@ -16,7 +16,7 @@ import pytest
 
 from conftest import EXTRA_FLAGS, free_ports
 from eventually import eventually
-from live_server import child, client, process, until
+from live_server import child, client, process, replace, until
 
 KINDS = """
 import dataclasses
@@ -243,9 +243,9 @@ def test_a_change_that_fails_the_golden_tests_beside_the_file_does_not_serve(tmp
     with process(file, port, dict(os.environ), "--reload") as server:
         until(port, "/v2/health/ready", server)
         assert _ask(port, "/models/twice", 3) == (200, {"output": 6.0})
-        file.write_text(TWICE.format(factor=50))
+        replace(file, TWICE.format(factor=50))
         assert server.stderr is not None
         assert any("1 differences in the golden tests" in line for line in server.stderr)
         assert _ask(port, "/models/twice", 3) == (200, {"output": 6.0})
-        file.write_text("# Mended.\n" + TWICE.format(factor="(x - 1)"))
+        replace(file, "# Mended.\n" + TWICE.format(factor="(x - 1)"))
         eventually(lambda: _ask(port, "/models/twice", 5) == (200, {"output": 20.0}), process=server)

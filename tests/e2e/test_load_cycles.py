@@ -20,7 +20,6 @@ SOAK = bool(os.environ.get("REMORA_SOAK"))
 CYCLES = 1000 if SOAK else 30
 MODELS = 100
 KIB = 1024
-SETTLE_S = 10.0
 
 CENSUS = """
 import os
@@ -64,7 +63,7 @@ def settled(pid: int, connection: http.client.HTTPConnection, wanted: Held) -> H
         now = held(pid, connection)
         return now if now.threads <= wanted.threads and now.fds <= wanted.fds else None
 
-    return eventually(look, within_s=SETTLE_S)  # type: ignore[return-value]
+    return eventually(look)  # type: ignore[return-value]
 
 
 @pytest.fixture

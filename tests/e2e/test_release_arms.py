@@ -14,7 +14,7 @@ import pytest
 from conftest import free_ports
 from eventually import eventually
 from hosting import ask
-from live_server import CONFIG, free_port, process, until, write_version
+from live_server import CONFIG, free_port, process, replace, until, write_version
 from released_model import INPUT, infer, release, release_server
 
 REQUEST: dict[str, Any] = {"inputs": [INPUT]}
@@ -238,7 +238,7 @@ def test_a_swap_of_the_primary_under_a_canary_keeps_the_release(
     with release_server(repository, child_environment, "--model-control-mode=poll", "--repository-poll-secs=1") as port:
         release(port, "start", version=3, weight="50%")
         file = repository / "m" / "2" / "model.py"
-        file.write_text(file.read_text().replace("self.factor = 2", "self.factor = 20"))
+        replace(file, file.read_text().replace("self.factor = 2", "self.factor = 20"))
 
         eventually(lambda: {infer(port)[0] for _ in range(20)} == {3, 20})
         status = release(port)

@@ -207,7 +207,8 @@ def test_a_shadow_server_that_crashes_costs_no_answer(
         other.kill()
         other.wait()
         assert {_version(ours)[0] for _ in range(20)} == {"2"}
-        assert "ConnectionRefusedError" in eventually(lambda: counts("failed"))["samples"][-1]
+        # The first copies may fail on connections that the other server had open.
+        eventually(lambda: "ConnectionRefusedError" in str((counts("failed") or {}).get("samples")))
         refused = _remora(child_environment, ours, "shadow", "m", "--to", "http://169.254.169.254/")
         assert refused.returncode == 1
         assert "the server's option --shadow-url defines; there are: there" in refused.stderr

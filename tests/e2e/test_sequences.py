@@ -158,7 +158,7 @@ def server(serving: Serving, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     rpc = pytest.importorskip("grpc", reason="pip install '.[grpcio]'")
     with serving(repository) as running, rpc.insecure_channel(f"127.0.0.1:{running.grpc}") as channel:
         ready = channel.unary_unary("/inference.GRPCInferenceService/ServerReady")
-        assert ready(b"", timeout=30, wait_for_ready=True)  # HTTP is ready a moment earlier
+        assert ready(b"", timeout=60, wait_for_ready=True)
         yield running
 
 
@@ -255,7 +255,7 @@ def test_a_stream_over_grpc_carries_a_sequence_with_state(server: RunningServer)
             client.async_stream_infer(
                 "sum_direct", [tensor], sequence_id="text", sequence_start=value == 1, sequence_end=value == 3
             )
-        found = [answers.get(timeout=30) for _ in range(3)]
+        found = [answers.get(timeout=60) for _ in range(3)]
         client.stop_stream()
     assert [error for _, error in found] == [None] * 3
     assert [result.as_numpy("OUTPUT").item() for result, _ in found] == [1, 3, 6]
@@ -272,7 +272,7 @@ def test_a_client_cannot_send_a_state(server: RunningServer) -> None:
 
 
 def read(server: RunningServer, path: str) -> Any:
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.http}{path}", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.http}{path}", timeout=60) as answer:
         return json.load(answer)
 
 

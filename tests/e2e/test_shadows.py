@@ -20,7 +20,7 @@ from conftest import free_ports
 from eventually import eventually
 from generation_models import tiny
 from hosting import ask
-from live_server import PATIENCE_S, SEQUENCES, STREAM, process, until, write_version
+from live_server import PATIENCE_S, SEQUENCES, STREAM, process, replace, until, write_version
 from released_model import infer, release, release_server
 from remora.models.recordings import MAX_WAITING
 
@@ -291,7 +291,7 @@ def test_a_swap_of_the_primary_keeps_its_shadow(tmp_path: Path, child_environmen
         assert _infer(port) == 2
         _shadow(port, lambda row: row["compared"] == 1)
         file = tmp_path / "models" / "m" / "2" / "model.py"
-        file.write_text(file.read_text().replace("self.factor = 2", "self.factor = 3"))
+        replace(file, file.read_text().replace("self.factor = 2", "self.factor = 3"))
         eventually(lambda: _infer(port) == 3)
         counts = release(port)["shadow"]
         assert counts["differing"] > 0

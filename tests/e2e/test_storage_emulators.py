@@ -69,7 +69,7 @@ def bucket(moto: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     ):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-    urllib.request.urlopen(urllib.request.Request(f"{moto}/models", method="PUT"), timeout=20).close()
+    urllib.request.urlopen(urllib.request.Request(f"{moto}/models", method="PUT"), timeout=60).close()
     store: Any = S3Store(
         "models", endpoint=moto, access_key_id="AK", secret_access_key="sk", client_options={"allow_http": True}
     )
@@ -177,4 +177,4 @@ def make_container(url: str) -> None:
     }
     request = urllib.request.Request(f"{url}/models?restype=container", None, headers, method="PUT")
     with suppress(urllib.error.HTTPError):  # it is there from the test before
-        urllib.request.urlopen(request, timeout=20).close()
+        urllib.request.urlopen(request, timeout=60).close()

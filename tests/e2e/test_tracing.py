@@ -89,7 +89,7 @@ def infer(server: RunningServer, model: str, **headers: str) -> Any:
 
 
 def post(server: RunningServer, path: str, body: str, **headers: str) -> Any:
-    connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=60)
     try:
         connection.request("POST", path, body, headers)
         reply = connection.getresponse()
@@ -154,11 +154,11 @@ def test_grpc_and_its_streams_carry_contexts_and_tell_of_each_answer(models: Pat
                 service = "/inference.GRPCInferenceService/"
                 metadata = (("traceparent", PARENT),)
                 channel.unary_unary(f"{service}ModelInfer")(
-                    message("plain"), metadata=metadata, timeout=30, wait_for_ready=True
+                    message("plain"), metadata=metadata, timeout=60, wait_for_ready=True
                 )
                 stream = channel.stream_stream(f"{service}ModelStreamInfer")
                 assert (
-                    len(list(stream(iter([message("many")]), metadata=metadata, timeout=30, wait_for_ready=True))) >= 3
+                    len(list(stream(iter([message("many")]), metadata=metadata, timeout=60, wait_for_ready=True))) >= 3
                 )
         spans = received.spans(6)
     assert [span.name for span in spans] == ["InferRequest", "plain", "compute", "InferRequest", "many", "compute"]

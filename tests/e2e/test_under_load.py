@@ -10,10 +10,12 @@ import json
 import os
 import signal
 import threading
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +30,14 @@ POLLS = 20 if SOAK else 2
 
 
 class Load:
-    """Clients that ask one after another, as behind a load balancer: they stop when the server is not ready."""
+    """Clients that ask one after another, as behind a load balancer: they stop when the server is not ready.
 
-    def __init__(self, port: int, clients: int = 4) -> None:
+    A client that a busy machine keeps from looking at /readyz for ``lame_duck_s`` may be refused.
+    """
+
+    def __init__(self, port: int, clients: int = 4, lame_duck_s: float = inf) -> None:
         self.port = port
+        self.lame_duck_s = lame_duck_s
         self.versions: Counter[str] = Counter()
         self.wrong: list[object] = []
         self.answered = threading.Semaphore(0)
@@ -59,6 +65,7 @@ class Load:
             self._ask_on(connection, first)
 
     def _ask_on(self, connection: http.client.HTTPConnection, value: int) -> None:
+        looked_s = time.monotonic()
         while not self._end.is_set() and not self.wrong:
             value += 1
             try:
@@ -68,12 +75,20 @@ class Load:
                     self.wrong.append((status, answer))
                 self.versions[version] += 1
             except (OSError, http.client.HTTPException, KeyError) as error:
-                if self._end.is_set():
+                if self._end.is_set() or time.monotonic() - looked_s > self.lame_duck_s:
                     return
                 self.wrong.append(repr(error))
             self.answered.release()
-            if value % 8 == 0 and status_of(self.port, "/readyz") != 200:
-                self._end.set()
+            if value % 8 == 0:
+                looked_s = time.monotonic()
+                if not self._is_ready():
+                    self._end.set()
+
+    def _is_ready(self) -> bool:
+        try:
+            return status_of(self.port, "/readyz") == 200
+        except OSError:
+            return False
 
 
 @pytest.fixture
@@ -114,7 +129,7 @@ def test_no_request_fails_while_the_repository_is_polled(repository: Path, servi
 def test_no_request_fails_when_the_server_is_told_to_stop(repository: Path, serving: Callable[..., Any]) -> None:
     load: Load
     with serving(repository, "--lame-duck-secs=5", *THREADS) as server:  # in which clients must look at /readyz
-        load = Load(server.http)
+        load = Load(server.http, lame_duck_s=5)
         load.__enter__()
         load.wait_for(50)
     load.__exit__()  # the server got SIGTERM, and has exited with 0 before this
