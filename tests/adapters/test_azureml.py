@@ -442,7 +442,7 @@ def test_what_waited_for_its_turn_is_not_run_once_its_client_has_gone(tmp_path: 
     os.mkfifo(gate)
     os.mkfifo(started)
     variables = environment(tmp_path, COUNTING.format(gate=str(gate), started=str(started)))
-    limit = {} if left == "by its own will" else {"SCORING_TIMEOUT_MS": "300"}
+    limit = {} if left == "by its own will" else {"SCORING_TIMEOUT_MS": "2000"}
     with hosted("azureml", variables | limit) as port:
         wait_until_healthy(port)
         held = threading.Thread(target=ask, args=(port, "POST", "/score", b"held"))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from conftest import end, free_ports, wait_until_ready
+from eventually import eventually
 from remora import Engine
 from remora_adapters import container
 
@@ -65,7 +66,7 @@ def test_tritons_flags_start_it_and_a_given_repository_takes_the_place_of_the_va
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
     try:
         wait_until_ready(process, port, log)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/models/digits/ready", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/models/digits/ready", timeout=60) as answer:
             assert answer.status == 200
     finally:
         assert end(process) == 0
@@ -86,10 +87,10 @@ def test_a_machine_without_the_required_gpu_is_not_ready_and_says_why(
         wait_until_ready(process, port, log, "/startupz")
         for path, body in (("/readyz?verbose", "--require-gpu: no NVIDIA GPU can be used"), ("/v2/health/ready", "")):
             with pytest.raises(urllib.error.HTTPError) as refused:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5)
+                urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60)
             assert refused.value.code in (400, 503)
             assert body in refused.value.read().decode()
-        assert "not ready: --require-gpu: no NVIDIA GPU can be used" in log.read_text()
+        eventually(lambda: "not ready: --require-gpu: no NVIDIA GPU can be used" in log.read_text(), process=process)
     finally:
         assert end(process) == 0
 

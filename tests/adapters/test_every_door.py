@@ -453,9 +453,9 @@ def test_a_malformed_head_is_refused_and_the_connection_ends(platform: str, repo
         for what, head in HEADS.items():
             sent = head.replace(b"%b", door.path.encode())
             with socket.create_connection(("127.0.0.1", ports.http), timeout=PATIENCE_S) as client:
-                client.sendall(sent)
                 said = b""
-                with suppress(ConnectionResetError):  # it need not read all that is sent
+                with suppress(ConnectionError):  # it need not read all that is sent
+                    client.sendall(sent)
                     said = b"".join(iter(lambda client=client: client.recv(65_536), b""))
             preface = sent.startswith(b"PRI")
             assert preface or said[:10] in (b"HTTP/1.1 4", b"HTTP/1.1 5"), (what, said)

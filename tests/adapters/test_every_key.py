@@ -453,12 +453,16 @@ def test_a_probe_shows_its_details_only_to_a_key(container: Ports) -> None:
     assert ask(container.http, "GET", path, headers={"X-API-Key": "key-read"}).status == 200
 
 
+def wrong_key(ports: Ports) -> Got:
+    return ask(ports.http, "GET", "/v2", headers={"X-API-Key": "wrong"})
+
+
 def test_wrong_keys_are_counted_and_limited_while_right_ones_work(container: Ports) -> None:
     statuses = [ask(container.http, "GET", "/v2", headers={"X-API-Key": f"wrong{each}"}).status for each in range(20)]
     assert statuses.index(429) <= 10
     assert set(statuses) == {401, 429}
-    late = ask(container.http, "GET", "/v2", headers={"X-API-Key": "wrong"})
-    assert late.status == 429
+    # One more wrong key is allowed every six seconds, which a busy machine may spend here.
+    late = eventually(lambda: got if (got := wrong_key(container)).status == 429 else None)
     assert 1 <= int(late.headers["retry-after"]) <= 7
     page = ask(container.metrics, "GET", "/metrics", headers={"X-API-Key": "key-read"})
     assert page.status == 200

@@ -19,7 +19,7 @@ from hosting import write_parts, write_scale
 from remora.engine import Engine
 from remora_adapters.aws_lambda import Function, Settings
 from remora_adapters.aws_lambda.streaming import Invocation, RuntimeClient, head_of, run
-from remora_adapters.emulate import EmulateSettings, find_platform
+from remora_adapters.emulate import EmulateSettings, find_platform, generation
 from remora_adapters.emulate.lambda_runtime import RuntimeApi
 from remora_adapters.emulate.running import FAILED, PASSED, SKIPPED, run_checks
 
@@ -220,7 +220,10 @@ def test_the_process_passes_all_checks_of_the_emulator(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "streams"), [("stream", PASSED), ("buffered", SKIPPED)])
-def test_a_language_model_passes_its_checks(mode: str, streams: str, tmp_path: Path) -> None:
+def test_a_language_model_passes_its_checks(
+    mode: str, streams: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "_ATTEMPTS_S", START_TIMEOUT_S)
     tiny(tmp_path / "models")
     command = (sys.executable, "-m", "remora_adapters.aws_lambda")
     if mode == "buffered":  # AWS's client in miniature

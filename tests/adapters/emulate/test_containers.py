@@ -187,8 +187,9 @@ def test_our_own_adapters_pass_all_checks(
 
 @pytest.mark.parametrize("platform", [*FAULTS, "sagemaker"])
 def test_a_language_model_on_our_own_adapters_passes_its_checks(
-    platform: str, tmp_path: Path, child_environment: dict[str, str]
+    platform: str, tmp_path: Path, child_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(generation, "_ATTEMPTS_S", START_TIMEOUT_S)
     tiny(tmp_path / "models")
     settings = EmulateSettings(
         command=(sys.executable, "-m", f"remora_adapters.{platform.replace('-', '_')}"),

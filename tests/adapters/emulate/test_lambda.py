@@ -94,6 +94,8 @@ def test_a_fault_fails_exactly_the_check_that_is_there_for_it(
         given={"path": "/double", "stream-path": "/stream", **given(tmp_path, slow={"slow": 1}, large={"long": 1})},
     )
     ids = [check.id for check in PLATFORM.checks if check.id in UNHURT.get(fault, {check.id})]
+    if fault == "late":  # its end would be judged by the platform's own time
+        ids.remove("sigterm-exit")
     verdicts = run_checks(
         replace(PLATFORM, grace_s=0.5 / PATIENCE) if fault == "stays" else PLATFORM,
         settings,

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 import faulty_generation as language
-from conftest import START_TIMEOUT_S
+from conftest import START_TIMEOUT_S, free_ports
 from remora.cli import main
 from remora_adapters.emulate import PLATFORMS, EmulateSettings, Failed, find_platform
 from remora_adapters.emulate.asking import Address, HttpReply, ask
-from remora_adapters.emulate.process import free_port
 from remora_adapters.emulate.running import FAILED, run_checks
 from remora_adapters.emulate.sagemaker import PLATFORM, accepts_quickly
 from remora_adapters.emulate.stage import Seen
@@ -172,12 +171,12 @@ def test_the_checks_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_command_can_be_the_api_for_real_clients(tmp_path: Path, child_environment: dict[str, str]) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     command = [sys.executable, "-m", "remora", "emulate", "sagemaker", "--api", str(port), "--", sys.executable, SERVER]
     with subprocess.Popen(command, env=child_environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert f"http://127.0.0.1:{port}" in process.stdout.readline()
         answer = ask(Address("127.0.0.1", port), "POST", "/endpoints/e/invocations", body=BODY)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(START_TIMEOUT_S) == 0
     assert (answer.status, json.loads(answer.body)) == (200, {"numbers": [2, 4]})

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from eventually import eventually
-from hosting import write_scale
+from hosting import PATIENCE_S, write_scale
 from remora_adapters import sagemaker
 from remora_adapters.emulate.asking import Address
 from remora_adapters.emulate.sagemaker_runtime import PAYLOAD_BYTES, Endpoint, runtime_api
@@ -175,7 +175,7 @@ def test_a_stream_that_breaks_off_is_an_error_amid_the_stream(tmp_path: Path) ->
                 pytest.raises(botocore.exceptions.EventStreamError, match="ModelStreamError"),
             ):
                 parts.extend(stream)
-        thread.join(10)
+        thread.join(PATIENCE_S)
         assert parts[0]["PayloadPart"]["Bytes"] == b"one"
 
 

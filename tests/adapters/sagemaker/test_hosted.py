@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hosting import Got, ask, running, write_scale
+from hosting import PATIENCE_S, Got, ask, running, write_scale
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError
 from remora.options import EngineOptions, ServerOptions
@@ -354,7 +354,7 @@ def test_a_model_that_loads_keeps_no_ping_waiting(endpoint: Endpoint) -> None:
         assert endpoint.invoke("slow").status == 404
         assert endpoint.load("slow").status == 409
         assert endpoint.ask("DELETE", "/models/slow").status == 404
-    load.join(30)
+    load.join(PATIENCE_S)
     assert statuses == [200]
 
 
