@@ -89,9 +89,9 @@ class Container(NamedTuple):
     def answer(self, url: str, body: bytes | None = None, content_type: str = "application/json") -> bytes:
         """What a URL answers, once something listens there. Fails the test with the log when nothing does."""
         request = urllib.request.Request(url, body, {"Content-Type": content_type} if body else {})
-        for _ in range(1200):
+        for _ in range(4800):
             try:
-                with urllib.request.urlopen(request, timeout=10) as response:
+                with urllib.request.urlopen(request, timeout=60) as response:
                     return bytes(response.read())
             except urllib.error.HTTPError as error:
                 # Triton's readiness is a 400 until it is there.

@@ -325,12 +325,19 @@ def server(tmp_path_factory: pytest.TempPathFactory, child_environment: dict[str
         yield Attacked({"http": http, "metrics": metrics}, server.pid, holds)
 
 
+def send(attacker: socket.socket, data: memoryview, ended: threading.Event) -> memoryview:
+    """Send until a server takes no more for a while, and return the rest."""
+    with contextlib.suppress(TimeoutError):
+        while data and not ended.is_set():
+            data = data[attacker.send(data) :]
+    return data
+
+
 def attack(port: int, data: bytes, ended: threading.Event, statuses: list[str]) -> None:
     """Send the bytes on one connection after another, and keep the status of the first answer."""
     while not ended.is_set():
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0) as attacker:
-            with contextlib.suppress(TimeoutError):  # the server reads no more until its answers are read
-                attacker.sendall(data)
+            rest = send(attacker, memoryview(data), ended)
             head = b""
             while not ended.is_set():
                 try:
@@ -338,6 +345,7 @@ def attack(port: int, data: bytes, ended: threading.Event, statuses: list[str]) 
                 except TimeoutError:
                     if statuses:
                         break
+                    rest = send(attacker, rest, ended)  # of a server that is slow, and does not wait for its reader
                     continue
                 if not part:
                     break
