@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from fakes import FakeService, FakeTransport
 from remora.messages import Buffer
+from remora.server.http.exchange import Service
 from remora.server.http.held_bytes import HeldBytes
 from remora.server.http.http1 import Connection
 from remora.server.http.http1_listener import Handover, Listener
@@ -83,11 +84,17 @@ def answers_of(wire: bytes) -> list[tuple[bytes, bytes]]:
 
 @contextmanager
 def benches(
-    *, wait: bool = False, limit: int = LIMIT, http2: Handover | None = None, held: HeldBytes | None = None
+    *,
+    wait: bool = False,
+    limit: int = LIMIT,
+    http2: Handover | None = None,
+    held: HeldBytes | None = None,
+    over: Callable[[FakeService], Service] = lambda service: service,
 ) -> Iterator[Bench]:
+    """Yield a bench whose listener has what ``over`` returns for the fake service."""
     loop = asyncio.new_event_loop()
     service = FakeService(wait=wait)
-    listener = Listener(service, max_body_bytes=limit, http2=http2, held=held)
+    listener = Listener(over(service), max_body_bytes=limit, http2=http2, held=held)
     connection, transport = listener.connection(), FakeTransport()
 
     async def connect() -> None:

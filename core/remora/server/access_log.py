@@ -44,7 +44,7 @@ from remora.server.http.exchange import (
     Exchange,
     ForwardingExchange,
     Service,
-    bind,
+    binder_of,
     body_reader_of,
 )
 from remora.server.option_checks import access_share, open_proxies
@@ -311,7 +311,7 @@ class _LoggedService:
 
     def __init__(self, log: AccessLog, service: Service) -> None:
         self._log = log
-        self._service = service
+        self._bind = binder_of(service)
         self.reads_body = body_reader_of(service)
         """See `HeadReadingService`."""
 
@@ -321,7 +321,7 @@ class _LoggedService:
 
     def bind(self, head: Head) -> Answerer:
         """See `BindingService.bind`."""
-        return partial(_answer, self._log, self._log.line(head), bind(self._service, head))
+        return partial(_answer, self._log, self._log.line(head), self._bind(head))
 
 
 def _answer(

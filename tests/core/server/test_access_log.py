@@ -22,7 +22,7 @@ from remora.protocols.rest.answer import HttpAnswer, Wire
 from remora.server import access_log
 from remora.server.access_lines import Entry
 from remora.server.access_log import AccessLog, AccessWriter, _status_in
-from remora.server.http.exchange import Cancellable, Exchange, bind
+from remora.server.http.exchange import Cancellable, Exchange, binder_of
 from remora.system import logs
 from remora.system.clock import SystemClock
 from remora.system.log_lines import Line
@@ -67,7 +67,7 @@ def ran() -> Ticket:
 
 def ask(service: Service, *, share: float = 1.0, ids: bool = False) -> tuple[list[Entry], FakeExchange]:
     writer, exchange = FakeAccessWriter(), FakeExchange()
-    bind(AccessLog(writer, share, makes_ids=ids).over(service), HEAD)(b"", exchange)
+    binder_of(AccessLog(writer, share, makes_ids=ids).over(service))(HEAD)(b"", exchange)
     return writer.entries, exchange
 
 
@@ -112,7 +112,7 @@ def test_a_service_that_fails_is_logged_as_500() -> None:
 
     writer = FakeAccessWriter()
     with pytest.raises(ZeroDivisionError):
-        bind(AccessLog(writer, 0.0).over(Service(fail)), HEAD)(b"", FakeExchange())
+        binder_of(AccessLog(writer, 0.0).over(Service(fail)))(HEAD)(b"", FakeExchange())
     assert writer.entries[0][1] == 500
 
 
@@ -158,7 +158,7 @@ def test_a_writer_that_blocks_costs_entries_and_not_memory_and_reports_them(
     async def work() -> AccessWriter:
         writer = AccessWriter(asyncio.get_running_loop(), write, FakeClock())
         log = AccessLog(writer, 1.0)
-        answer = bind(log.over(Service(lambda exchange: exchange.respond(ANSWER))), HEAD)
+        answer = binder_of(log.over(Service(lambda exchange: exchange.respond(ANSWER))))(HEAD)
         for _ in range(10_000):
             answer(b"", FakeExchange())
         assert 8_000 < writer.dropped < 9_100

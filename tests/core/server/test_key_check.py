@@ -25,7 +25,7 @@ from remora.protocols.rest.answer import HttpAnswer
 from remora.protocols.tokens import TokenError
 from remora.server import key_check
 from remora.server.host import HostRoute
-from remora.server.http.exchange import Exchange, bind
+from remora.server.http.exchange import Exchange, binder_of
 from remora.server.http.http2_requests import Requests
 from remora.server.key_check import KeyCheck, Usage
 
@@ -79,7 +79,7 @@ def access_of(path: Path) -> KeyCheck:
 def test_a_head_that_is_remembered_loses_a_revoked_key_and_gains_a_new_one(path: Path) -> None:
     access = access_of(path)
     service = access.over(Echo())
-    ann, eve = bind(service, head_of("ann")), bind(service, head_of("eve"))
+    ann, eve = binder_of(service)(head_of("ann")), binder_of(service)(head_of("eve"))
     assert (send(ann), send(eve)[0]) == ((200, b"ann:infer "), 401)
     write(path, entry("bob"), entry("eve"))
     access.look()
@@ -88,7 +88,7 @@ def test_a_head_that_is_remembered_loses_a_revoked_key_and_gains_a_new_one(path:
 
 def test_what_a_service_noted_about_a_key_is_forgotten_when_its_roles_change(path: Path) -> None:
     access = access_of(path)
-    answer = bind(access.over(Echo()), head_of("ann"))
+    answer = binder_of(access.over(Echo()))(head_of("ann"))
     assert send(answer) == send(answer) == (200, b"ann:infer ")
     write(path, entry("ann", "all"))
     access.look()
@@ -102,11 +102,11 @@ def test_each_new_head_is_decided_by_its_own_path_and_key(path: Path) -> None:
     wanted = {("ann", "/v2"): 200, ("bob", "/v2"): 200, ("ann", "/v2/logging"): 403, ("bob", "/v2/logging"): 200,
               ("eve", "/v2"): 401, ("eve", "/v2/logging"): 401}  # fmt: skip
     for _ in range(2):
-        got = {(key, path): send(bind(service, head_of(key, path)))[0] for key, path in wanted}
+        got = {(key, path): send(binder_of(service)(head_of(key, path)))[0] for key, path in wanted}
         assert got == wanted
     write(path, entry("ann", "read"))
     check.look()
-    got = {(key, path): send(bind(service, head_of(key, path)))[0] for key, path in wanted}
+    got = {(key, path): send(binder_of(service)(head_of(key, path)))[0] for key, path in wanted}
     assert got == {(key, path): 200 if key == "ann" else 401 for key, path in wanted}
 
 
@@ -120,7 +120,7 @@ def test_a_decision_on_a_platforms_route_is_remembered_unless_a_redirect_decides
     service = access_of(path).over(Routed())
 
     def status(path: str, *more: tuple[bytes, bytes]) -> int:
-        return send(bind(service, Head("POST", path, ((b"x-api-key", b"ann"), *more))))[0]
+        return send(binder_of(service)(Head("POST", path, ((b"x-api-key", b"ann"), *more))))[0]
 
     assert (status("/score"), status("/predict")) == (200, 200)
     assert [request[1] for request in service._permitted] == ["/score"]  # type: ignore[attr-defined]
@@ -175,7 +175,7 @@ def test_long_paths_of_a_valid_key_are_not_remembered(path: Path) -> None:
     check = access_of(path)
     opened, service = check.over_calls(lambda _fields: lambda _link: None), check.over(Echo())
     opened(fields_of("x" * 5000, (b"x-api-key", b"ann")))
-    assert send(bind(service, head_of("ann", "/v2/" + "x" * 5000)))[0] == 200
+    assert send(binder_of(service)(head_of("ann", "/v2/" + "x" * 5000)))[0] == 200
     assert not check._decided_calls
     assert not service._permitted  # type: ignore[attr-defined]
 
@@ -206,9 +206,9 @@ class Refusals:
 def test_a_probe_needs_no_key_and_then_shows_no_details(path: Path) -> None:
     service = access_of(path).over(Echo())
     probe = Head("GET", "/readyz?verbose", ((b"host", b"x"),))
-    assert send(bind(service, probe)) == (200, b"none ")
-    assert send(bind(service, head_of("ann", "/readyz?verbose"))) == (200, b"ann:infer verbose")
-    assert send(bind(service, Head("POST", "/readyz", ())))[0] == 401
+    assert send(binder_of(service)(probe)) == (200, b"none ")
+    assert send(binder_of(service)(head_of("ann", "/readyz?verbose"))) == (200, b"ann:infer verbose")
+    assert send(binder_of(service)(Head("POST", "/readyz", ())))[0] == 401
 
 
 @pytest.mark.parametrize("text", ["", '{"keys": 3}', None])
@@ -222,12 +222,12 @@ def test_a_damaged_or_missing_file_leaves_the_keys_and_is_logged_once(
         path.write_text(text)
     for _ in range(3):
         access.look()
-    assert send(bind(access.over(Echo()), head_of("ann"))) == (200, b"ann:infer ")
+    assert send(binder_of(access.over(Echo()))(head_of("ann"))) == (200, b"ann:infer ")
     (record,) = [each for each in caplog.records if each.levelno == logging.ERROR]
     assert "the API keys stay as they were" in record.getMessage()
     write(path, entry("eve"))
     access.look()
-    assert send(bind(access.over(Echo()), head_of("eve"))) == (200, b"eve:infer ")
+    assert send(binder_of(access.over(Echo()))(head_of("eve"))) == (200, b"eve:infer ")
 
 
 def test_a_process_that_leaves_the_log_to_another_one_follows_the_keys_silently(
@@ -237,7 +237,7 @@ def test_a_process_that_leaves_the_log_to_another_one_follows_the_keys_silently(
     access.log_no_changes()
     write(path, entry("eve"))
     access.look()
-    assert send(bind(access.over(Echo()), head_of("eve"))) == (200, b"eve:infer ")
+    assert send(binder_of(access.over(Echo()))(head_of("eve"))) == (200, b"eve:infer ")
     path.write_text("")
     access.look()
     assert [each for each in caplog.records if each.levelno > logging.DEBUG] == []
@@ -295,7 +295,7 @@ def test_wrong_keys_are_limited_per_peer_and_their_counts_do_not_touch_others(pa
     assert access.denied == {"no key": 1, "wrong key": 11, "too many wrong keys": 2}
     now = 6.0
     assert access.deny(wrong, "192.0.2.1").answer().status == 401
-    assert send(bind(access.over(Echo()), head_of("ann")))[0] == 200
+    assert send(binder_of(access.over(Echo()))(head_of("ann")))[0] == 200
 
 
 def limited(access: KeyCheck, **limits: Any) -> Usage:
@@ -312,14 +312,14 @@ def test_openais_clients_get_openais_error_object(prefix: str, tmp_path: Path) -
 
     def refusal(head: Head) -> tuple[int, Any, bytes | None]:
         exchange = FakeExchange()
-        bind(service, head)(b"", exchange)
+        binder_of(service)(head)(b"", exchange)
         (found,) = exchange.answers
         return found.status, orjson.loads(b"".join(found.body))["error"], dict(found.headers).get(b"Retry-After")
 
     status, error, _ = refusal(Head("POST", path, ((b"host", b"x"),)))
     assert (status, error["type"], error["code"]) == (401, "authentication_error", "invalid_api_key")
     assert "requires an API key" in error["message"]
-    assert send(bind(service, head_of("ann", path)))[0] == 200
+    assert send(binder_of(service)(head_of("ann", path)))[0] == 200
     status, error, retry = refusal(head_of("ann", path))
     assert (status, error["type"], error["code"], retry) == (429, "rate_limit_error", "rate_limit_exceeded", b"2")
     assert isinstance(refusal(head_of("ann", "/v2"))[1], str)
@@ -364,7 +364,7 @@ class Open:
 def test_a_request_in_flight_counts_until_it_is_answered_or_dropped(path: Path, end: str) -> None:
     write(path, entry("ann")._replace(concurrent=1))
     service = Open()
-    answer = bind(access_of(path).over(service), head_of("ann"))
+    answer = binder_of(access_of(path).over(service))(head_of("ann"))
     answer(b"", FakeExchange())
     status, body = send(answer)
     assert status == 429
@@ -411,9 +411,7 @@ def expiring() -> tuple[KeyCheck, ExpiringTokens]:
 def test_an_expired_token_does_not_run_a_request_without_its_body_over_http1() -> None:
     check, tokens = expiring()
     head = f"POST {LOAD} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN.decode()}\r\nContent-Length: 9\r\n\r\n"
-    with benches() as bench:
-        bench.listener.service = check.over(bench.service)
-        bench.listener.reads_body = bench.listener.service.reads_body  # type: ignore[attr-defined]
+    with benches(over=check.over) as bench:
         bench.receive(head.encode() + b"parameter")
         tokens.expired = True
         bench.receive(head.encode() + b"par")
@@ -454,9 +452,9 @@ def test_an_expired_token_does_not_run_a_request_without_its_body_over_http2() -
 def test_a_request_whose_body_was_not_read_is_refused_although_it_is_permitted_meanwhile(path: Path) -> None:
     service = access_of(path).over(Echo())
     head = head_of("ann")
-    assert send(bind(service, head))[0] == 200
-    status, text = send(bind(service, head.without_body()))
+    assert send(binder_of(service)(head))[0] == 200
+    status, text = send(binder_of(service)(head.without_body()))
     assert status == 503
     assert b"have changed just now" in text
-    assert send(bind(service, head_of("ann", "/v2/logging").without_body()))[0] == 403
-    assert send(bind(service, head_of("eve", "/readyz").without_body())) == (200, b"none ")
+    assert send(binder_of(service)(head_of("ann", "/v2/logging").without_body()))[0] == 403
+    assert send(binder_of(service)(head_of("eve", "/readyz").without_body())) == (200, b"none ")

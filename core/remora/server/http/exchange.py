@@ -213,13 +213,11 @@ def _reads_body(_head: Head) -> bool:
     return True
 
 
-def bind(service: Service, head: Head) -> Answerer:
-    """Return the function that answers requests with this head."""
-    return binder_of(service)(head)
-
-
 def binder_of(service: Service) -> Callable[[Head], Answerer]:
-    """Return `bind` for one service, which is cheaper for many heads."""
+    """Return what binds heads to a service: `BindingService.bind`, or `Service.handle`.
+
+    Call it once for a service, because the check of its type costs more than binding a head.
+    """
     if not isinstance(service, BindingService):
         return partial(partial, service.handle)
     bind_head = service.bind

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from math import inf
 
 from remora.protocols.http1 import HTTP2_PREFACE, MAX_CHUNKS, Head, HeadParser
-from remora.server.http.exchange import Bound, Service, TlsNotice, bind, body_reader_of
+from remora.server.http.exchange import Bound, Service, TlsNotice, binder_of, body_reader_of
 from remora.server.http.held_bytes import HeldBytes
 from remora.server.http.http1 import Connection
 from remora.system.clock import SystemClock
@@ -38,6 +38,7 @@ class Listener:
         now: Callable[[], int] = SystemClock.monotonic_ns,
     ) -> None:
         self.service = service
+        self._bind_head = binder_of(service)
         self.now = now
         self.reads_body = body_reader_of(service)
         """Returns False if a request with a head is answered without its body."""
@@ -59,7 +60,7 @@ class Listener:
         self.tls_notice = TlsNotice("HTTP")
 
     def _bind(self, head: Head) -> Bound:
-        return Bound(head, bind(self.service, head), self.max_body_bytes)
+        return Bound(head, self._bind_head(head), self.max_body_bytes)
 
     def bind_unread(self, head: Head) -> Bound:
         """Return the last request of its connection, whose body is not read."""

@@ -13,7 +13,7 @@ from remora.protocols.http2.frames import CANCEL, INTERNAL_ERROR, PROTOCOL_ERROR
 from remora.protocols.http2.stream import Opener, Stream
 from remora.protocols.http2.validation import declared_length
 from remora.protocols.rest.answer import INTERNAL, Headers, HttpAnswer, body_length, failure, refusal_of
-from remora.server.http.exchange import STREAM_BACKLOG, Answerer, Cancellable, Service, bind, body_reader_of
+from remora.server.http.exchange import STREAM_BACKLOG, Answerer, Cancellable, Service, binder_of, body_reader_of
 from remora.server.http.held_bytes import FREE_BYTES, overloaded
 from remora.system.clock import SystemClock
 
@@ -32,7 +32,7 @@ class Requests:
     def __init__(
         self, service: Service, max_body_bytes: int, now: Callable[[], int] = SystemClock.monotonic_ns
     ) -> None:
-        self._service = service
+        self._bind = binder_of(service)
         self.now = now
         self._reads_body = body_reader_of(service)
         self.max_body_bytes = max_body_bytes
@@ -45,14 +45,14 @@ class Requests:
         Requests with the same fields share their head.
         """
         head = _head_of(fields)
-        answer = None if head is None else bind(self._service, head)
+        answer = None if head is None else self._bind(head)
         return partial(self._open, head, answer, declared_length(fields))
 
     def _open(self, head: Head | None, answer: Answerer | None, length: int, link: Stream) -> _Request:
         if head is None or answer is None or link.ended or self._reads_body(head):
             return _Request(head, answer, self, length, link)
         head = head.without_body()
-        request = _Request(head, bind(self._service, head), self, length, link)
+        request = _Request(head, self._bind(head), self, length, link)
         request.complete(b"")
         return request
 

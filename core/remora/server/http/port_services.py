@@ -16,7 +16,6 @@ from remora.server.http.exchange import (
     Exchange,
     ForwardingExchange,
     Service,
-    bind,
     binder_of,
     body_reader_of,
 )
@@ -62,7 +61,7 @@ class _LoopbackService:
     """
 
     def __init__(self, service: Service, allowed_hosts: Container[str]) -> None:
-        self._service = service
+        self._bind = binder_of(service)
         self._reads_body = body_reader_of(service)
         self._allowed = allowed_hosts
         self._answerers = HeadNote[Answerer]()
@@ -76,7 +75,7 @@ class _LoopbackService:
         reason = refuse_host(head.get, self._allowed)
         if reason:
             return partial(respond, failure(403, reason, plain=True, headers=_INERT))
-        return bind(self._service, head)
+        return self._bind(head)
 
     def reads_body(self, head: Head) -> bool:
         """See `HeadReadingService`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +12,7 @@ from http1_bench import Bench, benches
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer
-from remora.server.http.exchange import Answerer, Exchange, bind
+from remora.server.http.exchange import Answerer, Exchange, binder_of
 from remora.server.http.port_services import at
 
 OPEN = HttpAnswer(200, (), [b"open"])
@@ -32,7 +34,7 @@ class Failing(Plain):
 
 def test_a_service_whose_binding_fails_answers_all_the_same() -> None:
     recorder = FakeExchange()
-    bind(Failing(), Head("GET", "/x", ()))(b"", recorder)
+    binder_of(Failing())(Head("GET", "/x", ()))(b"", recorder)
     assert recorder.answers == [HttpAnswer(200, (), [b"/x"])]
 
 
@@ -50,7 +52,7 @@ def test_a_port_of_loopback_decides_about_a_repeated_head_as_about_a_new_one(see
     port = at("127.0.0.1", Plain(), allowed)
     for head in seen * 2:
         bound, handled, fresh = FakeExchange(), FakeExchange(), FakeExchange()
-        bind(port, head)(b"", bound)
+        binder_of(port)(head)(b"", bound)
         port.handle(head, b"", handled)
         at("127.0.0.1", Plain(), allowed).handle(Head("GET", head.path, head.headers), b"", fresh)
         assert bound.answers == handled.answers == fresh.answers
@@ -62,17 +64,16 @@ def request(host: str, path: str) -> bytes:
 
 @given(st.lists(st.tuples(st.sampled_from(("localhost", "evil.example")), st.sampled_from(("/a", "/b"))), max_size=8))
 def test_a_memoized_head_on_a_connection_is_answered_as_on_a_new_connection(sent: list[tuple[str, str]]) -> None:
-    def loopback(bench: Bench) -> Bench:
-        bench.listener.service = at("127.0.0.1", Plain(), ())
-        return bench
+    def loopback() -> AbstractContextManager[Bench]:
+        return benches(over=lambda _: at("127.0.0.1", Plain(), ()))
 
     together, apart = b"", b""
-    with benches() as bench:
+    with loopback() as bench:
         for each in sent:
-            loopback(bench).receive(request(*each))
+            bench.receive(request(*each))
         together = bench.written
     for each in sent:
-        with benches() as bench:
-            loopback(bench).receive(request(*each))
+        with loopback() as bench:
+            bench.receive(request(*each))
             apart += bench.written
     assert together == apart

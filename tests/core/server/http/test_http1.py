@@ -70,8 +70,8 @@ def test_the_tensors_of_a_long_body_lie_at_an_aligned_address() -> None:
             exchange.respond(HttpAnswer(200, (), []))
             return None
 
-    with benches() as bench:
-        service = bench.listener.service = Addresses()
+    service = Addresses()
+    with benches(over=lambda _: service) as bench:
         bench.receive(post("/a", b"x" * 1000, "Inference-Header-Content-Length: 77")[:200])
         bench.receive(b"x" * 1000)
         assert (service.found[0] + 77) % 64 == 0
