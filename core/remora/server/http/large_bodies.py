@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
@@ -146,10 +147,10 @@ def _printed_bytes(output: Tensor, room: int) -> int:
 
 
 class CollectorPause:
-    """Pause of the collector's oldest generation while bodies are in work. Use it in one thread.
+    """Pause of the collector's oldest generation while bodies are in work.
 
-    A pause that is too old is interrupted until a full collection has run. Thresholds that other code sets meanwhile
-    stay.
+    Use it in one thread at a time. A pause that is too old is interrupted until a full collection has run. Thresholds
+    that other code sets meanwhile stay.
     """
 
     def __init__(self) -> None:
@@ -194,6 +195,7 @@ class LargeBodies:
         self._loop = loop
         self._held = held or HeldBytes()
         self._pool: ThreadPoolExecutor | None = None  # made by the first large body
+        self._lock = threading.Lock()  # of the two below
         self._running = 0
         self._pause = CollectorPause()
 
@@ -284,16 +286,23 @@ class LargeBodies:
     def _run(self, work: Callable[[], T]) -> asyncio.Future[T]:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="remora large body")
-        self._pause.extend(self._loop.time())
-        self._running += 1
-        running = self._loop.run_in_executor(self._pool, work)
-        running.add_done_callback(self._ended)
-        return running
+        with self._lock:
+            self._pause.extend(self._loop.time())
+            self._running += 1
+        return self._loop.run_in_executor(self._pool, self._run_paused, work)
 
-    def _ended(self, _done: object) -> None:
-        self._running -= 1
-        if not self._running:
-            self._pause.end()
+    def _run_paused(self, work: Callable[[], T]) -> T:
+        """Call ``work``, and end the pause with the last body.
+
+        It runs in the pool's thread, because the loop may be closed when the body is done.
+        """
+        try:
+            return work()
+        finally:
+            with self._lock:
+                self._running -= 1
+                if not self._running:
+                    self._pause.end()
 
 
 def _answer_to(error: BaseException, refuse: Callable[[E], HttpAnswer]) -> HttpAnswer:

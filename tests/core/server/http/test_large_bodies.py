@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import gzip
 import json
 import threading
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,9 +30,7 @@ from remora.server.http.exchange import Cancellable, Exchange
 from remora.server.http.held_bytes import HeldBytes
 from remora.server.http.large_bodies import (
     LARGE_BYTES,
-    NEVER,
     SLOW_BYTES,
-    CollectorPause,
     InferParts,
     LargeBodies,
     LargeRequest,
@@ -516,72 +512,3 @@ def test_many_small_responses_are_a_large_answer() -> None:
     response = Response((Tensor("OUT", "UINT8", np.zeros(LARGE_BYTES // 2, np.uint8)),))
     assert not are_large([response] * 2)
     assert are_large([response] * 3)
-
-
-def test_the_oldest_generation_is_not_collected_while_bodies_are_decoded() -> None:
-    found: list[int] = []
-    usual = gc.get_threshold()
-
-    async def play() -> None:
-        bodies = LargeBodies(asyncio.get_running_loop())
-        exchanges = [Waiting(), Waiting()]
-
-        def work() -> HttpAnswer:
-            found.append(gc.get_threshold()[2])
-            return HttpAnswer(200, (), [])
-
-        for exchange in exchanges:
-            bodies.print(exchange, work)
-        for exchange in exchanges:
-            await asyncio.wait_for(exchange.done.wait(), PATIENCE_S)
-        assert gc.get_threshold() == usual
-
-    asyncio.run(play())
-    assert min(found) > 1_000_000_000
-
-
-@pytest.fixture
-def usual() -> Iterator[int]:
-    """Threshold of the oldest generation, which is restored. No collection runs by chance."""
-    thresholds = gc.get_threshold()
-    gc.disable()
-    yield thresholds[2]
-    gc.enable()
-    gc.set_threshold(*thresholds)
-
-
-def test_an_old_pause_waits_for_a_full_collection(usual: int) -> None:
-    pause, oldest = CollectorPause(), lambda: gc.get_threshold()[2]
-    pause.extend(10.0)
-    pause.extend(15.0)
-    assert oldest() == NEVER
-    pause.extend(15.1)
-    assert oldest() == usual
-    pause.extend(16.0)
-    assert oldest() == usual
-    gc.collect()
-    pause.extend(17.0)
-    assert oldest() == NEVER
-    pause.end()
-    assert oldest() == usual
-
-
-def test_a_threshold_that_other_code_sets_during_a_pause_stays(usual: int) -> None:
-    pause = CollectorPause()
-    pause.extend(0.0)
-    gc.set_threshold(123, 45, 67)
-    pause.end()
-    assert gc.get_threshold() == (123, 45, 67)
-    pause.extend(1.0)
-    gc.set_threshold(124, *gc.get_threshold()[1:])
-    pause.end()
-    assert gc.get_threshold() == (124, 45, 67)
-
-
-def test_the_pauses_of_two_servers_in_one_process_end(usual: int) -> None:
-    first, second = CollectorPause(), CollectorPause()
-    first.extend(0.0)
-    second.extend(0.0)
-    first.end()
-    second.end()
-    assert gc.get_threshold()[2] == usual
