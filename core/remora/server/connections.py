@@ -16,6 +16,7 @@ from remora.server.http.exchange import Service
 from remora.server.http.held_bytes import HeldBytes
 from remora.server.http.http1 import Connection
 from remora.server.http.http1_listener import Handover, Listener
+from remora.server.http.http1_state import STALL_LIMIT_S, SWEEP_S
 from remora.server.listening import Port, bind
 from remora.server.option_checks import StartError
 from remora.statistics import HeldLoad, Histogram, ServerLoad
@@ -31,13 +32,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("remora.http")
 
-_SWEEP_S = 5.0
 _REPORT_S = 60.0
 _TRIM_S = 1.0
 """Shortest time between two calls of the allocator to return memory to the system."""
 _POLL_S = 0.01
-_STALL_LIMIT_S = 120.0
-"""How long a request may take to arrive; also the timeout for the first request of a connection."""
 _CLOSED_AT_ONCE = 8
 """Idle connections to close at a time when file descriptors run out."""
 
@@ -163,10 +161,10 @@ class Connections:
         """Close connections that have timed out, now and every few seconds until `close`."""
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
-            listener.sweep(loop.time(), _STALL_LIMIT_S, self._options.idle_connection_secs or inf)
+            listener.sweep(loop.time(), STALL_LIMIT_S, self._options.idle_connection_secs or inf)
         self._report_closed(loop.time())
         self._return_memory()
-        self._sweeper = loop.call_later(_SWEEP_S, self.sweep)
+        self._sweeper = loop.call_later(SWEEP_S, self.sweep)
 
     def _return_memory(self) -> None:
         """Have the allocator return memory to the system if connections have given back much."""
@@ -221,8 +219,7 @@ class Connections:
 
     def held_load(self) -> HeldLoad:
         """Return the bytes that the connections hold."""
-        held = self.held
-        return HeldLoad(held.total - held.answers, held.answers, held.most, dict(held.refused))
+        return self.held.load()
 
     def load(self, lateness: Histogram) -> ServerLoad:
         """Return the load for the metrics."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from remora.protocols.http1 import BadRequest, Head
 from remora.protocols.rest.answer import Headers, HttpAnswer, failure
+from remora.statistics import HeldLoad
 from remora.system.cpus import memory_limit_bytes
 
 _log = logging.getLogger("remora.http")
@@ -92,6 +93,10 @@ class HeldBytes:
         if freed:
             self._peak = self.total
         return freed
+
+    def load(self) -> HeldLoad:
+        """Return the bytes for the metrics."""
+        return HeldLoad(self.total - self.answers, self.answers, self.most, dict(self.refused))
 
     def wait(self, resume: Callable[[], None]) -> None:
         """Call ``resume`` once when bytes were given back."""
@@ -238,6 +243,11 @@ def overloaded() -> HttpAnswer:
 def retry_later(error: BadRequest) -> Headers:
     """Return the headers of a refusal: the time to try again, where that may help."""
     return _RETRY if error.status == 503 else ()
+
+
+def too_slow() -> BadRequest:
+    """Return the refusal of a body that keeps memory from others; see `Timeouts.due`."""
+    return BadRequest(408, "the request body arrives too slowly while others wait for memory")
 
 
 def out_of_memory(head: Head | None) -> BadRequest:

@@ -46,6 +46,7 @@ from remora.server.http.held_bytes import (
     out_of_memory,
     overloaded,
     retry_later,
+    too_slow,
 )
 from remora.server.http.http1_state import NOT_STREAMING, Due, Phase, Progress, Streaming, Timeouts, is_turn_over
 
@@ -534,7 +535,7 @@ class Connection(asyncio.BufferedProtocol):
         if due is Due.GIVE_UP:
             self.give_up(f"has read nothing of its answers for {UNREAD_S:g} s")
         elif due is Due.REFUSE:
-            self._refuse_body(BadRequest(408, "the request body arrives too slowly while others wait for memory"))
+            self._refuse_body(too_slow())
         elif due is not Due.NOTHING:
             self.abort()
 

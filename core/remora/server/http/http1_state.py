@@ -8,6 +8,11 @@ from typing import NamedTuple
 from remora.server.http.exchange import SILENCE_S
 from remora.server.http.held_bytes import ROOM_WAIT_S, UNREAD_S
 
+SWEEP_S = 5.0
+"""Interval at which connections are checked for timeouts."""
+STALL_LIMIT_S = 120.0
+"""How long a request may take to arrive; also the timeout for the first request of a connection."""
+
 
 class Phase(Enum):
     """State of a connection, by what it does with the bytes that arrive.
