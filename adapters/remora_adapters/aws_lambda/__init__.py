@@ -34,7 +34,8 @@ from remora.protocols.rest.answer import Refusal
 from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.request import RequestLimits
 from remora.protocols.rest.response import ReplyFormat
-from remora.server.http.asgi import Receive, Scope, Send, V2App
+from remora.server.http.asgi import V2App
+from remora.server.http.asgi_transfers import Receive, Scope, Send
 from remora.server.http.deadlines import HEADER as DEADLINE_HEADER
 from remora.system.install_advice import install_command
 from remora.tracing.tracer import Arrival

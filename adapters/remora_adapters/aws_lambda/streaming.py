@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
-from remora.server.http.asgi import Send
+from remora.server.http.asgi_transfers import Send
 
 _log = logging.getLogger("remora.lambda")
 

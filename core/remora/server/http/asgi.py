@@ -10,9 +10,9 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from remora._version import __version__
@@ -21,27 +21,35 @@ from remora.messages import Buffer
 from remora.options import ServerOptions
 from remora.protocols.cross_site import host_names
 from remora.protocols.http1 import Head, too_large
-from remora.protocols.rest.answer import INTERNAL, Headers, HttpAnswer, failure, refusal_of
+from remora.protocols.rest.answer import INTERNAL, Headers, HttpAnswer, body_length, failure, refusal_of
 from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.request import RequestLimits
 from remora.protocols.restriction import Restrictions
-from remora.server.http.exchange import STREAM_BACKLOG, Exchange, Service, body_reader_of
+from remora.server.http.asgi_transfers import (
+    CLOSE,
+    OverdueError,
+    Receive,
+    Scope,
+    Send,
+    Transfer,
+    Transfers,
+    send_at_once,
+    start_of,
+)
+from remora.server.http.exchange import STREAM_BACKLOG, Cancellable, Exchange, Service, body_reader_of
+from remora.server.http.held_bytes import FREE_BYTES, UNREAD_S, HeldBytes
+from remora.server.http.large_bodies import LargeBodies
 from remora.server.http.rest import Later, RestService
 from remora.server.loop import LoopMailbox
 from remora.server.option_checks import open_key_check
+from remora.statistics import ServerLoad
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
 _log = logging.getLogger("remora.http")
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
 _PATH_SAFE = "/:@!$&'()*+,;=~-._%"
-_CLOSE: Headers = ((b"Connection", b"close"),)
 _REFRESH_S = 1.0
 """Interval at which the files of keys are looked at."""
 _NO_LENGTH = "the Content-Length is not a number of at most 19 digits"
@@ -79,8 +87,9 @@ def create_app(engine: Engine, options: ServerOptions = _DEFAULTS) -> FastAPI:
     """Return a FastAPI application with all V2 routes and the pages of ``engine``.
 
     Routes can be added to it. Start the engine before the first request and stop it after the last. Bodies of more than
-    ``options.http_max_input_size`` bytes are refused while they arrive. API keys and tokens of the options are checked
-    for remora's routes, not for added ones.
+    ``options.http_max_input_size`` bytes are refused while they arrive, and so are those for which
+    ``options.max_held_bytes`` leaves no room. Long bodies are decoded in threads. API keys and tokens of the options
+    are checked for remora's routes, not for added ones.
 
     Raises ValueError for an invalid ``http_header_forward_pattern``, and for invalid restrictions and keys.
     """
@@ -103,7 +112,8 @@ class V2App:
 
     Args:
         engine: the engine; the caller starts and stops it.
-        options: body limit, pattern of forwarded headers, metrics, restrictions, API keys and tokens.
+        options: limits of a body and of held bytes, pattern of forwarded headers, metrics, restrictions, API keys and
+            tokens.
 
     Raises ValueError for an invalid pattern, and for invalid restrictions and keys.
     """
@@ -121,6 +131,8 @@ class V2App:
         self._open: _Opened | None = None
         self._keys = open_key_check(options, time.monotonic)
         self._refresh_at = 0.0
+        if options.allow_metrics:
+            engine.measure_load(self._load)
         if self._keys is not None:
             engine.measure_denials(self._keys.denied)
             engine.traces.key_of = self._keys.name_by
@@ -135,49 +147,66 @@ class V2App:
             return
         if scope["type"] != "http":
             raise ValueError(f"V2 is spoken over HTTP: a connection of type {scope['type']!r} cannot be answered")
-        answer = await self._answer(scope, receive, send)
-        if answer is not None:
-            await _send(answer, send, with_body=scope["method"] != "HEAD")
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> HttpAnswer | None:
-        """Return the answer, or None if the client disconnected or a stream has been sent."""
-        limit = self._options.http_max_input_size
-        length = next((value for name, value in scope["headers"] if name.lower() == b"content-length"), b"0")
-        if not length.isdigit() or len(length) > 19:
-            return failure(400, _NO_LENGTH, plain=True, headers=_CLOSE)
-        head = Head(scope["method"], target_of(scope), tuple(scope["headers"]))
-        head.scheme, head.root = scope.get("scheme", "http"), scope.get("root_path", "").rstrip("/")
-        if int(length) > limit:
-            return refusal_of(too_large(int(length), limit, head), headers=_CLOSE)
+        with_body = scope["method"] != "HEAD"
+        head = self._head_of(scope)
+        if isinstance(head, HttpAnswer):
+            await send_at_once(head, send, with_body=with_body)
+            return
         loop = asyncio.get_running_loop()
-        exchange = _FutureExchange(loop, (scope.get("client") or ("",))[0])
         try:
             opened = self._opened(loop)
+        except Exception:
+            await send_at_once(_failed(head), send, with_body=with_body)
+            return
+        exchange = _FutureExchange(loop, (scope.get("client") or ("",))[0], opened.transfers)
+        try:
+            answer = await self._answer(opened, head, receive, exchange)
+            if answer is None:
+                return
+            if exchange.streaming:
+                await _send_stream(answer, exchange, receive, send)
+            elif with_body and body_length(answer.body) > FREE_BYTES:
+                await exchange.transfer().send(answer, send)
+            else:
+                exchange.give_back()
+                await send_at_once(answer, send, with_body=with_body)
+        finally:
+            exchange.close()
+
+    def _head_of(self, scope: Scope) -> Head | HttpAnswer:
+        """Return the head of a request, or its refusal for the length that it declares."""
+        length = next((value for name, value in scope["headers"] if name.lower() == b"content-length"), b"0")
+        if not length.isdigit() or len(length) > 19:
+            return failure(400, _NO_LENGTH, plain=True, headers=CLOSE)
+        head = Head(scope["method"], target_of(scope), tuple(scope["headers"]))
+        head.scheme, head.root = scope.get("scheme", "http"), scope.get("root_path", "").rstrip("/")
+        size, limit = head.content_length, self._options.http_max_input_size
+        return refusal_of(too_large(size, limit, head), headers=CLOSE) if size > limit else head
+
+    async def _answer(
+        self, opened: _Opened, head: Head, receive: Receive, exchange: _FutureExchange
+    ) -> HttpAnswer | None:
+        """Return the answer, the head of a stream, or None if the client disconnected."""
+        try:
             head.unread = not opened.reads_body(head)
-            body = b"" if head.unread else await _receive_body(receive, limit, head)
+            body = b"" if head.unread else await exchange.receive(receive, head)
             if body is None or isinstance(body, HttpAnswer):
                 return body
-            ticket = opened.service.handle(head, body, exchange)
+            exchange.ticket = opened.service.handle(head, body, exchange)
+            del body  # which would otherwise exist until the request is answered
         except Exception:
-            _log.exception("%s %s", head.method, head.path)
-            return failure(500, INTERNAL, plain=True, headers=_CLOSE)
-        try:
-            answer = await exchange.outcome(receive)
-            if answer is None or not exchange.streaming:
-                return answer
-            await _send_pieces(answer, exchange, receive, send)
-            return None
-        finally:
-            if ticket is not None and not exchange.ended:
-                ticket.cancel()
+            exchange.streaming = False
+            return _failed(head)
+        return await exchange.outcome(receive)
 
     def _opened(self, loop: asyncio.AbstractEventLoop) -> _Opened:
         """Return the service for the requests of a loop."""
         opened, keys = self._open, self._keys
         if opened is None or opened.loop is not loop:
-            rest = self._rest(loop)
+            transfers = Transfers(loop, self._options)
+            rest = self._rest(loop, transfers.held)
             service = rest if keys is None else keys.over(rest)
-            opened = self._open = _Opened(loop, service, body_reader_of(service))
+            opened = self._open = _Opened(loop, service, body_reader_of(service), transfers)
         if keys is not None:
             now = time.monotonic()
             if now >= self._refresh_at:  # without a timer, because the loop may run for single requests only
@@ -185,7 +214,7 @@ class V2App:
                 keys.refresh()
         return opened
 
-    def _rest(self, loop: asyncio.AbstractEventLoop) -> RestService:
+    def _rest(self, loop: asyncio.AbstractEventLoop, held: HeldBytes) -> RestService:
         options = self._options
         limit = options.http_max_input_size
         return RestService(
@@ -205,29 +234,51 @@ class V2App:
             openai=options.openai,
             ignore_unknown=options.openai_unknown == "ignore",
             deny=None if self._keys is None else self._keys.deny_action,
+            large=LargeBodies(loop, held),
         )
+
+    def _load(self) -> ServerLoad:
+        """Return the held bytes of the loop that was last in use."""
+        opened = self._open
+        return ServerLoad({}) if opened is None else opened.transfers.load()
 
 
 class _Opened(NamedTuple):
-    """Service of a loop, with `body_reader_of` that service."""
+    """Service of a loop, with `body_reader_of` that service, and the loop's transfers."""
 
     loop: asyncio.AbstractEventLoop
     service: Service
     reads_body: Callable[[Head], bool]
+    transfers: Transfers
 
 
 class _FutureExchange:
     """Exchange that a coroutine awaits.
 
-    For a stream, ``answer`` is the head and `pieces` yields the body.
+    For a stream, ``answer`` is the head and `pieces` yields the body. Short bodies and answers need no transfer.
     """
 
-    __slots__ = ("_held", "_resume", "_waiting", "answer", "ended", "gone", "peer", "streaming")
+    __slots__ = (
+        "_held",
+        "_resume",
+        "_transfer",
+        "_transfers",
+        "_waiting",
+        "answer",
+        "ended",
+        "gone",
+        "peer",
+        "streaming",
+        "ticket",
+    )
 
     receiving_since = 0.0  # not observed here
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, peer: str) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, peer: str, transfers: Transfers) -> None:
         self.peer = peer
+        self.ticket: Cancellable | None = None
+        self._transfers = transfers
+        self._transfer: Transfer | None = None
         self.answer: asyncio.Future[HttpAnswer] = loop.create_future()
         self.streaming = False
         self.ended = False  # the answer is complete
@@ -235,6 +286,33 @@ class _FutureExchange:
         self._waiting: asyncio.Queue[Buffer] = asyncio.Queue()
         self._held = 0
         self._resume: Callable[[], None] | None = None  # called when the client has read all bytes
+
+    def transfer(self) -> Transfer:
+        """Return the transfer of this request."""
+        if self._transfer is None:
+            self._transfer = self._transfers.open()
+        return self._transfer
+
+    def give_back(self) -> None:
+        """Give back the bytes of the request, and those of its answer."""
+        if self._transfer is not None:
+            self._transfer.close()
+
+    def close(self) -> None:
+        """End the exchange, and cancel a request that is not answered."""
+        self.give_back()
+        if self.ticket is not None and not self.ended:
+            self.ticket.cancel()
+
+    async def receive(self, receive: Receive, head: Head) -> Buffer | HttpAnswer | None:
+        """Receive the whole body; see `Transfer.receive`."""
+        message = None
+        if head.content_length <= FREE_BYTES:
+            message = await receive()
+            piece: bytes = message.get("body", b"")
+            if len(piece) <= self._transfers.max_short and not message.get("more_body", False):
+                return piece if message["type"] != "http.disconnect" else None
+        return await self.transfer().receive(receive, head, message)
 
     def respond(self, answer: HttpAnswer) -> None:
         if not self.answer.done():
@@ -252,6 +330,8 @@ class _FutureExchange:
         if not self.gone and len(piece):
             self._held += len(piece)
             self._waiting.put_nowait(piece)
+            if self._transfer is not None:
+                self._transfer.set_unread(self._held)
 
     def finish(self) -> None:
         self.ended = True
@@ -298,6 +378,7 @@ class _FutureExchange:
                 return
             yield piece
             self._held -= len(piece)
+            self.transfer().set_unread(self._held)
             if not self._held:
                 self._notify()
 
@@ -315,43 +396,34 @@ class _FutureExchange:
         return await self.answer
 
 
-async def _send_pieces(answer: HttpAnswer, exchange: _FutureExchange, receive: Receive, send: Send) -> None:
-    """Send a stream piece by piece; stop when the client disconnects."""
+async def _send_stream(answer: HttpAnswer, exchange: _FutureExchange, receive: Receive, send: Send) -> None:
+    """Send a stream piece by piece; stop when the client disconnects or does not read."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         exchange.leave()
 
-    await send({"type": "http.response.start", "status": answer.status, "headers": _names_lowered(answer.headers)})
-    watching = asyncio.ensure_future(watch())
-    try:
+    async def send_pieces() -> None:
         async for piece in exchange.pieces():
             await send({"type": "http.response.body", "body": bytes(piece), "more_body": True})
         if not exchange.gone:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    await send(start_of(answer.status, answer.headers))
+    watching = asyncio.ensure_future(watch())
+    try:
+        await exchange.transfer().in_time(send_pieces())
+    except OverdueError:
+        exchange.give_up(f"has read nothing of its answers for {UNREAD_S:g} s")
     finally:
         watching.cancel()
 
 
-async def _receive_body(receive: Receive, limit: int, head: Head) -> bytes | HttpAnswer | None:
-    """Return the whole body.
-
-    Returns a refusal if the body exceeds ``limit`` bytes, or None if the client disconnected.
-    """
-    pieces: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        piece = message.get("body", b"")
-        size += len(piece)
-        if size > limit:
-            return refusal_of(too_large(size, limit, head), headers=_CLOSE)
-        pieces.append(piece)
-        if not message.get("more_body", False):
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+def _failed(head: Head) -> HttpAnswer:
+    """Log the current exception and return the answer to the request that has failed with it."""
+    _log.exception("%s %s", head.method, head.path)
+    return failure(500, INTERNAL, plain=True, headers=CLOSE)
 
 
 def target_of(scope: Scope) -> str:
@@ -367,15 +439,3 @@ def target_of(scope: Scope) -> str:
         path = path[len(root) :]
     query = scope.get("query_string", b"")
     return f"{path}?{query.decode('latin-1')}" if query else path
-
-
-async def _send(answer: HttpAnswer, send: Send, *, with_body: bool) -> None:
-    body = b"".join(answer.body)
-    headers = _names_lowered(answer.headers)
-    headers.append((b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body if with_body else b""})
-
-
-def _names_lowered(headers: Headers) -> list[tuple[bytes, bytes]]:
-    return [(name.lower(), value) for name, value in headers]

@@ -10,10 +10,11 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
+from asgi_host import Spoken, messages_of, scope_of, speak
 from fakes import UNTRACED, FakeBackend, write_model
 from remora.engine import Engine
 from remora.errors import RetiredError
@@ -23,13 +24,8 @@ from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.options import EngineOptions, ServerOptions
 from remora.protocols.rest.answer import HttpAnswer
-from remora.server.http.asgi import (
-    Message,
-    Scope,
-    V2App,
-    answer_in_thread,
-    target_of,
-)
+from remora.server.http.asgi import V2App, answer_in_thread, target_of
+from remora.server.http.asgi_transfers import Message, Scope
 
 PATIENCE_S = 30.0
 INFER = "/v2/models/m/infer"
@@ -58,53 +54,6 @@ def engine(tmp_path: Path, backend: FakeBackend) -> Iterator[Engine]:
     write_model(tmp_path, "m")
     with Engine(tmp_path) as running:
         yield running
-
-
-class Spoken(NamedTuple):
-    """What an app sent, and how many messages it took."""
-
-    sent: list[Message]
-    received: int
-
-    @property
-    def status(self) -> int:
-        return int(self.sent[0]["status"])
-
-    @property
-    def headers(self) -> dict[bytes, bytes]:
-        return dict(self.sent[0]["headers"])
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(message["body"] for message in self.sent[1:])
-
-
-def scope_of(method: str, path: str, *headers: tuple[bytes, bytes], **more: Any) -> Scope:
-    raw, _, query = path.partition("?")
-    found = {"raw_path": raw.encode(), "query_string": query.encode(), "headers": list(headers), **more}
-    return {"type": "http", "method": method, "path": raw, "root_path": "", **found}
-
-
-def messages_of(*pieces: bytes) -> list[Message]:
-    last = len(pieces) - 1
-    return [{"type": "http.request", "body": piece, "more_body": at < last} for at, piece in enumerate(pieces)]
-
-
-async def speak(app: V2App, scope: Scope, messages: list[Message]) -> Spoken:
-    """Call an app as a host does; when the messages are over, nothing more comes."""
-    sent: list[Message] = []
-    left = list(messages)
-
-    async def receive() -> Message:
-        if not left:
-            await asyncio.Event().wait()
-        return left.pop(0)
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    await app(scope, receive, send)
-    return Spoken(sent, len(messages) - len(left))
 
 
 def infer(app: V2App, *headers: tuple[bytes, bytes], body: tuple[bytes, ...] = (BODY,)) -> Spoken:
@@ -245,6 +194,9 @@ class BrokenEngine:
     submit_to = Engine.submit_to
     capture = None
 
+    def measure_load(self, load: object) -> None:
+        """Measure nothing."""
+
     def perform(self, call: object) -> Any:
         raise RuntimeError("broken")
 
@@ -278,6 +230,9 @@ class LoadingEngine:
 
     options = EngineOptions()
     traces = UNTRACED
+
+    def measure_load(self, load: object) -> None:
+        """Measure nothing."""
 
     def perform(self, call: object) -> Any:
         raise LoadingError("'m' is being loaded", Future())

@@ -5,17 +5,24 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import queue
+import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from eventually import eventually
 from page_requests import PATIENCE_S, Ask, asgi_client, httpx, infer_body, send
 from remora.engine import Engine
 from remora.options import EngineOptions, ServerOptions
+from remora.server.http import held_bytes
 from remora.server.http.asgi import create_app
+from remora.server.http.large_bodies import LargeBodies
 from remora.server.main import Server
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
@@ -79,12 +86,12 @@ def test_our_own_connections_and_the_app_give_the_same_answers(repository: Path)
     asyncio.run(asyncio.wait_for(talk(), PATIENCE_S))
 
 
-@pytest.fixture(scope="module")
-def uvicorn_origin(engine: Engine) -> Iterator[str]:
+@contextmanager
+def uvicorn_of(engine: Engine, options: ServerOptions) -> Iterator[str]:
     """A real uvicorn server in a thread; what is sent before it accepts waits in the socket's backlog."""
     uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed")
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        app = create_app(engine, ServerOptions(http_max_input_size=65_536))
+        app = create_app(engine, options)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none"))
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
         thread.start()
@@ -92,6 +99,12 @@ def uvicorn_origin(engine: Engine) -> Iterator[str]:
         server.should_exit = True
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def uvicorn_origin(engine: Engine) -> Iterator[str]:
+    with uvicorn_of(engine, ServerOptions(http_max_input_size=65_536)) as origin:
+        yield origin
 
 
 def test_uvicorn_serves_the_app(uvicorn_origin: str) -> None:
@@ -111,6 +124,71 @@ def test_uvicorn_passes_on_no_more_than_the_limit_of_a_body_without_a_length(uvi
         answer = client.post("/v2/models/rows/infer", content=iter([b"x" * 40_000, b"x" * 40_000]))
     assert answer.status_code == 400
     assert "exceeds the maximum allowed input size of 65536 bytes" in answer.json()["error"]
+
+
+LONG = 16 << 20
+
+
+def words_body(size: int) -> bytes:
+    """A request of about ``size`` bytes of JSON, whose answer is as long."""
+    words = ["x" * (size // 4)] * 4
+    tensor = {"name": "x", "datatype": "BYTES", "shape": [4, 1], "data": words}
+    return json.dumps({"inputs": [tensor]}).encode()
+
+
+def test_uvicorn_serves_others_while_a_long_body_is_read_and_its_answer_printed(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work: queue.Queue[threading.Event] = queue.Queue()  # of the threads for long bodies
+    run = LargeBodies._run_paused
+
+    def run_later(self: LargeBodies, call: Callable[[], object]) -> object:
+        go_on = threading.Event()
+        work.put(go_on)
+        assert go_on.wait(PATIENCE_S)
+        return run(self, call)
+
+    monkeypatch.setattr(LargeBodies, "_run_paused", run_later)
+    with (
+        uvicorn_of(engine, ServerOptions()) as origin,
+        httpx.Client(base_url=origin, timeout=PATIENCE_S) as other,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        body = words_body(LONG)
+        large = threads.submit(httpx.post, f"{origin}/v2/models/words/infer", content=body, timeout=PATIENCE_S)
+        for _ in ("the body", "the answer"):
+            go_on = work.get(timeout=PATIENCE_S)
+            assert other.post("/v2/models/rows/infer", content=infer_body()).status_code == 200
+            assert not large.done()
+            go_on.set()
+        answer = large.result(PATIENCE_S)
+        assert answer.status_code == 200
+        assert answer.json()["outputs"][0]["data"] == json.loads(body)["inputs"][0]["data"]
+
+
+def test_uvicorn_refuses_a_body_beyond_the_held_bytes_until_an_upload_is_aborted(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_bytes, "ROOM_WAIT_S", 0.0)
+    options, body = ServerOptions(max_held_bytes=LONG + LONG // 2, max_connection_bytes=-1), words_body(LONG)
+    with uvicorn_of(engine, options) as origin, httpx.Client(base_url=origin, timeout=PATIENCE_S) as client:
+
+        def held() -> int:
+            found = re.findall(r'remora_held_bytes{kind="requests"} (\d+)', client.get("/v2/metrics").text)
+            return sum(map(int, found))
+
+        url = httpx.URL(origin)
+        with socket.create_connection((url.host, url.port)) as upload:
+            upload.sendall(b"POST /v2/models/words/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % LONG)
+            upload.sendall(b"x" * 100_000)
+            eventually(lambda: held() == LONG)
+            refused = client.post("/v2/models/words/infer", content=body)
+            assert (refused.status_code, refused.json()) == (503, {"error": held_bytes.TEXT})
+            assert refused.headers["retry-after"] == "1"
+        eventually(lambda: held() == 0)
+        answer = client.post("/v2/models/words/infer", content=body)
+        assert answer.status_code == 200, answer.text[:500]
+        eventually(lambda: held() == 0)
 
 
 def test_mangum_serves_the_app(engine: Engine) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eventually import eventually_in_loop
 from fakes import DOUBLER, FakeBackend, FakeBackendModel, FakeInstance, write_model
 from remora.backends import Execution, Placement, Source
 from remora.engine import Engine
@@ -19,7 +20,10 @@ from remora.models import loader as loading
 from remora.options import ServerOptions
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.server.http import asgi as asgi_bridge
-from remora.server.http.asgi import Message, V2App
+from remora.server.http import asgi_transfers, http1_state
+from remora.server.http.asgi import V2App
+from remora.server.http.asgi_transfers import Message
+from remora.server.http.held_bytes import FREE_BYTES
 
 PATIENCE_S = 30.0
 LEFT: Message = {"type": "http.disconnect"}
@@ -154,5 +158,33 @@ def test_a_host_that_does_not_take_the_events_is_given_up(engine: Engine, monkey
         assert talker.execution.requests[0].cancelled
         talker.say(9, final=True)
         assert not [message for message in host.sent._queue if not message.get("more_body", True)]  # type: ignore[attr-defined]
+
+    asyncio.run(talk())
+
+
+def test_the_unread_bytes_of_a_stream_are_held_until_its_client_reads_nothing_for_long(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asgi_transfers, "SWEEP_S", 0.01)
+
+    async def talk() -> None:
+        host = Host(engine)
+        task = asyncio.ensure_future(host.speak())
+        talker = await begun(engine)
+        talker.say(0)
+        await host.next()
+        await host.next()
+        host.may_send.clear()
+        for number in range(FREE_BYTES // len(event(0)) + 2):
+            talker.say(number)
+        assert host.app._open is not None
+        held = host.app._open.transfers.held
+        await eventually_in_loop(lambda: held.answers > FREE_BYTES)
+        monkeypatch.setattr(http1_state, "UNREAD_S", 0.0)
+        await asyncio.wait_for(task, PATIENCE_S)
+        assert talker.execution is not None
+        assert talker.execution.requests[0].cancelled
+        assert held.total == 0
+        talker.say(9, final=True)
 
     asyncio.run(talk())

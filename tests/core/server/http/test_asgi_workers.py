@@ -16,7 +16,8 @@ import pytest
 from eventually import eventually, eventually_in_loop
 from remora.engine import Engine
 from remora.options import EngineOptions, ServerOptions
-from remora.server.http.asgi import Message, V2App
+from remora.server.http.asgi import V2App
+from remora.server.http.asgi_transfers import Message
 from remora.server.startup import with_workers
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has memory that a loop can watch")
