@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from fakes import FakeService, FakeTransport
+from fakes import FakeClock, FakeService, FakeTransport
 from remora.messages import Buffer
 from remora.server.http.exchange import Service
 from remora.server.http.held_bytes import HeldBytes
@@ -94,7 +94,9 @@ def benches(
     """Yield a bench whose listener has what ``over`` returns for the fake service."""
     loop = asyncio.new_event_loop()
     service = FakeService(wait=wait)
-    listener = Listener(over(service), max_body_bytes=limit, http2=http2, held=held)
+    # On a real clock a pause of the process would end a turn of the loop before its requests do.
+    now = FakeClock().monotonic_ns
+    listener = Listener(over(service), max_body_bytes=limit, http2=http2, held=held, now=now)
     connection, transport = listener.connection(), FakeTransport()
 
     async def connect() -> None:

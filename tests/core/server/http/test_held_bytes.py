@@ -14,6 +14,7 @@ pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes import FakeClock
 from http1_bench import Bench, answers_of, benches, get, post
 from remora.protocols.http2.frames import (
     DATA,
@@ -297,7 +298,8 @@ POST = pack(((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a"), (b
 
 def http2(bench: Bench, held: HeldBytes) -> Http2Connection:
     """A connection of HTTP/2 whose client gives streams no window, with the service and transport of a bench."""
-    listener = Http2Listener(lambda _fields: lambda _stream: None, Requests(bench.service, 1 << 30).open, held=held)
+    requests = Requests(bench.service, 1 << 30, FakeClock().monotonic_ns)
+    listener = Http2Listener(lambda _fields: lambda _stream: None, requests.open, held=held)
     connection = listener.connection()
 
     async def connect() -> None:

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from http1_bench import Bench, answers_of, benches, get, post
+from remora.server.http.exchange import SILENCE_S
 
 
 def test_a_disconnect_cancels_the_request_under_way(waiting: Bench) -> None:
@@ -128,7 +129,7 @@ def test_a_client_that_reads_slowly_when_the_server_stops_still_gets_the_answers
 @pytest.mark.parametrize("part", [b"GET /a HT", post("/a", b"x" * 100)[:-1], CHUNKED + b"1"])
 def test_a_client_that_never_ends_its_request_is_dropped_in_time(bench: Bench, part: bytes) -> None:
     bench.receive(part)
-    now = bench.loop.time()
+    now = bench.connection.receiving_since
     bench.listener.sweep(now, 10.0)
     assert not bench.transport.aborted
     bench.listener.sweep(now + 11.0, 10.0)
@@ -137,7 +138,7 @@ def test_a_client_that_never_ends_its_request_is_dropped_in_time(bench: Bench, p
 
 
 def test_a_connection_that_never_speaks_is_closed_in_time(bench: Bench) -> None:
-    now = bench.loop.time()
+    now = bench.connection.idle_since
     bench.listener.sweep(now + 9.0, 10.0, 100.0)
     assert not bench.transport.aborted
     bench.listener.sweep(now + 11.0, 10.0, 100.0)
@@ -158,7 +159,11 @@ def test_a_connection_without_a_request_is_closed_after_its_idle_time(bench: Ben
     assert bench.listener.closed == {"idle": 1}
 
 
-def test_the_first_request_of_a_new_connection_is_awaited_when_the_server_ends(bench: Bench) -> None:
+def test_the_first_request_of_a_new_connection_is_awaited_when_the_server_ends(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = bench.connection.idle_since
+    monkeypatch.setattr(bench.connection, "_loop_time", lambda: opened + SILENCE_S)
     assert bench.listener.close_idle() == 1
     assert not bench.transport.closing
     bench.receive(post("/a", b"x"))

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
 
-from fakes import FakeTransport
+from fakes import FakeClock, FakeTransport
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.http2.frames import (
@@ -102,7 +102,9 @@ def connected(listener: Http2Listener, received: bytes = b"") -> tuple[Http2Conn
 
 def listening(open_call: OpenRequest = refuse, **terms: Any) -> tuple[Http2Listener, Later]:
     service = Later()
-    return Http2Listener(open_call, Requests(service, 1000).open, KeepalivePolicy(**terms)), service
+    # On a real clock a pause of the process would end a turn of the loop before its requests do.
+    requests = Requests(service, 1000, FakeClock().monotonic_ns)
+    return Http2Listener(open_call, requests.open, KeepalivePolicy(**terms)), service
 
 
 def played(play: Coroutine[Any, Any, None]) -> None:

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
 
 from eventually import eventually_in_loop
-from fakes import FakeService, FakeTransport
+from fakes import FakeClock, FakeService, FakeTransport
 from live_server import PATIENCE_S
 from remora.protocols.http2.frames import (
     HEADERS,
@@ -146,7 +146,7 @@ def run(make_loop: Callable[[], asyncio.AbstractEventLoop], work: Callable[[], A
 
 
 def listening(service: FakeService) -> Http2Listener:
-    requests = Requests(service, 1 << 20)
+    requests = Requests(service, 1 << 20, FakeClock().monotonic_ns)
     return Http2Listener(lambda _fields: lambda _stream: None, requests.open, held=HeldBytes(-1, LIMIT))
 
 
