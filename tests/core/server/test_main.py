@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from conftest import free_ports
+from eventually import eventually
 from fakes import WithoutItsPackage, write_model
 from hosting import ask, running, write_scale
 from remora.engine import Engine
@@ -279,5 +280,6 @@ def test_a_call_that_the_exit_timeout_cuts_off_has_a_line_in_the_access_log(
         writer.close()
 
     asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+    eventually(lambda: written)  # the end waits for the thread that writes for a second at most
     (line,) = written
     assert " POST /inference.GRPCInferenceService/ModelInfer 1 bytes=0 " in line

@@ -17,6 +17,7 @@ from remora.options import ServerOptions
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import METRICS
 from remora.protocols.rest.infer import InferCodec
+from remora.server.http import http1_state
 from remora.server.http.asgi import answer_in_thread
 from remora.server.http.port_services import MetricsService
 from remora.server.http.rest import RestService
@@ -62,6 +63,7 @@ def test_a_flood_of_requests_is_answered_over_many_turns_with_one_text_in_each(
         return perform(self, call)
 
     monkeypatch.setattr(Engine, "perform", counted)
+    monkeypatch.setattr(http1_state, "TURN_NS", 60_000_000_000)  # so that only their number ends a turn
 
     async def talk() -> None:
         options = ServerOptions(allow_http=False, allow_grpc=False, metrics_port=0)

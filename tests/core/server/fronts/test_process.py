@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from eventually import eventually_in_loop
+from eventually import eventually, eventually_in_loop
 from remora.options import ServerOptions
 from remora.protocols.api_keys import KeyEntry, print_entries
 from remora.server import key_check
@@ -173,5 +173,6 @@ def test_a_call_that_the_end_of_a_front_cuts_off_has_a_line_in_the_access_log(mo
         conductor.control.close()
 
     asyncio.run(main())
+    eventually(lambda: written)  # the end waits for the thread that writes for a second at most
     (line,) = written
     assert " POST /inference.GRPCInferenceService/ModelInfer 1 bytes=0 " in line

@@ -398,7 +398,7 @@ async def test_a_client_may_leave_while_its_body_is_decoded() -> None:
     call, exchange = server.ask(prompt="a", user="u" * 20_000)
     assert call is not None
     call.cancel()
-    await asyncio.get_running_loop().run_in_executor(None, lambda: None)
+    await eventually_in_loop(lambda: bool(exchange.answers))
     await server.turn(2)
     assert server.model.users == 0
     (answer,) = exchange.answers  # ends an exchange whose client may only have ended its sending

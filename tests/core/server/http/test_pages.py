@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from eventually import eventually
 from page_requests import (
     HOSTILE,
     HOSTILE_FOLDER,
@@ -154,6 +155,7 @@ def test_the_status_tells_what_models_did(repository: Path) -> None:
         before = {(row["name"], row["version"]): row for row in status(running)["models"]}
         asks = [Ask("POST", "/v2/models/rows/infer", infer_body(rows)) for rows in (1, 2, 9)]
         assert [got.status for got in through_app(running, *asks)] == [200, 200, 400]
+        eventually(lambda: not running.running)  # a request counts until its answer is delivered
         found = json.loads(get(running, "/v2/status").body)
     assert found["server"]["ready"] is True
     after = {(row["name"], row["version"]): row for row in found["models"]}
