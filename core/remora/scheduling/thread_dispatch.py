@@ -88,6 +88,7 @@ class ThreadDispatch:
                 if plan is None:
                     return
             self._batches.run(slot, plan)
+            del plan  # because waiting for the next batch must not keep the requests of this one alive
 
     def _await_plan(self, slot: Slot) -> Plan | None:
         """Wait for a batch or dropped tickets.
@@ -159,6 +160,7 @@ class ThreadDispatch:
             finally:
                 if plan.tickets:
                     turn.release(ran=True)
+            del plan  # as above
 
     def _await_request(self, slot: Slot) -> bool:
         """Wait until the queue is not empty. Return False at shutdown. It takes the lock."""

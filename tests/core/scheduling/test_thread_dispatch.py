@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
+import pytest
+
+from eventually import eventually
 from fakes import FakeClock, FakeInstance, dynamic, ticket_of
 from remora.scheduling.batching import BatchQueue, Plan
 from remora.scheduling.pool import Pool
@@ -27,14 +31,24 @@ class Batches:
         self.ran.release()
 
 
+class AlwaysGranted:
+    """Turn at resources that no other instance needs."""
+
+    def acquire(self) -> bool:
+        return False
+
+    def release(self, *, ran: bool) -> None: ...
+
+
 class Bench:
-    def __init__(self, instances: int = 2, *, enabled: bool = True) -> None:
+    def __init__(self, instances: int = 2, *, enabled: bool = True, in_turn: bool = False) -> None:
         self.clock = FakeClock()
         self.pool = Pool(
             BatchQueue(dynamic(2)), Slots([FakeInstance(f"m_{at}") for at in range(instances)]), self.clock.monotonic_ns
         )
         self.batches = Batches(self.pool)
-        self.threads = ThreadDispatch(self.pool, self.batches, {}, enabled=enabled)  # type: ignore[arg-type]
+        turns = {slot: AlwaysGranted() for slot in self.pool.slots} if in_turn else {}
+        self.threads = ThreadDispatch(self.pool, self.batches, turns, enabled=enabled)  # type: ignore[arg-type]
 
     def push(self, count: int = 1) -> None:
         for _ in range(count):
@@ -118,4 +132,19 @@ def test_a_thread_leaves_an_armed_queue_to_the_loop() -> None:
         bench.pool.armed = False
         bench.threads.wake()
     assert bench.batches.ran.acquire(timeout=PATIENCE_S)
+    bench.stop()
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_a_thread_without_work_keeps_nothing_of_its_last_batch_alive(in_turn: bool) -> None:
+    bench = Bench(1, in_turn=in_turn)
+    with bench.pool.lock:
+        ticket = ticket_of(arrival_ns=bench.clock.now_ns)
+        tensor = weakref.ref(ticket.request.inputs["IN"])
+        bench.pool.queue.push(ticket)
+        bench.threads.wake()
+    assert bench.batches.ran.acquire(timeout=PATIENCE_S)
+    bench.batches.plans.clear()
+    del ticket
+    eventually(lambda: tensor() is None)
     bench.stop()
