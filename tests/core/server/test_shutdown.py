@@ -16,7 +16,10 @@ PATIENCE_S = 60.0
 
 HANGS = """
 import asyncio, signal, sys, threading
+from remora.server import shutdown
 from remora.server.shutdown import force_exit_after, on_signals
+
+shutdown._HELD_S = 3600  # so that the thread of the timeout ends the process, however late it comes
 
 async def main():
     on_signals((signal.SIGTERM,), lambda: force_exit_after(SECONDS))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import free_ports
 from issuer import AUDIENCE, ISSUER, Key, KeyServer, key_set, token
 from remora.protocols.tokens import IssuerError, TokenError, TokenTerms, UnknownKeyError
 from remora.server import token_check
@@ -293,11 +294,20 @@ def test_fetches_are_repeated_after_growing_pauses() -> None:
 # -- the fetch ------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have fetches wait for an issuer in this process as long as a busy machine needs."""
+    monkeypatch.setattr(token_check, "_WAIT_S", PATIENCE_S)
+    monkeypatch.setattr(token_check, "_FETCH_S", PATIENCE_S)
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_set_is_fetched_over_http() -> None:
     with KeyServer(key_set(OLD)) as server:
         assert fetch_keys(server.url) == server.content
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_redirect_an_error_and_an_endless_answer_are_failures() -> None:
     with KeyServer(b"x") as server:
         for status in (302, 404, 503):
@@ -310,7 +320,7 @@ def test_a_redirect_an_error_and_an_endless_answer_are_failures() -> None:
         with pytest.raises(ValueError, match="longer than 1048576 bytes"):
             fetch_keys(server.url)
     with pytest.raises(OSError, match="refused"):
-        fetch_keys(server.url)
+        fetch_keys(f"http://127.0.0.1:{free_ports(1)[0]}/jwks.json")
 
 
 def test_the_start_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -275,11 +276,22 @@ def test_both_sides_poll_for_a_single_client_and_not_for_many(engine: Engine) ->
     play(engine, many)
 
 
-def test_one_request_of_a_message_can_be_cancelled(engine: Engine) -> None:
+def test_one_request_of_a_message_can_be_cancelled(engine: Engine, backend: FakeBackend) -> None:
+    gate = threading.Event()
+
+    def wait() -> None:
+        assert gate.wait(PATIENCE_S)
+
+    for model in backend.opened:
+        for instance in model.instances:
+            instance.during = wait
+
     async def scenario(loop: Loop) -> None:
-        answers = loop.submit(3, "batched")
+        answers = loop.submit(3, "m")
         loop.pair.to_engine.deliver(loop.pair.link.receive)
         loop.pair.client.cancel(3)  # the second one: the first number was that of the route's request
+        loop.pair.pump()
+        gate.set()  # the instance runs the first request, and the others wait behind it
         await loop.finish()
         ends = [each.ends.get() for each in answers]
         assert [type(end[0]) for end in ends] == [str, CancelledError, str]

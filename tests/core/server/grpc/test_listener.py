@@ -332,7 +332,7 @@ def test_a_client_that_pings_too_often_is_sent_away_with_grpcs_word(repository: 
 
 @pytest.mark.parametrize("transport", ["own", "grpcio"])
 def test_connections_of_some_age_are_given_up_and_no_call_is_lost(repository: Path, transport: str) -> None:
-    young = {"grpc_max_connection_age": 30, "grpc_max_connection_age_grace": 5000}
+    young = {"grpc_max_connection_age": 30, "grpc_max_connection_age_grace": 60_000}
     with serving(repository, transport, **young) as server, grpc.insecure_channel(server.target) as channel:
         ask, asked, ended = channel.unary_unary(f"{SERVICE}/ModelInfer"), 0, threading.Semaphore(0)
 
@@ -487,6 +487,7 @@ def test_streams_that_were_idle_for_a_moment_keep_their_slots(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("remora.server.grpc.listener.MAX_STREAMS", 2)
+    monkeypatch.setattr("remora.server.grpc.rpcs.IDLE_NS", 3600 * 10**9)  # a moment may be long on a busy machine
     with serving(repository) as server, ExitStack() as stack:
         channels = [
             stack.enter_context(grpc.insecure_channel(server.target, [("grpc.use_local_subchannel_pool", 1)]))
