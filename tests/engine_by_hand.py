@@ -19,7 +19,7 @@ from remora.models.table import LoadingError
 from remora.scheduling.delivery import run_replies
 from remora.tracing.tracer import Traces
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @dataclass

@@ -18,7 +18,7 @@ from remora.server.loop import Lateness, LoopMailbox, PerTurn
 from remora.statistics import LATENCY_BOUNDS_NS
 
 OUTCOME = CancelledError("done")
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class CountingLoop:

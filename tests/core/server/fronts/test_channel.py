@@ -17,7 +17,7 @@ from remora.server.fronts.codec import CodecError, Kind, Message, TooLargeError
 channels = pytest.importorskip("remora.server.fronts.channel", reason="needs mmap and event fds")
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has anonymous shared memory")
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 ARENA_BYTES = 1 << 20
 
 

@@ -33,7 +33,7 @@ from remora.server.fronts.link import FrontLink
 from remora.server.loop import LoopMailbox
 
 FORM = InferForm((InputSpec("IN", "INT32", (1, 1)),))
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 STREAM = DOUBLER + "model_transaction_policy { decoupled: true }"
 SMALL = DOUBLER + "dynamic_batching { default_queue_policy { max_queue_size: 2 } }"
 BATCHED = DOUBLER + "dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 1000000 }"

@@ -23,7 +23,7 @@ from remora.system import logs
 channels = pytest.importorskip("remora.server.fronts.channel", reason="needs mmap and event fds")
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has anonymous shared memory")
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 LOG = {"log_file": "", "log_info": True, "log_warning": True, "log_error": True, "log_verbose_level": 0,
        "log_format": "default"}  # fmt: skip
 HTTP = {

@@ -30,7 +30,7 @@ from remora.server.loop import LoopMailbox
 
 JSON_BODY = b'{"inputs":[{"name":"IN","shape":[1,1],"datatype":"INT32","data":[4]}]}'
 BINARY = b'{"inputs":[{"name":"IN","shape":[1,1],"datatype":"INT32","parameters":{"binary_data_size":4}}]}'
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from remora.server.grpc.grpcio_transport import CallContext, GrpcioCalls
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Call:

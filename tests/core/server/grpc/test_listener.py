@@ -30,7 +30,7 @@ grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install 
 pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
 pb = pytest.importorskip("remora.proto.inference_pb2")
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 SERVICE = "/inference.GRPCInferenceService"
 NEEDS_OPENSSL = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
 
@@ -52,7 +52,7 @@ def serving(repository: Path, transport: str = "own", **chosen: Any) -> Iterator
     options = ServerOptions(
         **{"allow_http": False, "allow_metrics": False, "grpc_port": 0, "grpc_transport": transport, **chosen}
     )
-    engine = Engine(repository, backend_config=("python,isolation=thread",), exit_timeout_secs=5)
+    engine = Engine(repository, backend_config=("python,isolation=thread",), exit_timeout_secs=30)
     started, told = threading.Event(), asyncio.Event()
     came: dict[str, Any] = {}
 

@@ -27,7 +27,7 @@ from remora.protocols.rest.answer import HttpAnswer
 from remora.server.http.asgi import V2App, answer_in_thread, target_of
 from remora.server.http.asgi_transfers import Message, Scope
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 INFER = "/v2/models/m/infer"
 BODY = b'{"inputs":[{"name":"IN","datatype":"INT32","shape":[1,1],"data":[21]}]}'
 ANSWER = (

@@ -25,7 +25,7 @@ from remora.server.http.asgi import V2App
 from remora.server.http.asgi_transfers import Message
 from remora.server.http.held_bytes import FREE_BYTES
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 LEFT: Message = {"type": "http.disconnect"}
 REQUEST: Message = {"type": "http.request", "body": b'{"IN":[1]}', "more_body": False}
 

@@ -22,7 +22,7 @@ from remora.server.startup import with_workers
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has memory that a loop can watch")
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 CONFIG = """
 name: "m" backend: "python"
 input [{ name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }]

@@ -19,7 +19,7 @@ from remora.server.http.exchange import Exchange
 from remora.server.http.http1 import AHEAD_LIMIT
 from remora.server.http.http1_listener import Listener
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 # -- requests and their bodies --------------------------------------------------------------------------------------
