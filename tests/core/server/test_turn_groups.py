@@ -321,7 +321,7 @@ def test_grpc_calls_of_one_turn_are_queued_together_and_leave_no_garbage(
             await eventually_in_loop(lambda: transport.written.count(b"grpc-status\x010") == CLIENTS)
             assert all(values(each, turn) in transport.written for each in streams)
         assert steps == [CLIENTS, CLIENTS]
-        # An instance's thread drops its batch after the answers; without the collector, which is off, nothing else does.
+        # An instance's thread drops its batch after the answers. The collector, which would free it too, is off.
         await eventually_in_loop(lambda: not any(type(each) is InferenceCall for each in gc.get_objects()))
         transport.written.clear()
         last = streams[-1]
