@@ -45,9 +45,10 @@ class Planner:
         """Plan a model from its repository or from the request's parameters. Raises PollFailedError."""
         try:
             repository = self._source(key, parameters)
+            files = repository.fingerprint(name_of(key))  # before the files are read, so that polls see later changes
             folder = repository.fetch(name_of(key), ())
             select = self.selection(key, folder)
-            return self._loader.plan(folder, parameters, repository, repository.fingerprint(folder.name), select)
+            return self._loader.plan(folder, parameters, repository, files, select)
         except Exception as error:
             raise self.unpolled(key, error) from error
 

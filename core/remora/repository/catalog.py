@@ -47,6 +47,10 @@ class Catalog:
         self._lock = threading.Lock()
         self._seen: list[dict[str, list[ModelFolder]]] = [{} for _ in repositories]
         self._offered: dict[str, list[CatalogEntry]] = {}
+        self._scans = 0
+        self._running = 0
+        self._scanned: list[dict[str, int]] = [{} for _ in repositories]
+        """While scans run, the number of the last scan of each name; "" for all names."""
 
     def look(self, name: str = "", *, forgiving: bool = False) -> None:
         """Scan every location, or only for the models called ``name``.
@@ -54,20 +58,44 @@ class Catalog:
         Raises RemoraError for a location that cannot be scanned; with ``forgiving`` it is logged instead.
         """
         for index, repository in enumerate(self.repositories):
+            with self._lock:
+                self._scans += 1
+                number = self._scans
+                self._running += 1
             try:
                 found = repository.models(name)
             except RemoraError as error:
                 if not forgiving:
                     raise
                 _log.warning("cannot scan model repository '%s': %s", repository.location, error)
-                continue
-            with self._lock:  # else concurrent scans of two names would each drop the other's result
-                if name:
-                    rest = {other: folders for other, folders in self._seen[index].items() if other != name}
-                    found = {**rest, **found}
-                self._seen[index] = found
+            else:
+                with self._lock:  # else concurrent scans of two names would each drop the other's result
+                    self._record(index, number, name, found)
+            finally:
+                with self._lock:
+                    self._running -= 1
+                    if not self._running:
+                        for scanned in self._scanned:
+                            scanned.clear()
         with self._lock:
             self._offered = self._by_key()
+
+    def _record(self, index: int, number: int, name: str, found: dict[str, list[ModelFolder]]) -> None:
+        """Keep what a scan has found, except where a scan that began later knows more.
+
+        The lock is held.
+        """
+        seen, scanned = self._seen[index], self._scanned[index]
+        newest = scanned.get("", 0)
+        if number < max(newest, scanned.get(name, 0)):
+            return
+        scanned[name] = number
+        if name:
+            self._seen[index] = {**{other: folders for other, folders in seen.items() if other != name}, **found}
+            return
+        later = {other for other, at in scanned.items() if at > number}
+        kept = {other: folders for other, folders in seen.items() if other in later}
+        self._seen[index] = {**{other: folders for other, folders in found.items() if other not in later}, **kept}
 
     def models(self) -> list[str]:
         """Return the unambiguous keys."""

@@ -220,3 +220,23 @@ def test_polls_that_begin_while_the_server_stops_end(bench: Bench, monkeypatch: 
     lifecycle.start()
     assert [ended.is_set() for ended in begun] == [True] * len(begun)
     assert begun
+
+
+def test_a_version_that_comes_while_its_model_is_planned_is_served_by_the_next_poll(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(bench.repository, "m")
+    lifecycle = bench.lifecycle("poll", repository_poll_secs=0)
+    fetch = LocalRepository.fetch
+
+    def fetch_before(*what: Any) -> ModelFolder:
+        found = fetch(*what)
+        monkeypatch.setattr(LocalRepository, "fetch", fetch)
+        write_model(bench.repository, "m", versions=("2",))
+        return found
+
+    monkeypatch.setattr(LocalRepository, "fetch", fetch_before)
+    assert lifecycle.start() == {}
+    assert versions(lifecycle, "m") == [1]
+    lifecycle.poll()
+    assert versions(lifecycle, "m") == [2]

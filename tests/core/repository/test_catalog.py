@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -118,3 +120,50 @@ def test_a_place_that_cannot_be_looked_at_keeps_what_it_showed(
     assert "the network is down" in caplog.text
     with pytest.raises(UnavailableError):
         offers.look()
+
+
+class Scanning(LocalRepository):
+    """Repository during whose next scan, after it has read the directory, something happens."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def models(self, name: str = "") -> dict[str, list[ModelFolder]]:
+        found = super().models(name)
+        meanwhile, self.meanwhile = self.meanwhile, lambda: None
+        meanwhile()
+        return found
+
+
+@pytest.mark.parametrize("name", ["", "m"])
+def test_an_older_scan_does_not_hide_a_model_that_was_found_meanwhile(tmp_path: Path, name: str) -> None:
+    write_model(tmp_path, "a")
+    place = Scanning(tmp_path)
+    offers = Catalog([place])
+
+    def find_another() -> None:
+        write_model(tmp_path, "m")
+        offers.look("m")
+
+    place.meanwhile = find_another
+    offers.look(name)
+    assert offers.keys_of("m") == ["m"]
+
+
+@pytest.mark.parametrize("name", ["", "a"])
+def test_an_older_scan_does_not_bring_back_what_a_scan_of_all_has_missed(tmp_path: Path, name: str) -> None:
+    write_model(tmp_path, "a")
+    place = Scanning(tmp_path)
+    offers = Catalog([place])
+
+    def remove() -> None:
+        shutil.rmtree(tmp_path / "a")
+        offers.look()
+
+    place.meanwhile = remove
+    offers.look(name)
+    assert offers.all_keys() == []
+    write_model(tmp_path, "a")
+    offers.look(name)
+    assert offers.all_keys() == ["a"]
