@@ -130,7 +130,7 @@ class TokenCheck:
         known = self._verified.get(token)
         if known is not None and now < known.until_s:
             return known.caller
-        keys = self._keys
+        memo, keys = self._verified, self._keys  # in this order, because `_use` replaces them in the opposite one
         if keys is None:
             raise IssuerError
         try:
@@ -139,10 +139,9 @@ class TokenCheck:
             if self._remote and self._begin_reload(wanted=True):
                 raise IssuerError from error
             raise
-        if len(self._verified) >= _MOST_TOKENS:
-            self._verified = {}
-        if self._keys is keys:  # another thread may have withdrawn a key meanwhile
-            self._verified[token] = verified
+        if len(memo) >= _MOST_TOKENS:
+            memo.clear()
+        memo[token] = verified  # of these keys, because another thread may have withdrawn one meanwhile
         return verified.caller
 
     # -- signing keys -----------------------------------------------------------------------------------------------

@@ -334,3 +334,38 @@ def test_a_refusal_names_no_token() -> None:
     with pytest.raises(TokenError) as caught:
         TokenCheck(URL, TERMS, lambda: 0.0).verify(text.encode())
     assert text not in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_token_that_is_verified_while_its_key_is_withdrawn_is_not_remembered(tmp_path: Path, number: int) -> None:
+    path = tmp_path / "jwks.json"
+
+    class Changing(TokenCheck):
+        """Check whose keys change just before it uses its memory the given number of times."""
+
+        left = -1
+
+        @property
+        def _verified(self) -> object:  # type: ignore[override]
+            self.left -= 1
+            if not self.left:
+                asyncio.run(look())
+            return self.__dict__["_verified"]
+
+        @_verified.setter
+        def _verified(self, memory: object) -> None:
+            self.__dict__["_verified"] = memory
+
+    async def look() -> None:
+        check.left = -1
+        write(path, key_set(NEW))
+        check.look()
+
+    write(path, key_set(OLD))
+    check = Changing(str(path), TERMS, lambda: 0.0, lambda: NOW)
+    old = token(OLD, NOW + 60)
+    check.left = number
+    check.find(old.encode())
+    if check.left >= 0:  # this check does not use it so often
+        asyncio.run(look())
+    assert name_of(check, old) == ""
