@@ -327,7 +327,6 @@ class LoopChannel:
         array: Array = np.frombuffer(self._in_memory.data, np.uint8, length, offset)
 
         def gone(_: weakref.ref[Array]) -> None:  # may run in any thread, so it only records the offset
-            self._views.pop(offset, None)
             self._returned.append(offset)
 
         self._views[offset] = weakref.ref(array, gone)
@@ -350,7 +349,10 @@ class LoopChannel:
         record = encode(Kind.RELEASE, parts=[struct.pack(f"<{len(offsets)}Q", *offsets)])
         if not self._out.put(record):
             self._returned.extend(offsets)
-        elif self._out.state == WAITING:
+            return
+        for offset in offsets:
+            del self._views[offset]
+        if self._out.state == WAITING:
             os.eventfd_write(self._ends.peer_wake, 1)
 
     def _take_back(self, message: Message) -> None:

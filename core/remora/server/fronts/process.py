@@ -257,6 +257,7 @@ class Front:
 
     async def _drain(self) -> None:
         """Close the connections as they become idle, then end."""
+        self._read_control()  # which may have connections that were handed over before the order to drain
         for service in self._calls:
             service.draining = True
         await self._connections.drain(float("inf"))

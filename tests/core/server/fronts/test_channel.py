@@ -252,3 +252,25 @@ def test_untouched_memory_costs_nothing() -> None:
     finally:
         for fd in (*ours, *theirs):
             os.close(fd)
+
+
+def test_memory_is_given_back_although_its_last_reader_ends_amid_a_look() -> None:
+    async def story(engine: Side, front: Side) -> None:
+        class Views(dict[int, object]):
+            """Views the end of which another thread records while the loop looks at them."""
+
+            def pop(self, *what: object) -> object:
+                found = super().pop(*what)  # type: ignore[call-overload]
+                front.channel._tidying.cancel()  # because this is its call
+                front.channel._tidy()
+                return found
+
+        front.channel._views = Views()
+        engine.channel.send(Kind.ANSWER, 1, [bytes(100_000)])
+        await front.until(lambda: bool(front.got))
+        front.got.clear()
+        async with asyncio.timeout(PATIENCE_S):
+            while engine.channel._arena.used_bytes:
+                await asyncio.sleep(0)
+
+    run(story)

@@ -176,3 +176,25 @@ def test_a_call_that_the_end_of_a_front_cuts_off_has_a_line_in_the_access_log(mo
     eventually(lambda: written)  # the end waits for the thread that writes for a second at most
     (line,) = written
     assert " POST /inference.GRPCInferenceService/ModelInfer 1 bytes=0 " in line
+
+
+def test_a_connection_that_was_handed_over_before_the_drain_is_served() -> None:
+    async def main() -> None:
+        conductor, loop = Conductor(), asyncio.get_running_loop()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await loop.sock_recv(conductor.control, 8) == b"R"
+        conductor.order(b"P", HTTP)
+        await eventually_in_loop(lambda: conductor.front._ports)
+        client = conductor.hand(0)
+        client.send(b"GET /v2 HTTP/1.1\r\nHost: a\r\n\r\n")
+        conductor.front._obey(Message(Kind.DRAIN, 0, 0, 0, 0, 0, []))
+        request = await conductor.message(Kind.REQUEST)
+        conductor.channel.send(Kind.RESPOND, request.number, [b'[["A","b"]]', b"answer"], ref=200)
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await loop.sock_recv(client, 4096)).endswith(b"answer")
+            assert await conductor.front.wait() == 0
+        client.close()
+        conductor.channel.close()
+        conductor.control.close()
+
+    asyncio.run(main())
