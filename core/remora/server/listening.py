@@ -97,6 +97,7 @@ class Port:
             tls.follow()
         self._opening: set[asyncio.Task[object]] = set()
         self._pause: asyncio.TimerHandle | None = None
+        self._is_held = False
         self._warned_at = -_WARNING_S
         self.number = int(sockets[0].getsockname()[1]) if sockets else 0
         for each in sockets:
@@ -117,12 +118,15 @@ class Port:
 
     def hold(self) -> None:
         """Accept nothing until `go_on`; connections wait in the kernel's queue."""
+        self._is_held = True
         for each in self._sockets:
             self._loop.remove_reader(each.fileno())
 
     def go_on(self) -> None:
         """Accept again after `hold`."""
-        self._resume()
+        self._is_held = False
+        if self._pause is None:
+            self._resume()
 
     def close(self) -> None:
         """Accept the connections that are already established, then stop listening."""
@@ -145,7 +149,7 @@ class Port:
 
     def _resume(self) -> None:
         self._pause = None
-        for each in self._sockets:
+        for each in self._sockets if not self._is_held else ():
             self._loop.add_reader(each.fileno(), self._accept_some, each)
 
     def _accept_some(self, listening: socket.socket) -> None:

@@ -7,7 +7,7 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import cast
 
 import pytest
@@ -132,3 +132,25 @@ def test_idle_connections_go_before_the_last_descriptors_are_used(
         run(main())  # type: ignore[operator]
     assert len(calls) == len(caplog.records) == is_near
     assert all("fewer than 16 descriptors left; the longest idle" in each.getMessage() for each in caplog.records)
+
+
+def test_a_port_that_is_held_stays_so_when_its_rest_is_over(run: Callable[..., None]) -> None:
+    async def main() -> None:
+        made: list[Echo] = []
+
+        def protocol() -> Echo:
+            made.append(Echo())
+            return made[-1]
+
+        port = Port(await bind("127.0.0.1", 0, reuse_port=False), protocol, lambda: False)
+        client = connect(port)
+        port._rest(0.0)
+        port.hold()
+        for _ in range(10):
+            await asyncio.sleep(0.001)
+        assert made == []
+        port.go_on()
+        assert await asyncio.get_running_loop().run_in_executor(None, answer, client) == b"hello"
+        port.close()
+
+    run(main())

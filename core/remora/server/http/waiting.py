@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 
 from remora.errors import CancelledError, RemoraError, UnavailableError
 from remora.messages import Buffer
@@ -136,5 +137,5 @@ class _Waiting:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, arrived: Callable[[Future[None]], None], ready: Future[None]) -> None:
-    if not loop.is_closed():
+    with suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(arrived, ready)

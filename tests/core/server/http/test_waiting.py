@@ -311,3 +311,23 @@ def test_without_a_seat_a_request_is_refused_at_once_and_a_seat_is_free_again_af
     run(scenario)
     asyncio.run(come_later())
     assert third.answers == []
+
+
+def test_a_load_that_ends_as_the_loop_is_closed_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+    ready: Future[None] = Future()
+
+    class Closing(asyncio.SelectorEventLoop):
+        """Loop that is closed between the question whether it is and the call."""
+
+        def is_closed(self) -> bool:
+            return False
+
+    loop = Closing()
+
+    async def wait() -> None:
+        LoadWaiters(1, 60.0).take(LoadingError("m is being loaded", ready), FakeExchange(), 0, lambda _: None)
+
+    loop.run_until_complete(wait())
+    loop.close()
+    ready.set_result(None)
+    assert not caplog.records
