@@ -194,11 +194,12 @@ class OpenAiRoutes:
         return HttpAnswer(200, (JSON,), [orjson.dumps(rows[where.model])])
 
     def _unknown(self, name: str) -> RemoraError:
-        if not self._engine.readiness().started:
+        is_starting, rows = not self._engine.readiness().started, self._rows()
+        if is_starting or name in rows:  # it has become ready since it was looked up
             return ApiError(
                 503, f"the model '{name}' is not ready: models are being loaded", headers=((b"Retry-After", b"1"),)
             )
-        names = ", ".join(f"'{each}'" for each in self._rows()) or "none"
+        names = ", ".join(f"'{each}'" for each in rows) or "none"
         return ApiError(
             404, f"the model '{name}' does not exist; available: {names}", param="model", reason="model_not_found"
         )

@@ -223,7 +223,8 @@ class RestService:
         where = find_route(head.path)
         generates = self._openai_always or any(model.generation is not None for model in self._engine.models())
         if not generates and where is not None and where.method == "POST":
-            generates = not self._engine.readiness().started  # the request waits for its model, as over V2
+            # The request waits for its model, as over V2, which may have become ready since the look above.
+            generates = not self._engine.readiness().started or any(each.generation for each in self._engine.models())
         if not generates:
             return self._bind(head)(body, exchange)
         if where is None:

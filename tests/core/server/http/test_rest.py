@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from fakes import FakeMailbox, write_model
+from fakes import UNTRACED, FakeExchange, FakeMailbox, write_model
 from hosting import PATIENCE_S, ask, running
 from remora.engine import Engine
+from remora.errors import NotFoundError
+from remora.models.readiness import Readiness
 from remora.options import EngineOptions, ServerOptions
+from remora.protocols.http1 import Head
 from remora.protocols.rest.infer import InferCodec
 from remora.server.host import Host, find_adapter
 from remora.server.http.rest import RestService
@@ -123,3 +128,45 @@ def test_all_scrapes_of_a_turn_get_one_text_and_those_of_the_next_turn_a_new_one
         assert [rest.metrics().body, rest.metrics().body] == [[b"first"], [b"first"]]
         mailbox.next.pop()()
         assert rest.metrics().body == [b"second"]
+
+
+class StartingEngine:
+    """Engine of a language model whose startup ends when its state is read."""
+
+    options = EngineOptions(wait_for_models=False)
+    traces = UNTRACED
+    capture = None
+    submit_to = None
+
+    def __init__(self) -> None:
+        facts = SimpleNamespace(adapters=(), context=100)
+        generation = SimpleNamespace(served_names=("alias",), engine=SimpleNamespace(facts=facts))
+        self._model = SimpleNamespace(name="m", loaded_ms=0, generation=generation)
+        self._served: list[SimpleNamespace] = []
+
+    def models(self) -> list[SimpleNamespace]:
+        return [*self._served]
+
+    def resolve(self, name: str, version: int = -1) -> SimpleNamespace:
+        raise NotFoundError(f"model {name} is not there yet")
+
+    def readiness(self) -> Readiness:
+        self._served = [self._model]
+        return Readiness(True, True, False, ())
+
+
+def status_during_start(body: bytes, *, openai: bool) -> int:
+    """Return the status of a request of OpenAI's protocol during which the startup ends."""
+    service = RestService(StartingEngine(), InferCodec(), None, cast(Any, None), openai=openai)  # type: ignore[arg-type]
+    exchange = FakeExchange()
+    service.handle(Head("POST", "/v1/completions", ()), body, exchange)
+    return exchange.answers[0].status
+
+
+def test_a_request_for_a_language_model_is_not_for_an_unknown_path_because_the_startup_ends() -> None:
+    assert status_during_start(b"{", openai=False) == 400
+
+
+@pytest.mark.parametrize(("name", "status"), [("m", 503), ("alias", 503), ("other", 404)])
+def test_a_language_model_that_becomes_ready_during_its_look_up_is_not_unknown(name: str, status: int) -> None:
+    assert status_during_start(b'{"model": "%b", "prompt": "a"}' % name.encode(), openai=True) == status
