@@ -113,16 +113,25 @@ class TraceWriter(Generic[T]):
                 self.dropped += 1
             else:
                 full = False
+                if self._thread is None and not self._start():
+                    self.dropped += 1
+                    return
                 self._queue.append(finished)
                 self._queued += finished.size
-                if self._thread is None:
-                    thread = threading.Thread(target=self._serve, name=f"remora {self._what}", daemon=True)
-                    thread.start()
-                    self._thread = thread
                 if len(self._queue) == 1 or self._queued >= self._batch:
                     self._changed.notify_all()
         if full:
             _log.warning("%s arrive faster than they can be written: dropping some from now on", self._what)
+
+    def _start(self) -> bool:
+        """Start the thread with the lock held; return False if there can be no more threads."""
+        thread = threading.Thread(target=self._serve, name=f"remora {self._what}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        self._thread = thread
+        return True
 
     def flush(self, timeout_s: float) -> bool:
         """Write all queued traces and return False on timeout."""

@@ -140,3 +140,20 @@ def test_a_sink_may_keep_what_it_cannot_write_yet() -> None:
     assert writer.dropped == 2
     writer.close(PATIENCE_S)
     assert writer.dropped == 4
+
+
+def test_a_writer_whose_thread_cannot_start_drops_what_it_gets_until_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    sink = FakeSink()
+    sink.go.set()
+    writer = TraceWriter(sink, room=9)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    put(writer, 2)
+    assert writer.dropped == 2
+    monkeypatch.undo()
+    put(writer, 1)
+    assert writer.flush(PATIENCE_S)
+    assert sink.batches == [1]
+    writer.close(PATIENCE_S)
