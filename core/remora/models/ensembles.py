@@ -136,6 +136,8 @@ class EnsembleLoader:
         """
         try:
             self._load_steps(name, plan, (*chain, name), dict(failures))
+            if not all(self._table.configs(model) for model in self._models(name, plan)):
+                self._load_steps(name, plan, (*chain, name), dict(failures))  # one was evicted for another one
             steps = self._compose(name, plan)
         except ConfigError as error:
             log_failure(name, error)

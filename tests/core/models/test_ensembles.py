@@ -471,3 +471,19 @@ def test_an_ensemble_that_is_loaded_anew_while_it_is_composed_again_has_its_new_
     lifecycle.load("a", {})
     loading.join(PATIENCE_S)
     assert lifecycle.resolve("e").config.max_batch_size == 4
+
+
+def test_an_ensemble_loads_a_model_again_that_is_evicted_for_another_of_its_models(bench: Bench) -> None:
+    for name in "abc":
+        (bench.repository / name / "1" / "fake.bin").write_bytes(b"0123456789")
+    bench.ensemble("old", "a")
+    bench.ensemble("new", "a", "b")
+    clock = FakeClock()
+    options = EngineOptions(model_repository=(bench.repository,), model_control_mode="ondemand", model_memory_budget=50)
+    lifecycle = Lifecycle(options, ModelLoader(options, clock), clock)
+    assert lifecycle.start() == {}
+    for name in ("old", "c", "new"):
+        clock.advance(1_000_000_000)
+        lifecycle.wait_for(name, -1, PATIENCE_S)
+    assert doubled(lifecycle, "new") == 4
+    lifecycle.stop(PATIENCE_S)
