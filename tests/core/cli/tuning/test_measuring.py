@@ -158,9 +158,9 @@ def test_a_loop_that_cannot_begin_is_an_error(monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_overload_ends_with_an_empty_queue(tmp_path: Path) -> None:
     with trial_engine(pipeline(tmp_path)) as (trials, engine):
-        result = trials.run(LoadTrial(trials.system.present, Load(0, 1e6), 0.1))
+        result = trials.run(LoadTrial(trials.system.present, Load(0, 1e9), 0.1))
         assert isinstance(result, LoadResult)
-        assert result.rate_per_s < 1e6
+        assert result.rate_per_s < 1e9
         assert engine.running == 0
 
 
