@@ -7,6 +7,7 @@ threads wait for models.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
@@ -126,6 +127,8 @@ class Rpcs:
         self._now = now
         self._most_streams = streams
         self._streams: set[InferStream] = set()
+        self._opening = 0
+        self._lock = threading.Lock()  # because grpcio opens streams in several threads
         self._front_end = FrontEnd(self._submit, arrival_of, DECOUPLED_TEXT)
         self.unary = self._all()
         """Unary RPCs by path."""
@@ -252,7 +255,7 @@ class Rpcs:
         )
 
     def _evict_idle(self) -> bool:
-        """End the stream that has been idle longest, for `IDLE_NS` at least.
+        """End the stream that has been idle longest, for `IDLE_NS` at least. The lock is held.
 
         Returns False if there is none.
         """
@@ -272,10 +275,27 @@ class Rpcs:
         shutdown.
         """
         self.check_secret("ModelStreamInfer", context)
-        if len(self._streams) >= self._most_streams and not self._evict_idle():
-            raise UnavailableError(f"{len(self._streams)} streams are open, and more are not served: try again later")
+        with self._lock:
+            count = len(self._streams) + self._opening
+            if count >= self._most_streams and not self._evict_idle():
+                raise UnavailableError(f"{count} streams are open, and more are not served: try again later")
+            self._opening += 1
+        stream: InferStream | None = None
+        try:
+            stream = self._stream_of(context, call, memo)
+        finally:
+            with self._lock:
+                self._opening -= 1
+                if stream is not None:
+                    self._streams.add(stream)
+        if self.draining:  # checked after registering, so that `drain` cannot miss this stream
+            stream.leave()
+            raise UnavailableError(SHUTDOWN_TEXT)
+        return stream
+
+    def _stream_of(self, context: CallContext, call: StreamCall, memo: InferMemo | None) -> InferStream:
         metadata = context.invocation_metadata()
-        stream = InferStream(
+        return InferStream(
             self.engine,
             call,
             None if self.forward is None else self.forward(metadata),
@@ -284,13 +304,15 @@ class Rpcs:
             arrival=Arrival("GRPC", carrier(metadata)),
             memo=memo if self.forward is None else None,
             left=self._streams.discard,
+            stayed=self._count_again,
             now=self._now,
         )
+
+    def _count_again(self, stream: InferStream) -> None:
+        """Count a stream that was to be evicted and has got a request since."""
         self._streams.add(stream)
-        if self.draining:  # checked after registering, so that `drain` cannot miss this stream
-            stream.leave()
-            raise UnavailableError(SHUTDOWN_TEXT)
-        return stream
+        if self.draining:
+            stream.drain()
 
 
 class DeadlinePassedError(CancelledError):

@@ -127,6 +127,7 @@ class InferStream:
         arrival: how the call arrived, for the traces of its requests.
         memo: memo of the call's thread for messages without ``parameters``.
         left: called with the stream when its call has ended.
+        stayed: called with the stream if it is not evicted, because it has got a request.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class InferStream:
         arrival: Arrival | None = None,
         memo: InferMemo | None = None,
         left: Callable[[InferStream], object] = lambda _stream: None,
+        stayed: Callable[[InferStream], object] = lambda _stream: None,
         now: Callable[[], int] = SystemClock.monotonic_ns,
     ) -> None:
         self._engine = engine
@@ -155,6 +157,7 @@ class InferStream:
         self._regions = regions
         self._memo = memo
         self._left = left
+        self._stayed = stayed
         self._strict = strict
         self._limits = limits or StreamLimits()
         self._order = AnswerOrder()
@@ -218,6 +221,8 @@ class InferStream:
     def _evict(self) -> None:
         if not self._order.open:
             self._end(UnavailableError(EVICTED_TEXT))
+        elif not self._ended:
+            self._stayed(self)
 
     def _end(self, error: RemoraError | None) -> None:
         if not self._ended:
