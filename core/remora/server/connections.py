@@ -36,6 +36,8 @@ _REPORT_S = 60.0
 _TRIM_S = 1.0
 """Shortest time between two calls of the allocator to return memory to the system."""
 _POLL_S = 0.01
+_READ_TURNS = 2
+"""Turns of the loop until it has read what had arrived before them: asyncio reads after the tasks of a turn."""
 _CLOSED_AT_ONCE = 8
 """Idle connections to close at a time when file descriptors run out."""
 
@@ -54,6 +56,15 @@ class PortSpec(NamedTuple):
     address: str
     port: int
     routes: Sequence[HostRoute] = ()
+
+
+async def _read_arrived() -> None:
+    """Have the loop read what clients have sent so far.
+
+    After a pause of the process it may run timers first, and a client whose request has arrived seems to be silent.
+    """
+    for _ in range(_READ_TURNS):
+        await asyncio.sleep(0)
 
 
 class Connections:
@@ -241,8 +252,10 @@ class Connections:
         `close` tells whether a client still waits, because the engine may yet answer it.
         """
         loop = asyncio.get_running_loop()
+        await _read_arrived()
         while self._close_idle() and loop.time() < end:
             await asyncio.sleep(_POLL_S)
+            await _read_arrived()
         return True
 
     def close(self) -> bool:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
+import uvloop
 
 from remora.messages import Buffer, Ticket
 from remora.options import ServerOptions
@@ -133,6 +134,27 @@ def test_draining_waits_for_the_answer_in_flight_and_refuses_new_connections() -
         writer.close()
 
     run(work)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_draining_answers_a_silent_client_whose_first_request_has_just_arrived(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remora.server.http.http1_state.SILENCE_S", -1.0)  # every client was silent for too long
+
+    async def work() -> None:
+        connections = Connections(ServerOptions())
+        port = await connections.listen(Hello(), PortSpec("HTTP", "127.0.0.1", 0))
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client:
+            await until(lambda: connections.count()["http1"] == 1)
+            client.sendall(GET % b"")  # the loop has no turn to read it before the drain begins
+            connections.stop_accepting()
+            await connections.drain(asyncio.get_running_loop().time() + PATIENCE_S)
+            assert connections.close()
+            assert client.recv(4_096).startswith(b"HTTP/1.1 200")
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(asyncio.wait_for(work(), PATIENCE_S))
 
 
 def test_memory_is_returned_to_the_system_when_a_connection_with_much_of_it_closes(
