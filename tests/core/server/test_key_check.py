@@ -223,7 +223,7 @@ def test_a_damaged_or_missing_file_leaves_the_keys_and_is_logged_once(
     for _ in range(3):
         access.look()
     assert send(binder_of(access.over(Echo()))(head_of("ann"))) == (200, b"ann:infer ")
-    (record,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+    (record,) = [each for each in caplog.records if each.name == "remora.keys" and each.levelno == logging.ERROR]
     assert "the API keys stay as they were" in record.getMessage()
     write(path, entry("eve"))
     access.look()
@@ -240,7 +240,7 @@ def test_a_process_that_leaves_the_log_to_another_one_follows_the_keys_silently(
     assert send(binder_of(access.over(Echo()))(head_of("eve"))) == (200, b"eve:infer ")
     path.write_text("")
     access.look()
-    assert [each for each in caplog.records if each.levelno > logging.DEBUG] == []
+    assert [each for each in caplog.records if each.name == "remora.keys" and each.levelno > logging.DEBUG] == []
 
 
 def test_an_error_of_one_refresh_does_not_end_them(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,7 +247,7 @@ def test_a_damaged_certificate_leaves_the_previous_one_and_is_logged_once(
     for _ in range(3):
         tls.look()
     assert tls.context is before
-    (record,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+    (record,) = [each for each in caplog.records if each.name == "remora.server" and each.levelno == logging.ERROR]
     assert "the certificate stays as it was: --http-server-cert and --http-server-key" in record.getMessage()
     pair.cert.unlink()
     tls.look()

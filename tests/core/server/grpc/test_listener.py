@@ -302,7 +302,7 @@ def test_a_foreign_address_is_refused_with_the_reason(repository: Path) -> None:
 def test_only_a_client_that_does_not_answer_pings_is_closed(repository: Path) -> None:
     often = {
         "grpc_keepalive_time": 100,
-        "grpc_keepalive_timeout": 4000,  # in which the client that answers must have its turn
+        "grpc_keepalive_timeout": 8000,  # in which the client that answers must have its turn
         "grpc_keepalive_permit_without_calls": True,
         "grpc_http2_max_pings_without_data": 0,
     }

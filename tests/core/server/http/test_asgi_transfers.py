@@ -32,7 +32,7 @@ from remora.server.http.held_bytes import FREE_BYTES, TEXT
 from remora.server.http.large_bodies import LARGE_BYTES, LargeRequest
 from remora.server.http.rest import RestService
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 INFER = "/v2/models/m/infer"
 LONG = 4 * LARGE_BYTES
 LIMIT = LONG + LONG // 2
@@ -172,6 +172,12 @@ def wide_body(count: int = LARGE_BYTES) -> bytes:
     return json.dumps({"inputs": [tensor]}).encode()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have uploads wait for memory as long as a busy machine needs."""
+    monkeypatch.setattr(held_bytes, "ROOM_WAIT_S", PATIENCE_S)
+
+
 # -- held bytes -----------------------------------------------------------------------------------------------------
 
 
@@ -234,6 +240,7 @@ def test_an_upload_beyond_the_limit_is_refused_and_later_accepted(
     run(talk())
 
 
+@pytest.mark.usefixtures("patient")
 def test_an_upload_waits_for_bytes_that_another_gives_back(engine: Engine) -> None:
     async def talk() -> None:
         app = V2App(engine, OPTIONS)
@@ -253,6 +260,7 @@ def test_an_upload_waits_for_bytes_that_another_gives_back(engine: Engine) -> No
     run(talk())
 
 
+@pytest.mark.usefixtures("patient")
 def test_an_upload_that_is_cancelled_while_it_waits_for_memory_leaves_the_queue(engine: Engine) -> None:
     async def talk() -> None:
         app = V2App(engine, OPTIONS)

@@ -29,6 +29,7 @@ from remora.protocols.http2.frames import (
     window_update,
 )
 from remora.protocols.rest.answer import HttpAnswer
+from remora.server.http import held_bytes
 from remora.server.http.held_bytes import FREE_BYTES, Account, HeldBytes
 from remora.server.http.http1_state import Phase
 from remora.server.http.http2 import Http2Connection, Http2Listener
@@ -127,6 +128,12 @@ def in_loop(bench: Bench, act: Callable[[], None]) -> None:
     bench.loop.run_until_complete(run())
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have uploads wait for memory as long as a busy machine needs."""
+    monkeypatch.setattr(held_bytes, "ROOM_WAIT_S", 3600.0)
+
+
 def fill(held: HeldBytes) -> Account:
     other = held.account()
     other.add(held.most)
@@ -164,6 +171,7 @@ def test_small_requests_are_not_counted() -> None:
         assert len(bench.service.requests) == 1
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("split", [0, 1, 100, LONG - 1])
 def test_an_upload_waits_for_memory_and_then_arrives_whole(split: int) -> None:
     held = HeldBytes(100)
@@ -182,6 +190,7 @@ def test_an_upload_waits_for_memory_and_then_arrives_whole(split: int) -> None:
         assert held.total == 0
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_chunked_upload_waits_for_memory_and_then_arrives_whole() -> None:
     held = HeldBytes(100)
     other = fill(held)
@@ -194,6 +203,7 @@ def test_a_chunked_upload_waits_for_memory_and_then_arrives_whole() -> None:
         assert bench.service.requests == [("POST", "/c", b"x" * LONG)]
 
 
+@pytest.mark.usefixtures("patient")
 def test_an_upload_that_waits_too_long_is_refused_and_told_when_to_try_again() -> None:
     held = HeldBytes(100)
     fill(held)

@@ -181,7 +181,7 @@ def test_a_client_that_speaks_tls_is_refused_at_its_first_byte_and_logged_once_a
     now = bench.loop.time()
     for seconds in (1.0, 30.0, 61.0):
         bench.listener.tls_notice.log(bench.transport, now + seconds)  # type: ignore[arg-type]
-    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert [record.levelname for record in caplog.records if record.name == "remora.http"] == ["WARNING", "WARNING"]
 
 
 def test_a_client_that_waits_for_its_answer_is_not_dropped(waiting: Bench) -> None:
@@ -200,4 +200,5 @@ def test_a_body_for_which_there_is_no_memory_is_refused_and_logged_in_a_line(
         assert head.startswith(b"HTTP/1.1 503 ")
         assert b"out of memory" in body
         assert bench.transport.closing
-    assert [(record.levelname, record.exc_info) for record in caplog.records] == [("ERROR", None)]
+    records = [record for record in caplog.records if record.name == "remora.http"]
+    assert [(record.levelname, record.exc_info) for record in records] == [("ERROR", None)]
