@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from remora.backends import Instance
 from remora.calls import SequenceReport
 from remora.errors import RemoraError, UnavailableError
-from remora.messages import Ticket
+from remora.messages import Outcome, Ticket
 from remora.scheduling.batching import Plan, Queue
 from remora.scheduling.costs import CostModel
 from remora.scheduling.delivery import OrderedDelivery, deliver, stopping
@@ -27,7 +27,7 @@ from remora.scheduling.loop_dispatch import LoopDispatch
 from remora.scheduling.pool import BatchRunner, DispatchPolicy, Pool
 from remora.scheduling.running import OpenRequests, Recorder, Runner, StreamRunner
 from remora.scheduling.slots import Slots
-from remora.scheduling.thread_dispatch import ThreadDispatch
+from remora.scheduling.thread_dispatch import NoThreadError, ThreadDispatch
 from remora.signature import Signature
 from remora.system.clock import Clock
 
@@ -130,29 +130,33 @@ class Scheduler:
     def submit(self, ticket: Ticket) -> None:
         """Queue a ticket. Its reply delivers the answer. Any thread may call.
 
-        Raises UnavailableError if the queue is full [D12] or the scheduler is stopping [D17]; the ticket is then not
-        answered.
+        Raises UnavailableError if the queue is full [D12], the scheduler is stopping [D17] or no thread can start; the
+        ticket is then not answered.
         """
         ticket.arrival_ns = ticket.arrival_ns or self._now()
         self._sweep_in -= 1  # without the lock, because a lost count is harmless
         if self._sweep_in <= 0:
             self._drop_cancelled()
         pool, mailbox = self._pool, ticket.mailbox
-        with pool.lock:
-            if pool.stopping:
-                raise stopping()
-            pool.queue.push(ticket)
-            if self._ordered is not None:
-                self._ordered.expect(ticket)
-            if pool.armed or not self._loop.arm(mailbox) or mailbox is None:
-                return
-        self._loop.defer(mailbox)
+        try:
+            with pool.lock:
+                if pool.stopping:
+                    raise stopping()
+                pool.queue.push(ticket)
+                if self._ordered is not None:
+                    self._ordered.expect(ticket)
+                if pool.armed or not self._loop.arm(mailbox) or mailbox is None:
+                    return
+            self._loop.defer(mailbox)
+        except NoThreadError:
+            _withdraw([ticket])
+            raise
 
     def submit_all(self, tickets: Sequence[Ticket]) -> list[tuple[int, RemoraError]]:
         """Queue tickets of one mailbox in one step. Any thread may call.
 
         Returns the index and the error of each ticket that a full queue refuses [D12]. Raises UnavailableError if the
-        scheduler is stopping [D17].
+        scheduler is stopping [D17] or no thread can start.
         """
         now_ns = self._now()
         self._sweep_in -= len(tickets)
@@ -161,22 +165,26 @@ class Scheduler:
         refused: list[tuple[int, RemoraError]] = []
         pool, mailbox = self._pool, tickets[0].mailbox
         push, arms = pool.queue.push, False
-        with pool.lock:
-            if pool.stopping:
-                raise stopping()
-            for index, ticket in enumerate(tickets):
-                ticket.arrival_ns = now_ns
-                try:
-                    push(ticket)
-                except UnavailableError as error:
-                    refused.append((index, error))
-                    continue
-                if self._ordered is not None:
-                    self._ordered.expect(ticket)
-                if not arms and not pool.armed:  # by the first request, as for requests that arrive one by one
-                    arms = self._loop.arm(mailbox)
-        if arms and mailbox is not None:
-            self._loop.defer(mailbox)
+        try:
+            with pool.lock:
+                if pool.stopping:
+                    raise stopping()
+                for index, ticket in enumerate(tickets):
+                    ticket.arrival_ns = now_ns
+                    try:
+                        push(ticket)
+                    except UnavailableError as error:
+                        refused.append((index, error))
+                        continue
+                    if self._ordered is not None:
+                        self._ordered.expect(ticket)
+                    if not arms and not pool.armed:  # by the first request, as for requests that arrive one by one
+                        arms = self._loop.arm(mailbox)
+            if arms and mailbox is not None:
+                self._loop.defer(mailbox)
+        except NoThreadError:
+            _withdraw(tickets)
+            raise
         return refused
 
     def _drop_cancelled(self) -> None:
@@ -278,7 +286,10 @@ class Scheduler:
             pool.armed = False
             pool.changed.notify_all()
             if len(pool.queue) and not any(slot.thread for slot in pool.slots):
-                self._threads.wake()
+                try:
+                    self._threads.wake()
+                except NoThreadError:
+                    return False
         for slot in pool.slots:
             if slot.thread is not None:
                 slot.thread.join(self._left_s(end_ns))
@@ -300,3 +311,14 @@ class Scheduler:
             self._pool.changed.notify_all()
         self._deliver([(ticket, error) for ticket in tickets])
         self._open_requests.end_all(error)
+
+
+def _withdraw(tickets: Sequence[Ticket]) -> None:
+    """Have queued tickets dropped without an answer, because their callers get an error."""
+    for ticket in tickets:
+        ticket.reply = _ignore
+        ticket.cancel()
+
+
+def _ignore(_ticket: Ticket, _outcome: Outcome) -> None:
+    """Answer nothing."""

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from remora.errors import UnavailableError
 from remora.scheduling.batching import RESOURCES, Plan
 from remora.scheduling.pool import BatchRunner, Pool
 from remora.scheduling.slots import Slot
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from remora.scheduling.rate_limiter import Turn
 
 _NO_PLAN = Plan([])
+
+
+class NoThreadError(UnavailableError):
+    """Raised when the process can have no more threads, and no instance has one."""
 
 
 class ThreadDispatch:
@@ -37,7 +42,7 @@ class ThreadDispatch:
         self.enabled = enabled
 
     def wake(self) -> None:
-        """Wake the thread of an instance that may run.
+        """Wake the thread of an instance that may run. Raises NoThreadError.
 
         The thread of a slot whose batch was begun by a loop may sleep too: waking only that one would be useless,
         because it has to wait until its instance is free.
@@ -63,7 +68,7 @@ class ThreadDispatch:
             self._start(fresh)
 
     def wake_slot(self, slot: Slot) -> None:
-        """Wake the thread of this slot."""
+        """Wake the thread of this slot. Raises NoThreadError."""
         if slot.thread is not None:
             self._pool.changed.notify_all()
         elif self.enabled:
@@ -76,7 +81,12 @@ class ThreadDispatch:
             name=f"remora {slot.instance.name}",
             daemon=True,
         )
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            slot.thread = None
+            if not any(other.thread for other in self._pool.slots):  # else theirs poll the queue when they are done
+                raise NoThreadError(f"the request cannot run: {error}") from error
 
     # -- the threads ------------------------------------------------------------------------------------------------
 

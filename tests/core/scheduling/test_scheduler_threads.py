@@ -141,3 +141,36 @@ def test_every_ticket_is_answered_once_whatever_happens(quick: bool) -> None:
     ran = [id(request) for instance in instances for request in instance.ran]
     assert len(ran) == len(set(ran)), "a request ran twice"
     assert len(ran) + len(bench.recorder.drops) == len(tickets)
+
+
+def _refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_request_for_which_no_thread_can_start_is_refused_and_the_next_is_served(
+    monkeypatch: pytest.MonkeyPatch, *, together: bool, ordered: bool
+) -> None:
+    bench = Bench(threads=True, ordered=ordered)
+    refused = [ticket_of(1, reply=bench.replies) for _ in range(2 if together else 1)]
+    with monkeypatch.context() as without_threads:
+        _refuse_threads(without_threads)
+        with pytest.raises(UnavailableError, match="can't start new thread"):
+            bench.scheduler.submit_all(refused) if together else bench.scheduler.submit(refused[0])
+    answered = bench.submit()
+    assert bench.scheduler.stop(PATIENCE_S)
+    assert list(bench.replies.outcomes) == [answered]
+
+
+def test_a_stop_that_needs_a_thread_which_cannot_start_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, mailbox = inline_bench(threads=True)
+    waiting = bench.submit(mailbox=mailbox)
+    with monkeypatch.context() as without_threads:
+        _refuse_threads(without_threads)
+        assert not bench.scheduler.stop(PATIENCE_S)
+    bench.scheduler.fail_pending(UnavailableError("unloaded"))
+    assert isinstance(bench.replies.only(waiting), UnavailableError)
