@@ -142,6 +142,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._unread = False
+        self.timeouts.note_read()
         self._account.set_answers(0)
         self._notify()
         self._resume()

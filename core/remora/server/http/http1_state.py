@@ -109,6 +109,13 @@ class Timeouts:
         self._unread = 0
         self._unread_since = 0.0  # since when it has not decreased
 
+    def note_read(self) -> None:
+        """Note that the client has read a part of its answers.
+
+        More may wait at the next sweep nevertheless, because more is written.
+        """
+        self._unread = 0
+
     def due(self, now: float, limit_s: float, idle_s: float, seen: Progress, memory_awaited: bool) -> Due:
         """Return what is due at a sweep; see `Listener.sweep`.
 

@@ -77,6 +77,16 @@ def test_an_answer_of_which_nothing_is_read_is_given_up_and_one_that_is_read_slo
     assert due(slow, 2 * UNREAD_S + 1, SERVED._replace(is_idle=False, unread=998)) is Due.GIVE_UP
 
 
+def test_a_client_that_reads_is_kept_although_more_waits_at_each_sweep() -> None:
+    reading = Timeouts()
+    for minute in range(5):
+        assert due(reading, minute * UNREAD_S, SERVED._replace(is_idle=False, unread=1000 + minute)) is Due.NOTHING
+        reading.note_read()
+    reading = Timeouts()
+    assert due(reading, 0.0, SERVED._replace(is_idle=False, unread=1000)) is Due.NOTHING
+    assert due(reading, UNREAD_S + 1, SERVED._replace(is_idle=False, unread=1001)) is Due.GIVE_UP
+
+
 def test_at_the_end_a_new_connection_is_awaited_for_a_moment_and_one_that_was_served_is_not() -> None:
     timeouts = Timeouts()
     assert timeouts.is_awaited(SILENCE_S, FRESH)

@@ -9,6 +9,7 @@ import pytest
 
 from fakes import FakeService, FakeTransport
 from remora.server.http.exchange import STREAM_BACKLOG, Exchange
+from remora.server.http.held_bytes import UNREAD_S
 from remora.server.http.http1 import Connection
 from remora.server.http.http1_listener import Listener
 
@@ -200,6 +201,22 @@ def test_a_slow_reader_that_catches_up_loses_nothing(bench: Bench) -> None:
     assert len(bench.service.requests) == 1, "more was begun for a client that does not read"
     bench.do(bench.connection.resume_writing)
     assert len(bench.service.requests) == 2
+
+
+def test_a_client_that_reads_a_stream_slowly_stays_although_as_much_waits_at_each_sweep(bench: Bench) -> None:
+    bench.receive(post("/s"))
+    bench.begin()
+    for sweep in range(9):
+        bench.transport.unsent = 1_000 + sweep
+        bench.connection.pause_writing()
+        bench.listener.sweep(sweep * UNREAD_S, 1e9)
+        assert not bench.transport.aborted
+        bench.do(bench.connection.resume_writing)
+    bench.connection.pause_writing()
+    bench.listener.sweep(9 * UNREAD_S, 1e9)
+    bench.listener.sweep(10 * UNREAD_S + 1, 1e9)
+    assert bench.transport.aborted
+    assert bench.listener.closed == {"unread_answer": 1}
 
 
 def test_a_stream_that_breaks_in_the_service_does_not_look_whole(bench: Bench) -> None:
