@@ -124,7 +124,10 @@ class Transfer:
 
     def set_unread(self, size: int) -> None:
         """Set the bytes of the answer that wait for the client; a short rest is not counted."""
-        self._account.set_answers(size if size > FREE_BYTES else 0)
+        counted = size if size > FREE_BYTES else 0
+        if counted < self._account.answers:
+            self._timeouts.note_read()
+        self._account.set_answers(counted)
 
     async def in_time(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of ``work``, which waits for the host.

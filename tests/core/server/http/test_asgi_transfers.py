@@ -436,6 +436,7 @@ def test_an_answer_that_is_not_read_is_dropped() -> None:
 
         sending = asyncio.ensure_future(transfer.send(HttpAnswer(200, (), [bytes(LONG)]), send))
         await eventually_in_loop(lambda: len(sent) == 3)
+        transfer.sweep(loop.time())
         now = loop.time()
         transfer.sweep(now)
         transfer.sweep(now + held_bytes.UNREAD_S - 1)
@@ -445,6 +446,22 @@ def test_an_answer_that_is_not_read_is_dropped() -> None:
         transfer.close()
         assert len(sent) == 3
         assert transfers.held.total == 0
+
+    run(talk())
+
+
+def test_a_stream_whose_client_reads_slowly_goes_on() -> None:
+    async def talk() -> None:
+        transfers = Transfers(asyncio.get_running_loop(), OPTIONS)
+        transfer, never = transfers.open(), asyncio.Event()
+        stream = asyncio.ensure_future(transfer.in_time(never.wait()))
+        await asyncio.sleep(0)
+        transfer.set_unread(LONG)
+        for minute in range(9):
+            assert transfer.sweep(minute * 60.0) is http1_state.Due.NOTHING
+            transfer.set_unread(2 * LONG)
+            transfer.set_unread(LONG + minute)  # the client reads, and its stream goes on
+        stream.cancel()
 
     run(talk())
 
