@@ -173,13 +173,16 @@ class StepLoop:
         grammar_ns = self._now() - arrival_ns if task.grammar is not None else 0
         with self._changed:
             self._refuse_if_full(task)
+            if self._threaded and self._thread is None:
+                thread = threading.Thread(target=self._run, name=f"remora {self._settings.name} steps", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise UnavailableError(f"model '{self._settings.name}' cannot run: {error}") from error
+                self._thread = thread
             self._inbox.append(_Arrived(task, sink, answers, arrival_ns, grammar_ns))
             self._entering += task.choices
             self._known.add(task)
-            if self._threaded and self._thread is None:
-                name = f"remora {self._settings.name} steps"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
             self._changed.notify()
 
     def _refuse_if_full(self, task: Task) -> None:

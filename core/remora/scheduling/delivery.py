@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Collection
 
 from remora.errors import InternalError, RemoraError, UnavailableError
 from remora.messages import Mailbox, Outcome, Ticket
@@ -22,6 +23,10 @@ class Ordering:
     def expect(self, ticket: Ticket) -> None:
         """Register a request. Its answer follows those of all earlier requests."""
         self._expected.append(ticket)
+
+    def forget(self, tickets: Collection[Ticket]) -> None:
+        """Drop requests that get no answer."""
+        self._expected = deque(ticket for ticket in self._expected if ticket not in tickets)
 
     def done(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
         """Add answers of registered requests, at most one for each."""
@@ -72,6 +77,11 @@ class OrderedDelivery:
         """Register a request. The caller ensures that calls are in the order of the requests."""
         with self._lock:
             self._ordering.expect(ticket)
+
+    def forget(self, tickets: Collection[Ticket]) -> None:
+        """Drop registered requests that get no answer; `deliver` follows."""
+        with self._lock:
+            self._ordering.forget(tickets)
 
     def deliver(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
         """Add answers and deliver those that are next in order."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from remora.backends import Instance
 from remora.calls import SequenceReport
 from remora.errors import RemoraError, UnavailableError
-from remora.messages import Outcome, Ticket
+from remora.messages import Ticket
 from remora.scheduling.batching import Plan, Queue
 from remora.scheduling.costs import CostModel
 from remora.scheduling.delivery import OrderedDelivery, deliver, stopping
@@ -149,8 +149,8 @@ class Scheduler:
                     return
             self._loop.defer(mailbox)
         except NoThreadError:
-            _withdraw([ticket])
-            raise
+            if self._withdraw([ticket]):
+                raise
 
     def submit_all(self, tickets: Sequence[Ticket]) -> list[tuple[int, RemoraError]]:
         """Queue tickets of one mailbox in one step. Any thread may call.
@@ -182,10 +182,31 @@ class Scheduler:
                         arms = self._loop.arm(mailbox)
             if arms and mailbox is not None:
                 self._loop.defer(mailbox)
-        except NoThreadError:
-            _withdraw(tickets)
-            raise
+        except NoThreadError as error:
+            known = {tickets[at] for at, _ in refused}
+            kept = {*tickets[: index + 1]} - self._withdraw(tickets[: index + 1]) - known  # a loop has taken them
+            if not kept:
+                raise
+            refused += [(at, error) for at, ticket in enumerate(tickets) if ticket not in kept | known]
         return refused
+
+    def _withdraw(self, tickets: Sequence[Ticket]) -> set[Ticket]:
+        """Remove tickets from the queue, because no thread can run them, and return them.
+
+        Those that a loop has taken meanwhile are left out.
+        """
+        with self._pool.lock:
+            cancelled = {ticket for ticket in tickets if ticket.request.cancelled}
+            for ticket in tickets:
+                ticket.request.cancelled = True
+            dropped = self._pool.queue.drop_cancelled()
+            for ticket in tickets:
+                ticket.request.cancelled = ticket in cancelled
+        withdrawn = {ticket for ticket, _ in dropped}.intersection(tickets)
+        if self._ordered is not None:
+            self._ordered.forget(withdrawn)
+        self._deliver(self._batches.drop([answer for answer in dropped if answer[0] not in withdrawn]))
+        return withdrawn
 
     def _drop_cancelled(self) -> None:
         """Answer the cancelled requests in the queue.
@@ -311,14 +332,3 @@ class Scheduler:
             self._pool.changed.notify_all()
         self._deliver([(ticket, error) for ticket in tickets])
         self._open_requests.end_all(error)
-
-
-def _withdraw(tickets: Sequence[Ticket]) -> None:
-    """Have queued tickets dropped without an answer, because their callers get an error."""
-    for ticket in tickets:
-        ticket.reply = _ignore
-        ticket.cancel()
-
-
-def _ignore(_ticket: Ticket, _outcome: Outcome) -> None:
-    """Answer nothing."""

@@ -363,3 +363,20 @@ def test_the_thread_starts_with_the_first_task_and_ends_with_the_loop() -> None:
     assert threads() == ["remora counted steps"]
     loop.close()
     assert threads() == []
+
+
+def test_a_task_for_which_no_thread_can_start_is_refused_and_the_next_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    loop = StepLoop(ScriptedStepper(), ByteTokens(), LoopSettings("m", sequences=3), time.monotonic_ns)
+    sink, refused, task = Collector(), sampled(b"first", 1), sampled(b"second", 2)
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(UnavailableError, match="can't start new thread"):
+            loop.begin(refused, sink)
+    assert loop.stats().waiting == 0
+    loop.begin(task, sink)
+    sink.wait(task)
+    loop.close()
+    assert sink.ends(refused) == []

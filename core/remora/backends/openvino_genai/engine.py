@@ -96,10 +96,14 @@ class OpenVinoEngine:
                 raise UnavailableError(f"model '{self._name}' is being unloaded")
             if self.trouble:
                 raise UnavailableError(f"model '{self._name}' cannot run: {self.trouble}; reload it")
-            self._inbox.append(_Arrived(task, sink, self._now()))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"remora {self._name} steps", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=f"remora {self._name} steps", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise UnavailableError(f"model '{self._name}' cannot run: {error}") from error
+                self._thread = thread
+            self._inbox.append(_Arrived(task, sink, self._now()))
             self._changed.notify()
 
     def cancel(self, task: Task) -> None:

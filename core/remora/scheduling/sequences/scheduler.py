@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -219,7 +220,7 @@ class SequenceScheduler:
                 self._states.give(ticket.request, states)
             try:
                 self._lanes[place.instance].submit(ticket)
-            except RemoraError as error:  # unreachable before shutdown, because `stop` drains the table first
+            except RemoraError as error:  # no thread can start; `stop` drains the table before its lanes refuse any
                 self._recorder.dropped(ticket, error, self._now())
                 deliver([(ticket, error)])
                 self.release([ticket])
@@ -250,8 +251,10 @@ class SequenceScheduler:
         if not self._threads or self._stopping:
             return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._keep_time, name="remora sequences", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._keep_time, name="remora sequences", daemon=True)
+            with suppress(RuntimeError):  # the process can have no more threads; the next request tries again
+                thread.start()
+                self._thread = thread
         elif wake_ns and not 0 < self._sleeps_until_ns <= wake_ns:
             self._changed.notify_all()
 

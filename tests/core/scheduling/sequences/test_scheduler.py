@@ -439,3 +439,19 @@ def test_a_stop_holds_nothing_back(strategy: str) -> None:
     stopping.start()
     stopping.join(10)
     assert isinstance(bench.replies.only(ticket), Response)
+
+
+def test_a_request_while_no_thread_can_start_is_refused_and_the_next_sequence_is_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    bench = Bench(threads=True)
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(threading.Thread, "start", refuse)
+        refused = bench.ask(1, start=True, end=True)
+    answered = bench.ask(2, start=True, end=True)
+    assert bench.scheduler.stop(PATIENCE_S)
+    assert isinstance(bench.replies.only(refused), UnavailableError)
+    assert isinstance(bench.replies.only(answered), Response)
