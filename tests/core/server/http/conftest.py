@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,16 @@ def waiting() -> Iterator[Bench]:
     """A service that answers on command."""
     with benches(wait=True) as made:
         yield made
+
+
+@pytest.fixture
+def usual() -> Iterator[int]:
+    """Threshold of the oldest generation, which is restored. No collection runs by chance."""
+    thresholds = gc.get_threshold()
+    gc.disable()
+    yield thresholds[2]
+    gc.enable()
+    gc.set_threshold(*thresholds)
 
 
 @pytest.fixture(scope="module")

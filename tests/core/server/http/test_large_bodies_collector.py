@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Iterator
-
-import pytest
 
 from eventually import eventually, eventually_in_loop
 from fakes import FakeExchange
@@ -49,16 +46,6 @@ def test_the_oldest_generation_is_collected_again_after_a_loop_was_closed_amid_a
     assert gc.get_threshold()[2] == NEVER
     go_on.set()
     eventually(lambda: gc.get_threshold() == usual)
-
-
-@pytest.fixture
-def usual() -> Iterator[int]:
-    """Threshold of the oldest generation, which is restored. No collection runs by chance."""
-    thresholds = gc.get_threshold()
-    gc.disable()
-    yield thresholds[2]
-    gc.enable()
-    gc.set_threshold(*thresholds)
 
 
 def test_an_old_pause_waits_for_a_full_collection(usual: int) -> None:
