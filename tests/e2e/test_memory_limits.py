@@ -83,12 +83,12 @@ def test_uploads_that_never_end_hold_no_more_than_the_limit(tmp_path: Path, chil
         until(port, "/readyz", server)
         before = peak_bytes(server.pid)
         head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % UPLOAD_BYTES
-        uploads = []
-        for _ in range(UPLOADS):
+        uploads, admitted = [], LIMIT // UPLOAD_BYTES
+        for number in range(UPLOADS):
             upload = opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S))
-            upload.sendall(head + bytes(100_000))
+            # The first ones are admitted; if they were slow, they would be refused in favour of those that wait.
+            upload.sendall(head + bytes(UPLOAD_BYTES // 2 if number < admitted else 100_000))
             uploads.append(upload)
-        admitted = LIMIT // UPLOAD_BYTES
         refusals = first_answers(uploads, UPLOADS - admitted)
         assert all(refusal.startswith(b"HTTP/1.1 503 ") and b"Retry-After: 1" in refusal for refusal in refusals)
         assert metric(port, "remora_held_bytes") == admitted * UPLOAD_BYTES

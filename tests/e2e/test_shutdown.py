@@ -8,13 +8,16 @@ import resource
 import signal
 import socket
 import threading
+import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from conftest import EXTRA_FLAGS
+from eventually import eventually
 from live_server import BODY, PATIENCE_S, client, free_port, process, status_of, until, write_version
+from remora.server.http.exchange import SILENCE_S
 
 HANGS = "open({gate!r}).read()"
 LATE = (
@@ -71,6 +74,13 @@ def read_all(connection: socket.socket) -> bytes:
     return b"".join(iter(lambda: connection.recv(4096), b""))
 
 
+def answer_or_nothing(connection: socket.socket) -> bytes:
+    try:
+        return read_all(connection)
+    except ConnectionError:
+        return b""
+
+
 def test_a_hangup_ends_the_server_as_sigterm_does(repository: Path, child_environment: dict[str, str]) -> None:
     write_version(repository, 1)
     port = free_port()
@@ -91,20 +101,31 @@ def test_new_connections_are_served_when_the_server_is_told_to_stop(
     repository: Path, child_environment: dict[str, str], lame_duck: str
 ) -> None:
     write_version(repository, 1)
-    port = free_port()
-    with process(repository, port, child_environment, f"--lame-duck-secs={lame_duck}") as server, ExitStack() as stack:
-        until(port, "/readyz", server)
-        fresh = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)) for _ in range(50)
-        ]
-        server.send_signal(signal.SIGTERM)
-        assert server.stderr is not None
-        next(line for line in server.stderr if "Waiting for in-flight requests" in line)
-        for connection in fresh:
-            connection.sendall(infer_bytes())
-        answers = [read_all(connection) for connection in fresh]
-        assert all(answer.startswith(b"HTTP/1.1 200 OK") and b"Connection: close" in answer for answer in answers)
-        assert server.wait(PATIENCE_S) == 0
+
+    def are_served() -> bool:
+        port = free_port()
+        flag = f"--lame-duck-secs={lame_duck}"
+        with process(repository, port, child_environment, flag) as server, ExitStack() as stack:
+            until(port, "/readyz", server)
+            began_s = time.monotonic()
+            fresh = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S))
+                for _ in range(50)
+            ]
+            server.send_signal(signal.SIGTERM)
+            assert server.stderr is not None
+            next(line for line in server.stderr if "Waiting for in-flight requests" in line)
+            for connection in fresh:
+                with suppress(ConnectionError):  # its answer is missing
+                    connection.sendall(infer_bytes())
+            took_s = time.monotonic() - began_s
+            answers = [answer_or_nothing(connection) for connection in fresh]
+            served = all(answer.startswith(b"HTTP/1.1 200 OK") and b"Connection: close" in answer for answer in answers)
+            assert served or took_s > SILENCE_S, answers
+            assert server.wait(PATIENCE_S) == 0
+        return served
+
+    assert eventually(are_served)  # a busy machine may send too late
 
 
 def test_under_load_no_request_of_a_new_connection_is_lost_at_the_end(
