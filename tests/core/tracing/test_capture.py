@@ -26,6 +26,12 @@ from remora.traffic.captured import CapturedTensor, Exchange
 from remora.traffic.captured_parquet import read_parquet
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ends with an engine is written, however long the machine takes."""
+    monkeypatch.setattr(capture, "_END_S", 60.0)
+
+
 def captured(
     tmp_path: Path, *values: int, parameters: dict[str, Parameter] | None = None, **settings: Any
 ) -> list[dict[str, Any]]:

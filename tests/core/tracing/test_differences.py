@@ -11,6 +11,7 @@ import pytest
 from fakes import FakeClock
 from remora.errors import ConfigError
 from remora.messages import InferForm, InputSpec, Tensor
+from remora.tracing import differences
 from remora.tracing.differences import (
     MOST_PER_SECOND,
     MOST_TENSOR_BYTES,
@@ -18,6 +19,12 @@ from remora.tracing.differences import (
     DifferenceLog,
     open_differences,
 )
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ends with a log is written, however long the machine takes."""
+    monkeypatch.setattr(differences, "_END_S", 60.0)
 
 
 def _difference(size: int = 1) -> Difference:

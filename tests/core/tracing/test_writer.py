@@ -99,7 +99,8 @@ def test_a_sink_that_fails_costs_its_traces_and_is_reported_once(caplog: pytest.
     assert caplog.records[-1].message == "3 traces were dropped in all"
 
 
-def test_a_sink_that_hangs_does_not_hold_up_the_end() -> None:
+def test_a_sink_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing_writer, "_LAST_S", PATIENCE_S)
     sink = FakeSink()
     writer = TraceWriter(sink, room=10)
     put(writer, 1)
