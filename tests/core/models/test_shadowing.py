@@ -92,13 +92,18 @@ def _request(shadowing: Shadowing, id: str = "", *values: float) -> bool:
     return isinstance(reply, Step)
 
 
+def _counted(shadowing: Shadowing, count: int) -> None:
+    """Wait until the result of so many copies is known in all parts, which `compared` alone does not say."""
+    eventually(lambda: shadowing.rate[1] == count)
+
+
 def test_answers_are_compared_and_differences_sampled() -> None:
     target = _Target()
     target.answers = [1, 3, InternalError("broken"), RuntimeError("any")]
     with _shadowing(target) as shadowing:
         for id in ("same", "other", "bad", "worse"):
             _request(shadowing, id)
-        eventually(lambda: shadowing.compared == 4)
+        _counted(shadowing, 4)
         found = shadowing.document()
         assert (found["differing"], found["failed"], found["dropped"]) == (3, 2, 0)
         assert found["samples"] == [
@@ -145,7 +150,7 @@ def test_a_sequence_runs_in_order_with_an_id_of_the_copy_and_is_compared_once() 
     with _shadowing(target) as shadowing:
         _sequence(shadowing, 3)
         _sequence(shadowing, 3)
-        eventually(lambda: shadowing.compared == 2)
+        _counted(shadowing, 2)
         assert [*shadowing.samples] == ["request 2 of the sequence: y: 1 of 1 elements differ, by at most 4"]
         first, second = target.asked[:3], target.asked[3:]
         for forms in (first, second):
@@ -166,7 +171,7 @@ def test_a_sequence_with_a_text_as_id_gets_another_text() -> None:
         form = InferForm((), sequence_id="a", sequence_start=True, sequence_end=True)
         reply = shadowing.recorder.begin(form, [], lambda *_: None, "m", "2")
         reply(TICKET, Response(_outputs(1)))
-        eventually(lambda: shadowing.compared == 1)
+        _counted(shadowing, 1)
     (sent,) = target.asked
     assert isinstance(sent.sequence_id, str)
     assert len(sent.sequence_id) > 30
@@ -179,7 +184,7 @@ def test_a_sequence_that_fails_at_the_shadow_ends_there(failing: int, failure: A
     target.answers = [*range(failing), failure]
     with _shadowing(target) as shadowing:
         _sequence(shadowing, 4)
-        eventually(lambda: shadowing.compared == 1)
+        _counted(shadowing, 1)
         assert [*shadowing.samples] == [f"request {failing + 1} of the sequence: the shadow failed: broken"]
     assert [form.sequence_end for form in target.asked] == [False] * (failing + 1) + [True]
 
@@ -191,7 +196,7 @@ def test_a_sequence_whose_comparison_fails_is_sent_to_its_end() -> None:
     target = _Target()
     with _shadowing(target, fail) as shadowing:
         _sequence(shadowing, 3)
-        eventually(lambda: shadowing.compared == 1)
+        _counted(shadowing, 1)
         assert (shadowing.failed, shadowing.differing) == (1, 1)
     assert [form.sequence_end for form in target.asked] == [False, False, True]
 
@@ -219,7 +224,7 @@ def test_requests_of_a_sequence_ask_whether_the_primary_is_busy() -> None:
 
     with _shadowing(target, is_busy=is_busy) as shadowing:
         _sequence(shadowing, 3)
-        eventually(lambda: shadowing.compared == 1)
+        _counted(shadowing, 1)
     assert {1, 2} <= {*checks}
 
 
@@ -234,7 +239,7 @@ def test_a_shadow_that_hangs_gets_one_copy_and_further_requests_are_not_copied()
         assert shadowing.recorder.dropped == 3
         assert len(target.asked) == 1
         target.goes_on.set()
-        eventually(lambda: shadowing.compared == MAX_WAITING + 1)
+        _counted(shadowing, MAX_WAITING + 1)
         assert shadowing.recorder.is_open
 
 
@@ -253,7 +258,7 @@ def test_copies_wait_while_the_primary_is_busy() -> None:
             assert looks.acquire(timeout=60)
         assert target.asked == []
         is_busy.clear()
-        eventually(lambda: shadowing.compared == 1)
+        _counted(shadowing, 1)
 
 
 def test_copies_rest_in_proportion_to_their_cost() -> None:
@@ -281,7 +286,7 @@ def test_copies_rest_in_proportion_to_their_cost() -> None:
         wait_for_looks()
         assert len(target.asked) == 1
         clock.advance(1)
-        eventually(lambda: shadowing.compared == 2)
+        _counted(shadowing, 2)
 
 
 def test_a_shadow_that_ends_drops_the_copies_that_wait() -> None:
@@ -306,7 +311,7 @@ def test_a_function_that_ends_its_thread_ends_no_copies(error: BaseException) ->
     with _shadowing(_Target(), fail) as shadowing:
         for count in (1, 2):
             _request(shadowing)
-            eventually(lambda count=count: shadowing.compared == count)  # type: ignore[misc]
+            _counted(shadowing, count)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -319,7 +324,7 @@ def test_a_thread_that_ends_is_replaced_for_the_copies_that_wait() -> None:
         eventually(lambda: target.asked)
         _request(shadowing)
         target.goes_on.set()
-        eventually(lambda: shadowing.compared == 1)
+        _counted(shadowing, 1)
         assert len(target.asked) == 2
     eventually(lambda: not _threads())
 
@@ -344,7 +349,7 @@ def test_a_thread_that_cannot_start_costs_the_copies_that_wait(monkeypatch: pyte
             _request(shadowing)
         assert (shadowing._threads, shadowing.recorder.dropped) == (0, 2)
         _request(shadowing)
-        eventually(lambda: shadowing.compared == 1)
+        _counted(shadowing, 1)
 
 
 def test_a_comparison_or_a_log_that_fails_ends_nothing() -> None:
@@ -357,7 +362,7 @@ def test_a_comparison_or_a_log_that_fails_ends_nothing() -> None:
     with _shadowing(_Target(), fail, log) as shadowing:
         for expected in (1, 2):
             _request(shadowing)
-            eventually(lambda count=expected: shadowing.compared == count)  # type: ignore[misc]
+            _counted(shadowing, expected)
         assert shadowing.failed == 2
         assert shadowing.samples[-1] == "the answers cannot be compared: ValueError: of the function"
 
