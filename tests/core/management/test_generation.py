@@ -11,16 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eventually import eventually
 from fakes import FakeBackend, write_model
 from generation_models import tiny
 from remora import Engine
 from remora.calls import Metrics, ModelExplain
 from remora.cli.explain import text_of
 from remora.errors import NotFoundError, UnsupportedError
+from remora.generation.step_loop import StepLoop
 from remora.management.explain import Explanation
 from remora.messages import InferForm, InputSpec
 from remora.models import loader as loading
 from remora.server.http.pages import schema_of
+from remora.tracing import tracer
 from trace_receiver import attributes, collector
 
 
@@ -42,16 +45,27 @@ def ask(engine: Engine, text: str, tokens: int = 24, **more: Any) -> None:
 
 
 def ask_all(engine: Engine, count: int, prefix: str = "r") -> None:
+    """Ask so much at once: no step begins before all have come."""
+    together, turn = threading.Event(), StepLoop.turn
+
+    def turn_together(loop: StepLoop) -> None:
+        if not together.is_set():
+            eventually(lambda: loop.stats().waiting == count)
+            together.set()
+        turn(loop)
+
     threads = [
         threading.Thread(
             target=ask, args=(engine, f"Request number {place} is about " * 3, 40), kwargs={"id": f"{prefix}{place}"}
         )
         for place in range(count)
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepLoop, "turn", turn_together)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
 
 def page_of(engine: Engine) -> dict[str, float]:
@@ -149,7 +163,10 @@ def test_a_request_that_is_not_known_is_named(engine: Engine) -> None:
         engine.perform(ModelExplain("tiny", request="unknown"))
 
 
-def test_a_traced_request_has_the_time_of_each_token_and_the_attributes_of_generative_ai(tmp_path: Path) -> None:
+def test_a_traced_request_has_the_time_of_each_token_and_the_attributes_of_generative_ai(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracer, "_END_S", 60.0)
     tiny(tmp_path)
     with collector() as received:
         settings = ("mode=opentelemetry", "rate=1", "level=TIMESTAMPS", f"opentelemetry,url={received.url}")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eventually import eventually
 from fakes import DOUBLER, FakeBackend, FakeClock, write_model
 from remora.backends.python.metrics import MetricFamily
 from remora.calls import Metrics
@@ -36,6 +37,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     with Engine(tmp_path, clock=FakeClock(), metrics_config=settings) as running:
         for rows in (1, 3):
             running.infer("m", {"IN": np.zeros((rows, 1), np.int32)})
+        eventually(lambda: not running.running)  # a request is counted as running until after its answer
         yield running
 
 
