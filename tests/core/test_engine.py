@@ -299,8 +299,7 @@ def test_models_come_and_go(engine: Engine) -> None:
     assert engine.perform(ModelReady("other")) is True
     assert [model.name for model in engine.models()] == ["m", "m", "other"]
     engine.perform(ModelUnload("other"))
-    index = engine.perform(RepositoryIndex())
-    assert IndexEntry("other", "1", "UNAVAILABLE", "unloaded") in index
+    eventually(lambda: IndexEntry("other", "1", "UNAVAILABLE", "unloaded") in engine.perform(RepositoryIndex()))
     assert all(entry.name == "m" for entry in engine.perform(RepositoryIndex(ready=True)))
 
 
