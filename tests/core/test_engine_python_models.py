@@ -15,7 +15,7 @@ from eventually import eventually
 from remora import Engine
 from remora.errors import RemoraError
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 TOKENIZER = '''
 """Splits text into the ids of a vocabulary that lies beside the model."""

@@ -20,7 +20,7 @@ PATIENT = """
     def execute(self, requests):
         import time
         (self.folder / "started").touch()
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not requests[0].is_cancelled() and time.monotonic() < end:
             time.sleep(0.002)
         (self.folder / f"cancelled {requests[0].is_cancelled()}").touch()
@@ -60,7 +60,7 @@ def test_cancelling_a_request_cancels_the_calls_that_are_made_for_it(repository:
     eventually((repository.root / "patient" / "started").exists)
     ticket.cancel()
     outcome()
-    assert (repository.root / "patient" / "cancelled True").exists()
+    eventually((repository.root / "patient" / "cancelled True").exists)
 
 
 def test_a_call_for_several_requests_goes_on_while_one_of_them_is_wanted() -> None:
@@ -83,7 +83,7 @@ def test_a_call_for_several_requests_goes_on_while_one_of_them_is_wanted() -> No
 STREAM = """
     def execute(self, requests):
         import time
-        sender, end = requests[0].get_response_sender(), time.monotonic() + 20
+        sender, end = requests[0].get_response_sender(), time.monotonic() + 60
         while not sender.is_cancelled() and time.monotonic() < end:
             sender.send(answer(values(requests[0])))
             time.sleep(0.002)

@@ -288,7 +288,7 @@ def test_requests_before_the_start_wait_only_if_waiting_is_allowed(bench: Bench)
 @pytest.mark.parametrize("mode", ["none", "ondemand"])
 def test_a_request_whose_model_becomes_ready_during_its_look_up_is_served(bench: Bench, mode: str) -> None:
     write_model(bench.repository, "m")
-    lifecycle = bench.lifecycle(mode, load_model=("m",))
+    lifecycle = bench.lifecycle(mode, load_model=("m",), repository_poll_secs=0)
     look_up = lifecycle.table.look_up
 
     def slowly(name: str, version: int = -1) -> ServedModel:
@@ -341,9 +341,9 @@ def test_there_is_an_only_model_as_long_as_one_serves_in_whatever_versions(bench
 
 def test_on_demand_the_only_model_is_the_only_one_that_could_be_loaded(bench: Bench) -> None:
     write_model(bench.repository, "m")
-    assert bench.started("ondemand").only_model() == "m"
+    assert bench.started("ondemand", repository_poll_secs=0).only_model() == "m"
     write_model(bench.repository, "n")
-    lifecycle = bench.started("ondemand")
+    lifecycle = bench.started("ondemand", repository_poll_secs=0)
     lifecycle.wait_for("m", -1, PATIENCE_S)
     assert lifecycle.only_model() == "", "the order of requests must not decide"
 
