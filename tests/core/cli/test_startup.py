@@ -60,7 +60,7 @@ def test_the_phases_of_a_real_process_sum_to_its_age(
         assert main(["startup", "--url", url]) == 0
         text = capsys.readouterr().out
         metrics = f"http://127.0.0.1:{server.metrics}/metrics"
-        page = urllib.request.urlopen(metrics, timeout=10).read().decode()
+        page = urllib.request.urlopen(metrics, timeout=60).read().decode()
     # Its last line is written when it is ready.
     told = re.search(r"READY after ([\d.]+) s", server.log.read_text())
     assert told

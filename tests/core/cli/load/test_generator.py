@@ -30,7 +30,7 @@ def plan(port: int, **changes: Any) -> Plan:
     fields: dict[str, Any] = {
         "protocol": "http", "host": "127.0.0.1", "port": port, "tls": False, "messages": (MESSAGE,), "connections": 1,
         "rate_per_s": 0.0, "shape": "poisson", "seed": 1, "part": 0, "parts": 1, "sequence": 0,
-        "window_ns": 100_000_000, "timeout_s": 5.0,
+        "window_ns": 100_000_000, "timeout_s": 60.0,
     }  # fmt: skip
     return Plan(**(fields | changes))
 

@@ -145,9 +145,15 @@ def test_results_that_are_larger_than_their_files_count_in_full() -> None:
 
 
 def test_closing_does_not_wait_for_a_slow_file() -> None:
-    gate, files = threading.Event(), Many(1)
+    begun, gate, files = threading.Event(), threading.Event(), Many(1)
     ahead = ReadAhead(files)  # type: ignore[arg-type]
-    ((_, future),) = ahead.results(files.names, lambda name: gate.wait())
+
+    def read(name: str) -> bool:
+        begun.set()
+        return gate.wait()
+
+    ((_, future),) = ahead.results(files.names, read)
+    assert begun.wait(60)
     ahead.close()
     assert not future.done()
     gate.set()

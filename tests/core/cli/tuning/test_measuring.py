@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import model_folders
+from eventually import eventually
 from remora.cli.tuning import CostResult, CostTrial, Load, LoadResult, LoadTrial, Refused, Runtime
 from remora.cli.tuning.measuring import TrialEngine, loop_in_thread
 from remora.engine import Engine
@@ -24,7 +25,7 @@ REQUEST = argparse.Namespace(
     json=None, npy=[], input=[], random=False, shape=[], output=[], classes=0, batch=0
 )  # fmt: skip
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 SLOW = """
 import threading
@@ -81,7 +82,7 @@ def test_a_load_is_answered_and_measured(load: Load, tmp_path: Path) -> None:
         assert result.rate_per_s > 0
         assert result.latency_ns > 0
         assert result.failures == 0
-        assert engine.running == 0
+        eventually(lambda: not engine.running)  # a request is counted as running until after its answer
 
 
 def test_a_step_in_a_worker_may_outlast_the_measurement(tmp_path: Path) -> None:
@@ -161,7 +162,7 @@ def test_an_overload_ends_with_an_empty_queue(tmp_path: Path) -> None:
         result = trials.run(LoadTrial(trials.system.present, Load(0, 1e9), 0.1))
         assert isinstance(result, LoadResult)
         assert result.rate_per_s < 1e9
-        assert engine.running == 0
+        eventually(lambda: not engine.running)  # a request is counted as running until after its answer
 
 
 def test_a_request_may_be_given(tmp_path: Path) -> None:
@@ -171,4 +172,4 @@ def test_a_request_may_be_given(tmp_path: Path) -> None:
         result = trials.run(CostTrial(trials.system.present, 4))
         assert isinstance(result, CostResult)
         assert set(result.costs[0]) == {4}
-        assert engine.running == 0
+        eventually(lambda: not engine.running)  # a request is counted as running until after its answer

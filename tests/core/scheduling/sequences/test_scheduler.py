@@ -271,7 +271,7 @@ def test_a_stopped_scheduler_takes_nothing_new_and_finishes_with_threads_too() -
     signature = Signature(config_of(MODEL % ("direct { }", "TYPE_UINT64")), "m")
     bench.scheduler = SequenceScheduler(policy, bench.instances, signature, bench.recorder, bench.clock)
     tickets = [bench.ask(number % 5 + 1, start=True, end=True) for number in range(40)]
-    assert bench.scheduler.stop(10)
+    assert bench.scheduler.stop(PATIENCE_S)
     assert all(isinstance(bench.replies.only(ticket), Response) for ticket in tickets)
     with pytest.raises(UnavailableError, match="stopping"):
         bench.ask(1, start=True)
@@ -437,7 +437,7 @@ def test_a_stop_holds_nothing_back(strategy: str) -> None:
     ticket = bench.ask(1, start=True)
     stopping = threading.Thread(target=bench.scheduler.stop, args=(10,))
     stopping.start()
-    stopping.join(10)
+    stopping.join(PATIENCE_S)
     assert isinstance(bench.replies.only(ticket), Response)
 
 
