@@ -50,10 +50,6 @@ class BadRequest(Exception):  # noqa: N818 - it is an answer, not a failure
         """True if Triton labels the answer text/plain, false for application/json."""
 
 
-_OWN_SIZES = frozenset(map(len, (b"host", b"content-length", b"transfer-encoding", b"expect")))
-"""Lengths of the names of headers that `Head` itself reads."""
-
-
 class Head:
     """Head of one request.
 
@@ -65,6 +61,7 @@ class Head:
         "chunked",
         "content_length",
         "expects_continue",
+        "get",
         "headers",
         "host",
         "http10",
@@ -73,6 +70,7 @@ class Head:
         "notes",
         "path",
         "query",
+        "repeats",
         "root",
         "scheme",
         "unread",
@@ -92,10 +90,12 @@ class Head:
         self.headers = headers
         self.keep_alive = keep_alive
         self.http10 = http10
-        found: dict[bytes, bytes] = {}  # in one pass, because many clients send a head once only, with a trace's id
-        for name, value in headers:
-            if len(name) in _OWN_SIZES:
-                found.setdefault(name.lower(), value)
+        # In one pass, because many clients send a head only once, with a trace's id; reversed, so that the first stays.
+        found = {name.lower(): value for name, value in reversed(headers)}
+        self.get: Callable[[bytes], bytes | None] = found.get
+        """Returns the value of a header by its lower-case name, the first of several."""
+        self.repeats = len(found) < len(headers)
+        """True if some header occurs more than once."""
         self.host = found.get(b"host", b"")
         self.content_length = int(found.get(b"content-length") or 0)
         self.chunked = found.get(b"transfer-encoding", b"").lower().endswith(b"chunked")
@@ -110,13 +110,6 @@ class Head:
         """Holder of the request's API key; None without one."""
         self.unread = False
         """True if the body was not read, so that only a refusal or a route without a body may answer."""
-
-    def get(self, name: bytes) -> bytes | None:
-        """Return the value of a header by its lower-case name, the first of several."""
-        for key, value in self.headers:
-            if key.lower() == name:
-                return value
-        return None
 
     def to(self, path: str, *, method: str = "", headers: tuple[tuple[bytes, bytes], ...] | None = None) -> Head:
         """Return this request with another path.

@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Container, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from remora.messages import Buffer
 from remora.protocols.api_keys import (
@@ -25,7 +25,6 @@ from remora.protocols.api_keys import (
     Caller,
     KeyEntry,
     Keys,
-    Limits,
     call_of,
     credential_of,
     is_credential,
@@ -37,16 +36,25 @@ from remora.protocols.api_keys import (
 from remora.protocols.http1 import Head
 from remora.protocols.http2.frames import Fields
 from remora.protocols.http2.stream import Opener, Receiver, Stream
-from remora.protocols.rates import PeerBudget, TokenBucket
-from remora.protocols.rest.answer import Headers, HttpAnswer, Refusal, failure
+from remora.protocols.rates import PeerBudget
+from remora.protocols.rest.answer import Headers, HttpAnswer, Refusal
 from remora.protocols.rest.routes import OPENAI_PATHS, TYPED_PATHS, method_of, route
 from remora.protocols.tokens import IssuerError, TokenError, is_token
 from remora.server.host import HostRoute, RouteTable, routes_of
-from remora.server.http.exchange import Answerer, Cancellable, Exchange, ForwardingExchange, Service, binder_of
+from remora.server.http.exchange import Answerer, Cancellable, Exchange, Service, binder_of
 from remora.server.http.head_plan import action_of_page
 from remora.server.http.http2 import OpenRequest
 from remora.server.http.port_services import respond
 from remora.server.http.probes import PATHS as PROBES
+from remora.server.key_limits import (
+    PERMISSION_DENIED,
+    RESOURCE_EXHAUSTED,
+    UNAUTHENTICATED,
+    UNAVAILABLE,
+    CountedExchange,
+    Denial,
+    Usage,
+)
 
 if TYPE_CHECKING:
     from remora.protocols.forwarding import ClientOf
@@ -63,8 +71,6 @@ _OPENAI_PREFIXES = ("/v1/", "/openai/v1/")
 """Paths below which refusals may need OpenAI's form."""
 _V2_PROBES = ("/v2/health/live", "/v2/health/ready")
 
-UNAUTHENTICATED, PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAVAILABLE = 16, 7, 8, 14
-_HTTP_STATUS = {UNAUTHENTICATED: 401, PERMISSION_DENIED: 403, RESOURCE_EXHAUSTED: 429, UNAVAILABLE: 503}
 _MISSING = "this server requires an API key: send it as 'X-API-Key: KEY' or 'Authorization: Bearer KEY'"
 _MISSING_TOKEN = "this server requires a token or an API key: send it as 'Authorization: Bearer TOKEN'"
 _UNKNOWN = "the API key is not valid on this server"
@@ -72,70 +78,6 @@ _MOST_USAGES = 4096
 _MOST_DECIDED, _MOST_DECIDED_BYTES = 4096, 4096
 """Remembered decisions of a kind, so that a head never seen costs no more than a lookup, and the most bytes of one."""
 _NO_ROUTES = RouteTable()
-_UNKNOWN_REQUEST: tuple[None, None] = (None, None)
-
-
-class Usage:
-    """Requests of one limited key or subject of tokens. Thread-safe."""
-
-    def __init__(self, title: str, limits: Limits, now: Callable[[], float]) -> None:
-        self.limits = limits
-        self._title = title
-        self._now = now
-        self._lock = threading.Lock()
-        self._running = 0
-        rate = limits.requests_per_second
-        self._bucket = TokenBucket(rate, limits.burst or max(rate, 1.0), now()) if rate else None
-
-    def begin(self) -> Denial | None:
-        """Count a request, or return why its key has too many; `end` ends one that was counted."""
-        with self._lock:
-            if self.limits.concurrent and self._running >= self.limits.concurrent:
-                return self._deny(f"{self._running} requests in flight", 1.0)
-            wait_s = 0.0 if self._bucket is None else self._bucket.take(self._now())
-            if wait_s:
-                return self._deny(f"{self.limits.requests_per_second:g} requests a second", wait_s)
-            self._running += 1
-        return None
-
-    def end(self) -> None:
-        """Count a request as ended."""
-        with self._lock:
-            self._running -= 1
-
-    @property
-    def is_idle(self) -> bool:
-        """True if no request is in flight."""
-        return not self._running
-
-    def _deny(self, limit: str, wait_s: float) -> Denial:
-        return Denial(RESOURCE_EXHAUSTED, f"the {self._title} has its limit of {limit}: try again later", wait_s)
-
-
-class _CountedExchange(ForwardingExchange):
-    """Exchange that ends its request's count with the answer, or when it is dropped."""
-
-    __slots__ = ("_usage",)
-
-    def __init__(self, exchange: Exchange, usage: Usage) -> None:
-        super().__init__(exchange)
-        self._usage: Usage | None = usage
-
-    def respond(self, answer: HttpAnswer) -> None:
-        self._end()
-        self._exchange.respond(answer)
-
-    def finish(self) -> None:
-        self._end()
-        self._exchange.finish()
-
-    def _end(self) -> None:
-        usage, self._usage = self._usage, None
-        if usage is not None:
-            usage.end()
-
-    def __del__(self) -> None:
-        self._end()  # a client that disconnects amid a stream gets no end
 
 
 T = TypeVar("T")
@@ -144,23 +86,8 @@ K = TypeVar("K", bound="tuple[str | bytes | None, ...]")
 V = TypeVar("V")
 _DecidedCalls = dict[tuple[bytes, bytes | None], "Usage | None"]
 """Counts of permitted gRPC calls, None without limits, by path and credential."""
-
-
-class Denial(NamedTuple):
-    """Refusal of a request: the gRPC status, its text, and when to try again."""
-
-    status: int
-    text: str
-    retry_after_s: float = 0.0
-
-    def answer(self) -> HttpAnswer:
-        """Return the refusal over HTTP."""
-        headers: Headers = ()
-        if self.status == UNAUTHENTICATED:
-            headers = ((b"WWW-Authenticate", b'Bearer realm="remora"'),)
-        elif self.retry_after_s:
-            headers = ((b"Retry-After", b"%d" % (self.retry_after_s + 1)),)
-        return failure(_HTTP_STATUS[self.status], self.text, plain=False, headers=headers)
+_Request = tuple[str, str, "bytes | None", "bytes | None"]
+"""Method, path, ``X-API-Key`` and ``Authorization`` of a request."""
 
 
 _PERMITTED_NOW = Denial(UNAVAILABLE, "the API keys of this server have changed just now: try again", 1.0)
@@ -490,49 +417,58 @@ class _Guarded:
 
     def __init__(self, service: Service, keys: KeyCheck) -> None:
         self._bind = binder_of(service)
-        self._keys = keys
+        self.keys = keys
         self._open: Container[str] = service.open_paths if isinstance(service, OpenService) else ()
         self._routes = RouteTable(routes_of(service))
         self._epoch = keys.epoch
-        self._permitted: dict[tuple[str, str, bytes | None], tuple[Caller, Usage | None]] = {}
+        self._permitted: dict[_Request, tuple[Caller, Usage | None]] = {}
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request; see `Service.handle`."""
-        return self._decide(head)(body, exchange)
+        return self.decide(head)(body, exchange)
 
     def bind(self, head: Head) -> Answerer:
         """See `BindingService.bind`."""
-        return _Renewed(self._keys, self._decide, head)
+        return _GuardedHead(self, head)
 
     def reads_body(self, head: Head) -> bool:
         """See `HeadReadingService`."""
-        return self._keys.reads_body(head, self._routes)
+        return self.keys.reads_body(head, self._routes)
 
-    def _decide(self, head: Head) -> Answerer:
-        keys = self._keys
-        if keys.epoch is not self._epoch:
-            self._epoch, self._permitted = keys.epoch, {}
-        request = head.method, head.path, credential_of(head.headers)
-        caller, usage = self._permitted.get(request, _UNKNOWN_REQUEST)
-        if caller is None or head.unread:  # the body was not read by a newer decision than one that is remembered
-            caller = keys.caller(head.headers)
-            if caller is None and not self._is_open(head):
-                return partial(self._refuse, head)
-            if caller is not None:
-                row = self._routes.find(head.method, head.path)
-                denial = denial_of(caller, permission_of_head(head, row))
-                if denial is None and head.unread:
-                    denial = _PERMITTED_NOW
-                if denial is not None:
-                    return partial(respond, _rendered(denial, head.path))
-                usage = keys.usage_of(caller)
-                if row is None or not row.redirect:  # which another header decides
-                    _remember(self._permitted, request, (caller, usage))
+    def decide(self, head: Head) -> Answerer:
+        """Return what answers requests with this head, by the current keys."""
+        if self.keys.epoch is not self._epoch:
+            self._epoch, self._permitted = self.keys.epoch, {}
+        request = head.method, head.path, head.get(b"x-api-key"), head.get(b"authorization")
+        known = self._permitted.get(request)
+        # The body was not read by a newer decision than a remembered one, and only one of several keys is looked up.
+        if known is None or head.unread or head.repeats or head.notes is not None:
+            return self._decide_anew(head, request)
+        return self._bound(head, known[0], known[1])
+
+    def _decide_anew(self, head: Head, request: _Request) -> Answerer:
+        keys = self.keys
+        caller, usage = keys.caller(head.headers), None
+        if caller is None and not self._is_open(head):
+            return partial(self._refuse, head)
+        if caller is not None:
+            row = self._routes.find(head.method, head.path)
+            denial = denial_of(caller, permission_of_head(head, row))
+            if denial is None and head.unread:
+                denial = _PERMITTED_NOW
+            if denial is not None:
+                return partial(respond, _rendered(denial, head.path))
+            usage = keys.usage_of(caller)
+            if not head.repeats and (row is None or not row.redirect):  # which another header decides
+                _remember(self._permitted, request, (caller, usage))
         if head.notes is not None or caller is None:  # notes may hold what was decided about another key
             head = head.to(head.path)
-        head.caller = caller
         if caller is None:
             head.query = ""  # the details of a probe are for holders of a key
+        return self._bound(head, caller, usage)
+
+    def _bound(self, head: Head, caller: Caller | None, usage: Usage | None) -> Answerer:
+        head.caller = caller
         return self._bind(head) if usage is None else partial(_count, usage, head.path, self._bind(head))
 
     def _is_open(self, head: Head) -> bool:
@@ -540,7 +476,26 @@ class _Guarded:
         return head.method in ("GET", "HEAD") and (path in PROBES or path in _V2_PROBES or path in self._open)
 
     def _refuse(self, head: Head, _body: Buffer, exchange: Exchange) -> None:
-        exchange.respond(_rendered(self._keys.deny(head.headers, exchange.peer), head.path))
+        exchange.respond(_rendered(self.keys.deny(head.headers, exchange.peer), head.path))
+
+
+class _GuardedHead:
+    """Head of requests behind the check, with the decision about it by the keys of an epoch."""
+
+    __slots__ = ("_answer", "_epoch", "_guard", "_head")
+
+    def __init__(self, guard: _Guarded, head: Head) -> None:
+        self._guard = guard
+        self._head = head
+        self._epoch = guard.keys.epoch
+        self._answer = guard.decide(head)
+
+    def __call__(self, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        guard = self._guard
+        if guard.keys.epoch is not self._epoch:
+            self._epoch = guard.keys.epoch
+            self._answer = guard.decide(self._head)
+        return self._answer(body, exchange)
 
 
 def _rendered(denial: Denial, path: str) -> HttpAnswer:
@@ -559,7 +514,7 @@ def _count(usage: Usage, path: str, answer: Answerer, body: Buffer, exchange: Ex
     if denial is not None:
         exchange.respond(_rendered(denial, path))
         return None
-    return answer(body, _CountedExchange(exchange, usage))
+    return answer(body, CountedExchange(exchange, usage))
 
 
 # -- gRPC -------------------------------------------------------------------------------------------------------------

@@ -27,7 +27,8 @@ from remora.server import key_check
 from remora.server.host import HostRoute
 from remora.server.http.exchange import Exchange, binder_of
 from remora.server.http.http2_requests import Requests
-from remora.server.key_check import KeyCheck, Usage
+from remora.server.key_check import KeyCheck
+from remora.server.key_limits import Usage
 
 
 class Echo:

@@ -45,7 +45,8 @@ from remora.server.tls import read
 from remora.tensors.shared_memory import DISABLED, Regions
 
 if TYPE_CHECKING:
-    from remora.server.key_check import KeyCheck, Usage
+    from remora.server.key_check import KeyCheck
+    from remora.server.key_limits import Usage
 
 _log = logging.getLogger("remora.grpc")
 
