@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
-from live_server import MODEL, ask, client, free_port, process, until, write_version
+from live_server import MODEL, ask, client, free_port, process, replace, until, write_version
 from remora.server.tls import make_self_signed
 
 
@@ -121,7 +121,7 @@ def test_a_renewed_certificate_and_a_damaged_one_are_a_line_each_with_front_proc
         eventually(lambda: severities(b"READY after"), process=server)
         os.utime(cert, ns=(1, 1))
         renewed = eventually(lambda: found if len(found := severities(b"that is now in")) == 3 else None)
-        cert.write_text("damaged")
+        replace(cert, "damaged")
         failed = eventually(lambda: found if len(found := severities(b"stays as it was")) == 3 else None)
     assert (renewed, failed) == (["DEBUG", "DEBUG", "INFO"], ["DEBUG", "DEBUG", "ERROR"])
 
