@@ -21,7 +21,7 @@ from remora.scheduling.costs import CostModel
 from remora.scheduling.pool import BatchRunner, DispatchPolicy, Pool
 from remora.scheduling.running import Ran
 from remora.scheduling.slots import Slot
-from remora.scheduling.thread_dispatch import ThreadDispatch
+from remora.scheduling.thread_dispatch import NoThreadError, ThreadDispatch
 
 
 class LoopDispatch:
@@ -124,12 +124,15 @@ class LoopDispatch:
         A batch without requests counts too, because a stop waits for the queue that it has emptied.
         """
         pool = self._pool
-        with pool.lock:
-            if answered is not None:
-                pool.subtract_running(answered)
-            armed = len(pool.queue) > 0 and not pool.armed and self.arm(mailbox)
-        if armed:
-            self.defer(mailbox)
+        try:
+            with pool.lock:
+                if answered is not None:
+                    pool.subtract_running(answered)
+                armed = len(pool.queue) > 0 and not pool.armed and self.arm(mailbox)
+            if armed:
+                self.defer(mailbox)
+        except NoThreadError as error:
+            self._batches.refuse_queued(error)
 
     def _begin(self, slot: Slot, plan: Plan, mailbox: Mailbox, watcher: Watcher) -> None:
         """Begin a batch on a remote instance. It may end in any thread."""
@@ -145,14 +148,18 @@ class LoopDispatch:
                 self._batches.finish(plan, ran)
 
         if not self._batches.begin(slot, plan, watcher, ended):
-            with pool.lock:
-                slot.begun -= 1
-                slot.barred = slot.begun > 0
-                if slot.barred:
-                    pool.put_back(plan)
-                else:
-                    slot.handed = plan._replace(dropped=[])
-                    self._threads.wake_slot(slot)
+            try:
+                with pool.lock:
+                    slot.begun -= 1
+                    slot.barred = slot.begun > 0
+                    if slot.barred:
+                        pool.put_back(plan)
+                    else:
+                        slot.handed = plan._replace(dropped=[])
+                        self._threads.wake_slot(slot)
+            except NoThreadError as error:
+                slot.handed = None
+                self._batches.refuse(slot, plan, error)
 
 
 def _do_nothing() -> None:

@@ -7,7 +7,7 @@ Both ways of dispatch share a `Pool`: an event loop (`loop_dispatch`) and the th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -167,6 +167,24 @@ class BatchRunner:
         """Deliver the answers of a plan that was begun."""
         self._deliver(ran.answers)
         self._pool.count_answered(len(plan.tickets) - ran.left_open)
+
+    def refuse(self, slot: Slot, plan: Plan, error: RemoraError) -> None:
+        """Answer the requests of a plan, for which the slot is busy, with ``error``."""
+        self._pool.free(slot)
+        self._deliver(self.drop([(ticket, error) for ticket in plan.tickets]))
+        self._pool.count_answered(len(plan.tickets))
+
+    def refuse_queued(self, error: RemoraError, own: Collection[Ticket] = ()) -> set[Ticket]:
+        """Answer all queued requests with ``error``, because no thread can start to run them.
+
+        Returns those of ``own`` that were queued, which are not answered: an event loop may have taken the others.
+        """
+        with self._pool.lock:
+            tickets = self._pool.queue.drain()
+            self._pool.changed.notify_all()
+        refused = set(tickets).intersection(own)
+        self._deliver(self.drop([(ticket, error) for ticket in tickets if ticket not in refused]))
+        return refused
 
     def drop(self, dropped: Sequence[tuple[Ticket, RemoraError]]) -> Answers:
         """Record requests that do not run, and return their answers."""

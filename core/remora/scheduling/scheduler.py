@@ -148,8 +148,8 @@ class Scheduler:
                 if pool.armed or not self._loop.arm(mailbox) or mailbox is None:
                     return
             self._loop.defer(mailbox)
-        except NoThreadError:
-            if self._withdraw([ticket]):
+        except NoThreadError as error:
+            if self._refuse_queued([ticket], error):
                 raise
 
     def submit_all(self, tickets: Sequence[Ticket]) -> list[tuple[int, RemoraError]]:
@@ -184,29 +184,22 @@ class Scheduler:
                 self._loop.defer(mailbox)
         except NoThreadError as error:
             known = {tickets[at] for at, _ in refused}
-            kept = {*tickets[: index + 1]} - self._withdraw(tickets[: index + 1]) - known  # a loop has taken them
+            kept = {*tickets[: index + 1]} - self._refuse_queued(tickets, error) - known  # a loop has taken them
             if not kept:
                 raise
             refused += [(at, error) for at, ticket in enumerate(tickets) if ticket not in kept | known]
         return refused
 
-    def _withdraw(self, tickets: Sequence[Ticket]) -> set[Ticket]:
-        """Remove tickets from the queue, because no thread can run them, and return them.
+    def _refuse_queued(self, tickets: Sequence[Ticket], error: RemoraError) -> set[Ticket]:
+        """Refuse the queued requests, and return those of ``tickets``, unanswered.
 
-        Those that a loop has taken meanwhile are left out.
+        See `BatchRunner.refuse_queued`.
         """
-        with self._pool.lock:
-            cancelled = {ticket for ticket in tickets if ticket.request.cancelled}
-            for ticket in tickets:
-                ticket.request.cancelled = True
-            dropped = self._pool.queue.drop_cancelled()
-            for ticket in tickets:
-                ticket.request.cancelled = ticket in cancelled
-        withdrawn = {ticket for ticket, _ in dropped}.intersection(tickets)
+        refused = self._batches.refuse_queued(error, tickets)
         if self._ordered is not None:
-            self._ordered.forget(withdrawn)
-        self._deliver(self._batches.drop([answer for answer in dropped if answer[0] not in withdrawn]))
-        return withdrawn
+            self._ordered.forget(refused)
+            self._deliver([])  # the answers that waited for those
+        return refused
 
     def _drop_cancelled(self) -> None:
         """Answer the cancelled requests in the queue.

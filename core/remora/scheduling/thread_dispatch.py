@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from remora.errors import UnavailableError
@@ -22,7 +23,7 @@ _NO_PLAN = Plan([])
 
 
 class NoThreadError(UnavailableError):
-    """Raised when the process can have no more threads, and no instance has one."""
+    """Raised when the process can have no more threads."""
 
 
 class ThreadDispatch:
@@ -42,7 +43,9 @@ class ThreadDispatch:
         self.enabled = enabled
 
     def wake(self) -> None:
-        """Wake the thread of an instance that may run. Raises NoThreadError.
+        """Wake the thread of an instance that may run.
+
+        Raises NoThreadError if no instance has a thread and none can start.
 
         The thread of a slot whose batch was begun by a loop may sleep too: waking only that one would be useless,
         because it has to wait until its instance is free.
@@ -65,7 +68,11 @@ class ThreadDispatch:
         elif ready:
             self._pool.changed.notify_all()  # because the condition is shared and the order of wake-ups is undefined
         elif fresh is not None:
-            self._start(fresh)
+            try:
+                self._start(fresh)
+            except NoThreadError:
+                if not any(slot.thread for slot in slots):  # else theirs poll the queue when they are done
+                    raise
 
     def wake_slot(self, slot: Slot) -> None:
         """Wake the thread of this slot. Raises NoThreadError."""
@@ -85,8 +92,7 @@ class ThreadDispatch:
             thread.start()
         except RuntimeError as error:
             slot.thread = None
-            if not any(other.thread for other in self._pool.slots):  # else theirs poll the queue when they are done
-                raise NoThreadError(f"the request cannot run: {error}") from error
+            raise NoThreadError(f"the request cannot run: {error}") from error
 
     # -- the threads ------------------------------------------------------------------------------------------------
 
@@ -131,7 +137,8 @@ class ThreadDispatch:
             return _NO_PLAN
         if not pool.slots.may_run(slot):
             if (other := pool.slots.next()) is not None:
-                self.wake_slot(other)
+                with suppress(NoThreadError):  # the next request tries again
+                    self.wake_slot(other)
             return _NO_PLAN
         plan = pool.take(slot)
         if (plan.tickets or plan.dropped) and len(pool.queue) and not plan.wake_ns:

@@ -507,3 +507,31 @@ def test_threads_of_instances_that_come_and_go_lose_nothing(seed: int) -> None:
     assert bench.scheduler.stop(PATIENCE_S), "a thread that was passed over ends too"
     with pytest.raises(UnavailableError):
         bench.submit()
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+def test_a_batch_that_its_instance_does_not_take_is_refused_if_no_thread_can_start(
+    monkeypatch: pytest.MonkeyPatch, instances: int
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    bench = Bench(instances, threads=True)
+    if instances > 1:  # the first one has a thread, and is busy
+        bench.instances[0].takes = False
+        first = bench.submit()
+        bench.mailbox.turn()
+        eventually(lambda: first in bench.replies.outcomes and not bench.scheduler.running)
+        bench.instances[0].takes = True
+        bench.submit()
+        bench.mailbox.turn()
+    bench.instances[-1].takes = False
+    refused = bench.submit()
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(threading.Thread, "start", refuse)
+        bench.mailbox.turn()
+    assert isinstance(bench.replies.only(refused), UnavailableError)
+    bench.instances[-1].takes = True
+    bench.submit()
+    bench.mailbox.turn()
+    assert bench.sizes(instances - 1) == [1]

@@ -174,3 +174,38 @@ def test_a_stop_that_needs_a_thread_which_cannot_start_gives_up(monkeypatch: pyt
         assert not bench.scheduler.stop(PATIENCE_S)
     bench.scheduler.fail_pending(UnavailableError("unloaded"))
     assert isinstance(bench.replies.only(waiting), UnavailableError)
+
+
+def test_requests_behind_a_batch_of_a_loop_are_refused_if_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, mailbox = inline_bench(threads=True)
+    behind: list[Ticket] = []
+
+    def arrive() -> None:
+        bench.scheduler.costs.learn(1, 1_000_000_000)  # too long for the loop
+        behind.append(bench.submit(mailbox=mailbox))
+
+    bench.instances[0].during = arrive
+    first = bench.submit(mailbox=mailbox)
+    with monkeypatch.context() as without_threads:
+        _refuse_threads(without_threads)
+        mailbox.turn()
+    assert isinstance(bench.replies.only(first), Response)
+    assert isinstance(bench.replies.only(behind[0]), UnavailableError)
+    assert bench.scheduler.pending == 0
+
+
+def test_a_request_that_relies_on_a_caller_who_gets_no_thread_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, elsewhere = inline_bench(threads=True)
+    others: list[Ticket] = []
+
+    def defer(_: object) -> bool:
+        others.append(bench.submit())
+        return False
+
+    monkeypatch.setattr(elsewhere, "defer", defer)
+    with monkeypatch.context() as without_threads:
+        _refuse_threads(without_threads)
+        with pytest.raises(UnavailableError, match="can't start new thread"):
+            bench.submit(mailbox=elsewhere)
+    assert isinstance(bench.replies.only(others[0]), UnavailableError)
+    assert list(bench.replies.outcomes) == others
