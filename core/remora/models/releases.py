@@ -298,10 +298,22 @@ class Releases:
             raise ValueError(refusal)
 
     def _restore(self, key: str, before: _Live | None) -> None:
-        if before is not None:
-            self._put(key, before.release, forced=True)
-        else:
+        """Return to the release before a command that failed.
+
+        Versions that a load has ended meanwhile stay ended.
+        """
+        if before is None:
             self._drop(key)
+            return
+        with self._lock:
+            release, now_ms, reason = before.release, self._clock.wall_ms(), "it cannot be loaded"
+            broken = set(self._live[key].release.rejected).difference(release.rejected)
+            for arm in before.release.arms:
+                if arm.version in broken:
+                    release = releases.rollback(release, now_ms, alias=arm.alias, reason=reason)
+            if release.shadow is not None and release.shadow.is_version and release.shadow.version in broken:
+                release = releases.end_shadow(release, now_ms, reason)
+            self._put(key, release, forced=True)
 
     def _is_unloaded(self, key: str) -> bool:
         state = self._table.state(key)

@@ -15,6 +15,7 @@ from live_server import PATIENCE_S, write_version
 from released_engine import released_engine
 from remora.calls import ModelRelease
 from remora.engine import Engine
+from remora.errors import InvalidArgumentError
 from remora.traffic import releases
 from remora.traffic.judgement import ROLLBACK, Verdict
 from remora.traffic.releases import Release
@@ -102,3 +103,16 @@ def test_an_answer_is_sent_and_judged_later_if_no_thread_can_start(
         monkeypatch.setattr(threading.Thread, "start", start)
         assert answer() in (2, 3)
         eventually(lambda: found._live["m"].release.stage == "settled")
+
+
+def test_an_arm_that_cannot_begin_does_not_bring_back_another_that_its_load_rolls_back(repository: Path) -> None:
+    broken = "raise ValueError('broken file')"
+    with released_engine(repository, model_control_mode="explicit", load_model=("m",)) as engine:
+        _release(engine, "start", version=2, weight=10)
+        write_version(repository, 4)
+        for version in (2, 4):
+            (repository / "m" / str(version) / "model.py").write_text(broken)
+        with pytest.raises(InvalidArgumentError, match="version 4 of model 'm' is not released"):
+            _release(engine, "start", version=4, weight=10, alias="b")
+        status = _release(engine)
+        assert (status["stage"], status["rejected"]) == ("settled", [2])
