@@ -145,6 +145,8 @@ class EnsembleLoader:
         self._table.open(name, plan, steps)
         with self._lock:
             self._plans[name] = plan
+        with self._reconciling:
+            self._reconcile_one(name, anew=True)  # because a reconciliation may have opened the earlier plan
         self.reconcile()
 
     def _load_steps(self, name: str, plan: LoadPlan, chain: tuple[str, ...], failures: dict[str, RemoraError]) -> None:

@@ -473,6 +473,31 @@ def test_an_ensemble_that_is_loaded_anew_while_it_is_composed_again_has_its_new_
     assert lifecycle.resolve("e").config.max_batch_size == 4
 
 
+def test_an_ensemble_that_is_composed_again_as_it_was_before_its_load_ends_has_its_new_configuration(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.ensemble("e", "a")
+    lifecycle = bench.started(load_model=("e",))
+    models, is_open, is_composed = lifecycle.models, threading.Event(), threading.Event()
+    open_now, loading = models.open, threading.Thread(target=lambda: lifecycle.load("e", {}))
+
+    def open_and_wait(name: str, plan: LoadPlan, steps: Steps | None) -> None:
+        open_now(name, plan, steps)
+        if name == "e" and not is_open.is_set():
+            is_open.set()
+            assert is_composed.wait(PATIENCE_S)
+
+    monkeypatch.setattr(models, "open", open_and_wait)
+    bench.ensemble("e", "a", batch=4)
+    loading.start()
+    assert is_open.wait(PATIENCE_S)
+    lifecycle.unload("a")
+    lifecycle.load("a", {})
+    is_composed.set()
+    loading.join(PATIENCE_S)
+    assert lifecycle.resolve("e").config.max_batch_size == 4
+
+
 def test_an_ensemble_loads_a_model_again_that_is_evicted_for_another_of_its_models(bench: Bench) -> None:
     for name in "abc":
         (bench.repository / name / "1" / "fake.bin").write_bytes(b"0123456789")
