@@ -8,7 +8,8 @@ import re
 import select
 import shutil
 import socket
-from contextlib import closing
+import ssl
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,9 @@ def test_a_renewed_certificate_and_a_damaged_one_are_a_line_each_with_front_proc
     pair = (f"--http-server-cert={cert}", f"--http-server-key={key}")
     flags = ("--frontends=2", "--log-format=json", "--log-verbose=1", *pair)
     text = b""
-    with process(tmp_path / "models", free_port(), child_environment, *flags) as server:
+    trust = ssl.create_default_context(cafile=str(cert))
+    port = free_port()
+    with process(tmp_path / "models", port, child_environment, *flags) as server, ExitStack() as connections:
         assert server.stderr is not None
         log = server.stderr.fileno()
 
@@ -119,6 +122,9 @@ def test_a_renewed_certificate_and_a_damaged_one_are_a_line_each_with_front_proc
             return sorted(json.loads(line)["severity"] for line in whole.splitlines() if words in line)
 
         eventually(lambda: severities(b"READY after"), process=server)
+        for _ in range(2):  # one for each front, which follows the files from then on
+            plain = connections.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            connections.enter_context(trust.wrap_socket(plain, server_hostname="localhost"))
         os.utime(cert, ns=(1, 1))
         renewed = eventually(lambda: found if len(found := severities(b"that is now in")) == 3 else None)
         replace(cert, "damaged")
