@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Any
 
 from remora.protocols.api_keys import Caller
@@ -101,6 +102,7 @@ class TokenCheck:
         self._keys: SigningKeys | None = None
         self._seen: object = None
         self._verified: dict[bytes, Verified] = {}
+        self._expiry_s = inf  # of the first token to expire, which others may have displaced from the memo
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failed = False
@@ -139,9 +141,11 @@ class TokenCheck:
             if self._remote and self._begin_reload(wanted=True):
                 raise IssuerError from error
             raise
-        if len(memo) >= _MOST_TOKENS:
-            memo.clear()
-        memo[token] = verified  # of these keys, because another thread may have withdrawn one meanwhile
+        with self._lock:
+            if len(memo) >= _MOST_TOKENS:
+                memo.clear()
+            memo[token] = verified  # of these keys, because another thread may have withdrawn one meanwhile
+            self._expiry_s = min(self._expiry_s, verified.until_s)
         return verified.caller
 
     # -- signing keys -----------------------------------------------------------------------------------------------
@@ -153,11 +157,7 @@ class TokenCheck:
     def look(self) -> None:
         """Drop expired tokens, and read or fetch the keys if that is due. Call it every second."""
         self._loop = asyncio.get_running_loop()
-        now = self._wall()
-        expired = [token for token, verified in list(self._verified.items()) if now >= verified.until_s]
-        for token in expired:
-            self._verified.pop(token, None)
-        if expired:
+        if self._drop_expired(self._wall()):
             self.changed()
         if self._remote:
             self._begin_reload()
@@ -170,6 +170,17 @@ class TokenCheck:
             self._report(error)
         else:
             self._use(self._keys)
+
+    def _drop_expired(self, now: float) -> bool:
+        """Forget expired tokens, and return True if any has expired that was found valid."""
+        with self._lock:
+            if now < self._expiry_s:
+                return False
+            memo = self._verified
+            for token in [token for token, verified in memo.items() if now >= verified.until_s]:
+                del memo[token]
+            self._expiry_s = min((verified.until_s for verified in memo.values()), default=inf)
+        return True
 
     def _read(self) -> None:
         with open(self._place, "rb") as file:

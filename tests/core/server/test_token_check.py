@@ -174,6 +174,27 @@ def test_the_tokens_that_are_remembered_are_bounded(tmp_path: Path, monkeypatch:
         assert len(check._verified) <= 3
 
 
+def test_the_expiry_of_a_token_that_others_have_displaced_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_check, "_MOST_TOKENS", 3)
+    clock, changes = Clock(), []
+    path = tmp_path / "jwks.json"
+    write(path, key_set(OLD))
+    check = TokenCheck(str(path), TERMS, clock.now, clock.wall)
+    check.changed = lambda: changes.append(clock.at)
+    for expiry in (10, 60, 70, 80, 90):
+        assert name_of(check, token(OLD, NOW + expiry))
+    assert len(check._verified) == 2  # the last ones
+
+    async def look() -> None:
+        check.look()
+
+    for clock.at in (9.0, 10.0, 11.0, 60.0, 80.0, 80.5, 90.0, 200.0):
+        asyncio.run(look())
+    assert changes == [10.0, 80.0, 90.0]
+
+
 # -- URLs -----------------------------------------------------------------------------------------------------------
 
 
