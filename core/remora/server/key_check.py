@@ -377,9 +377,10 @@ class _Renewed(Generic[T, R]):
         self._act = decide(subject)
 
     def __call__(self, *arguments: Any) -> R:
-        if self._check.epoch is not self._epoch:
-            self._epoch = self._check.epoch
+        epoch = self._check.epoch
+        if epoch is not self._epoch:
             self._act = self._decide(self._subject)
+            self._epoch = epoch  # now, because an error of the decision must leave no older one in force
         return self._act(*arguments)
 
 
@@ -491,10 +492,10 @@ class _GuardedHead:
         self._answer = guard.decide(head)
 
     def __call__(self, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        guard = self._guard
-        if guard.keys.epoch is not self._epoch:
-            self._epoch = guard.keys.epoch
-            self._answer = guard.decide(self._head)
+        epoch = self._guard.keys.epoch
+        if epoch is not self._epoch:
+            self._answer = self._guard.decide(self._head)
+            self._epoch = epoch  # see `_Renewed`
         return self._answer(body, exchange)
 
 
@@ -546,7 +547,6 @@ class _CheckedCall:
             usage = keys.decide_call(path, caller)
             if usage is not False and caller is not None:  # an open call may have any wrong key
                 _remember(self._decided, call, usage)
-        self._epoch = keys.epoch
         self._opener: Opener
         if usage is None:
             self._opener = self._open_call(fields)
@@ -554,6 +554,7 @@ class _CheckedCall:
             self._opener = partial(_refuse_call, keys, path.decode("latin-1"), fields)
         else:
             self._opener = partial(_open_counted, usage, self._open_call(fields))
+        self._epoch = keys.epoch  # now, as in `_Renewed`
 
 
 def _open_counted(usage: Usage, opener: Opener, link: Stream) -> Receiver | None:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from eventually import eventually_in_loop
 from fakes import FakeExchange, FakeService
 from http1_bench import answers_of, benches
 from remora.messages import Buffer
-from remora.protocols.api_keys import Caller, KeyEntry, Limits, caller_of, caller_of_token, print_entries
+from remora.protocols.api_keys import Caller, KeyEntry, Keys, Limits, caller_of, caller_of_token, print_entries
 from remora.protocols.http1 import Head, HeadNote
 from remora.protocols.http2.frames import Fields
 from remora.protocols.http2.stream import Stream
@@ -393,9 +397,12 @@ class ExpiringTokens:
 
     def __init__(self) -> None:
         self.expired = False
+        self.errors: list[Exception] = []
         self.changed: Callable[[], None] = lambda: None
 
     def find(self, _token: bytes) -> Caller | None:
+        if self.errors:
+            raise self.errors.pop()
         return None if self.expired else caller_of_token("ann", ["all"])
 
     def verify(self, _token: bytes) -> Caller:
@@ -459,3 +466,135 @@ def test_a_request_whose_body_was_not_read_is_refused_although_it_is_permitted_m
     assert b"have changed just now" in text
     assert send(binder_of(service)(head_of("ann", "/v2/logging").without_body()))[0] == 403
     assert send(binder_of(service)(head_of("eve", "/readyz").without_body())) == (200, b"none ")
+
+
+# -- errors, and decisions that are remembered -------------------------------------------------------------------------
+
+
+def test_an_error_of_a_new_decision_leaves_no_older_one_in_force() -> None:
+    check, tokens = expiring()
+    bearer = (b"authorization", b"Bearer " + TOKEN)
+    link = Refusals()
+    answer = binder_of(check.over(Echo()))(Head("GET", "/v2", (bearer,)))
+    call = check.over_calls(lambda _fields: lambda _link: None)(fields_of("ModelInfer", bearer))
+    renewed = check.renewed(lambda headers: partial(str, check.name_of(headers)), (bearer,))
+    assert (send(answer)[0], renewed()) == (200, "ann")
+    call(link)  # type: ignore[arg-type]
+    assert not link.refused
+    tokens.expired = True
+    tokens.changed()
+    for ask in (partial(send, answer), partial(call, link), renewed):
+        tokens.errors = [MemoryError()]
+        with pytest.raises(MemoryError):
+            ask()
+    assert (send(answer)[0], renewed()) == (401, "")
+    call(link)  # type: ignore[arg-type]
+    assert link.refused
+
+
+def test_the_key_of_one_header_is_not_remembered_for_another_header_of_that_name(path: Path) -> None:
+    service = access_of(path).over(Echo())
+    basic, bearer = (b"authorization", b"Basic ann"), (b"Authorization", b"Bearer bob")
+
+    def answer(*headers: tuple[bytes, bytes]) -> tuple[int, bytes]:
+        return send(binder_of(service)(Head("GET", "/v2", headers)))
+
+    for _ in range(2):
+        assert answer(basic, bearer) == (200, b"bob:infer ")
+        assert answer(basic)[0] == 401
+        assert answer((b"x-api-key", b"ann"), bearer) == (200, b"ann:infer ")
+        assert answer((b"x-api-key", b"ann"), (b"X-API-Key", b"eve"), bearer) == (200, b"ann:infer ")
+        assert answer((b"x-api-key", b"eve"), (b"X-API-Key", b"ann"), bearer)[0] == 401
+
+
+class Asked(NamedTuple):
+    """Request of a property."""
+
+    method: str
+    path: str
+    headers: tuple[tuple[bytes, bytes], ...]
+    unread: bool
+
+    def head(self) -> Head:
+        head = Head(self.method, self.path, self.headers)
+        return head.without_body() if self.unread else head
+
+
+class Callers(NamedTuple):
+    """Change of the valid keys and tokens."""
+
+    names: frozenset[str]
+    is_expired: bool
+
+
+HOLDERS = st.just((b"x-api-key", b" bob")) | st.tuples(
+    st.sampled_from((b"authorization", b"Authorization")),
+    st.sampled_from((b"bearer  bob ", b"Bearer ann", b"Bearer " + TOKEN)),
+)
+OTHERS = st.tuples(st.just(b"X-API-Key"), st.sampled_from((b"ann", b"eve", b"", b" ", b"Bearer eve"))) | st.tuples(
+    st.just(b"authorization"), st.sampled_from((b"Bearer eve", b"Bearer ", b"Basic ann", b"Bearer\tann", b"ann"))
+)
+REDIRECT = (b"X-Redirect", b"v2/models/m/config")
+PATHS = ("/v2/logging", "/v2/models/m/infer", "/readyz?verbose", "/predict")
+
+
+@st.composite
+def alike(draw: st.DrawFn) -> list[Asked]:
+    """Draw requests with one path, of which most differ in few respects."""
+    path, headers = draw(st.sampled_from(PATHS)), (draw(HOLDERS), draw(OTHERS), REDIRECT)
+    asked = st.builds(
+        Asked,
+        st.sampled_from(("POST", "GET")),
+        st.just(path),
+        st.lists(st.sampled_from(headers), min_size=1, max_size=3).map(tuple),
+        st.sampled_from((False, False, False, True)),
+    )
+    return draw(st.lists(asked, min_size=5, max_size=8))
+
+
+ALL = Callers(frozenset(("ann", "bob", "eve")), False)
+CALLERS = st.just(ALL) | st.builds(Callers, st.frozensets(st.sampled_from(sorted(ALL.names))), st.booleans())
+ENTRIES = (entry("ann"), entry("bob", "read")._replace(concurrent=1), entry("eve", "all"))
+
+
+def check_of(callers: Callers) -> tuple[KeyCheck, ExpiringTokens]:
+    tokens = ExpiringTokens()
+    hours = itertools.count(0.0, 3600.0)  # so that no peer sends too many wrong keys
+    check = KeyCheck((), "", lambda: next(hours), tokens)  # type: ignore[arg-type]
+    change(check, tokens, callers)
+    return check, tokens
+
+
+def change(check: KeyCheck, tokens: ExpiringTokens, callers: Callers) -> None:
+    check.keys = Keys([each for each in ENTRIES if each.name in callers.names])
+    tokens.expired = callers.is_expired
+    check.renew()
+
+
+@settings(max_examples=300)
+@given(CALLERS, alike(), st.lists(CALLERS | st.integers(0, 7), max_size=6))
+def test_a_remembered_decision_is_what_would_be_decided_now(
+    callers: Callers, requests: list[Asked], steps: list[Callers | int]
+) -> None:
+    check, tokens = check_of(callers)
+    service = check.over(Routed())
+    bound = [binder_of(service)(asked.head()) for asked in requests]
+
+    def compare(asked: Asked, *answers: Callable[[Buffer, Exchange], object]) -> None:
+        fresh, _ = check_of(callers)
+        wanted = send(binder_of(fresh.over(Routed()))(asked.head()))
+        assert [send(answer) for answer in answers] == [wanted] * len(answers)
+        holder = fresh.caller(asked.headers)
+        if wanted[0] == 200:
+            name = "none" if holder is None else f"{holder.name}:{','.join(holder.roles)}"
+            assert wanted[1].startswith(name.encode())
+
+    for asked, answer in zip(requests, bound, strict=True):
+        compare(asked, answer, partial(service.handle, asked.head()))
+    for step in steps:
+        if isinstance(step, Callers):
+            callers = step
+            change(check, tokens, callers)
+            continue
+        place = step % len(requests)
+        compare(requests[place], partial(service.handle, requests[place].head()), bound[place])
