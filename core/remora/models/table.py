@@ -160,7 +160,7 @@ class ModelTable:
         self.missing: Missing = _refuse
         """Called when no version serves a request; raises, or returns the version that serves since then."""
         self.changed: Callable[[], None] = lambda: None
-        """Called after each change that readers see, with the table's lock held."""
+        """Called after each change of the versions that serve or of a routing, with the table's lock held."""
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -428,7 +428,17 @@ class ModelTable:
             return True
 
     def _put(self, states: dict[str, ModelState]) -> None:
-        self._states = states
+        before, self._states = self._states, states
         names = {state.newest.name for state in states.values() if state.newest is not None}
         self.only_model = names.pop() if len(names) == 1 else ""
-        self.changed()
+        if _served(states) != _served(before):
+            self.changed()
+
+
+def _served(states: Mapping[str, ModelState]) -> dict[str, tuple[object, ...]]:
+    """Return what answers the requests to each model."""
+    return {
+        key: (state.routing, *(row.model for row in state.versions.values() if row.model is not None))
+        for key, state in states.items()
+        if state.newest is not None
+    }

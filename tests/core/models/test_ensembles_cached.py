@@ -13,6 +13,7 @@ from live_server import write_version
 from released_engine import released_engine
 from remora.calls import ModelRelease
 from remora.engine import Engine
+from remora.errors import RemoraError
 from remora.models.loads import ModelLoads
 
 TENSORS = """
@@ -84,3 +85,14 @@ def test_an_answer_is_that_of_the_version_that_a_release_makes_stable(repository
         assert product(engine) == 1
         engine.perform(ModelRelease("m", "promote", {}))
         assert product(engine) == 2
+
+
+def test_an_answer_stays_cached_while_another_model_fails_to_load(repository: Path) -> None:
+    with cached_engine(repository) as engine:
+        hits = engine.resolve("e").statistics.snapshot("e", "1").cache_hit.count
+        write_version(repository, 1, name="broken")
+        (repository / "broken" / "1" / "model.py").write_text("raise ValueError('broken file')")
+        with pytest.raises(RemoraError, match="broken file"):
+            engine.load("broken")
+        assert product(engine) == 1
+        assert engine.resolve("e").statistics.snapshot("e", "1").cache_hit.count == hits + 1
