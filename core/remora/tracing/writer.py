@@ -109,19 +109,19 @@ class TraceWriter(Generic[T]):
             if self._closing:
                 return
             if self._queued + finished.size > self._room:
-                full = not self.dropped
-                self.dropped += 1
+                why = "arrive faster than they can be written"
+            elif self._thread is None and not self._start():
+                why = "cannot be written, because no thread can start"
             else:
-                full = False
-                if self._thread is None and not self._start():
-                    self.dropped += 1
-                    return
                 self._queue.append(finished)
                 self._queued += finished.size
                 if len(self._queue) == 1 or self._queued >= self._batch:
                     self._changed.notify_all()
-        if full:
-            _log.warning("%s arrive faster than they can be written: dropping some from now on", self._what)
+                return
+            self.dropped += 1
+            first = self.dropped == 1
+        if first:
+            _log.warning("%s %s: dropping some from now on", self._what, why)
 
     def _start(self) -> bool:
         """Start the thread with the lock held; return False if there can be no more threads."""

@@ -143,7 +143,9 @@ def test_a_sink_may_keep_what_it_cannot_write_yet() -> None:
     assert writer.dropped == 4
 
 
-def test_a_writer_whose_thread_cannot_start_drops_what_it_gets_until_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_whose_thread_cannot_start_drops_what_it_gets_until_it_can(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -153,6 +155,9 @@ def test_a_writer_whose_thread_cannot_start_drops_what_it_gets_until_it_can(monk
     monkeypatch.setattr(threading.Thread, "start", refuse)
     put(writer, 2)
     assert writer.dropped == 2
+    assert [record.message for record in caplog.records] == [
+        "traces cannot be written, because no thread can start: dropping some from now on"
+    ]
     monkeypatch.undo()
     put(writer, 1)
     assert writer.flush(PATIENCE_S)
