@@ -291,6 +291,7 @@ class _FutureExchange:
         """Return the transfer of this request."""
         if self._transfer is None:
             self._transfer = self._transfers.open()
+            self._transfer.set_unread(self._held)
         return self._transfer
 
     def give_back(self) -> None:
@@ -404,16 +405,16 @@ async def _send_stream(answer: HttpAnswer, exchange: _FutureExchange, receive: R
             pass
         exchange.leave()
 
-    async def send_pieces() -> None:
+    async def send_all() -> None:
+        await send(start_of(answer.status, answer.headers))
         async for piece in exchange.pieces():
             await send({"type": "http.response.body", "body": bytes(piece), "more_body": True})
         if not exchange.gone:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    await send(start_of(answer.status, answer.headers))
     watching = asyncio.ensure_future(watch())
     try:
-        await exchange.transfer().in_time(send_pieces())
+        await exchange.transfer().in_time(send_all())
     except OverdueError:
         exchange.give_up(f"has read nothing of its answers for {UNREAD_S:g} s")
     finally:

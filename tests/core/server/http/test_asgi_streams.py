@@ -162,18 +162,21 @@ def test_a_host_that_does_not_take_the_events_is_given_up(engine: Engine, monkey
     asyncio.run(talk())
 
 
+@pytest.mark.parametrize("accepted", [0, 2], ids=["nothing", "an event"])
 def test_the_unread_bytes_of_a_stream_are_held_until_its_client_reads_nothing_for_long(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, accepted: int
 ) -> None:
     monkeypatch.setattr(asgi_transfers, "SWEEP_S", 0.01)
 
     async def talk() -> None:
         host = Host(engine)
+        if not accepted:
+            host.may_send.clear()
         task = asyncio.ensure_future(host.speak())
         talker = await begun(engine)
         talker.say(0)
-        await host.next()
-        await host.next()
+        for _ in range(accepted):
+            await host.next()
         host.may_send.clear()
         for number in range(FREE_BYTES // len(event(0)) + 2):
             talker.say(number)
@@ -186,5 +189,20 @@ def test_the_unread_bytes_of_a_stream_are_held_until_its_client_reads_nothing_fo
         assert talker.execution.requests[0].cancelled
         assert held.total == 0
         talker.say(9, final=True)
+
+    asyncio.run(talk())
+
+
+def test_a_piece_that_comes_before_the_head_is_sent_is_held_too() -> None:
+    async def talk() -> None:
+        loop = asyncio.get_running_loop()
+        transfers = asgi_transfers.Transfers(loop, ServerOptions())
+        exchange = asgi_bridge._FutureExchange(loop, "", transfers)
+        exchange.begin(200, ())
+        exchange.send(bytes(FREE_BYTES + 1))
+        exchange.transfer()
+        assert transfers.held.answers == FREE_BYTES + 1
+        exchange.close()
+        assert transfers.held.total == 0
 
     asyncio.run(talk())
