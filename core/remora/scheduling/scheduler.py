@@ -14,6 +14,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from remora.backends import Instance
@@ -268,7 +269,8 @@ class Scheduler:
             self._loop.update_capabilities(instances)
             pool.changed.notify_all()
             if len(pool.queue) and not pool.armed:
-                self._threads.wake()
+                with suppress(NoThreadError):  # the end of a removed instance's batch tries again
+                    self._threads.wake()
             pool.removals += 1
             removed = [slot.instance for slot in retired]
             pool.changed.wait_for(

@@ -99,17 +99,22 @@ class ThreadDispatch:
     def _serve(self, slot: Slot) -> None:
         """Run the main loop of an instance's thread. It takes the lock."""
         while True:
-            with self._pool.lock:
-                plan = self._await_plan(slot)
-                if plan is None:
-                    return
+            try:
+                with self._pool.lock:
+                    plan = self._await_plan(slot)
+            except NoThreadError as error:
+                self._batches.refuse_queued(error)
+                return
+            if plan is None:
+                return
             self._batches.run(slot, plan)
             del plan  # because waiting for the next batch must not keep the requests of this one alive
 
     def _await_plan(self, slot: Slot) -> Plan | None:
         """Wait for a batch or dropped tickets.
 
-        Returns None at shutdown or if the slot is retired.
+        Returns None at shutdown or if the slot is retired. Raises NoThreadError if the slot is retired and no other can
+        run the queued requests.
         """
         pool = self._pool
         while True:

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from eventually import eventually
 from fakes import DOUBLER, FakeInstance, FakeMailbox, config_of, ticket_of
 from remora.errors import CancelledError, InternalError, UnavailableError
 from remora.messages import Outcome, Request, Response, Ticket
@@ -209,3 +210,39 @@ def test_a_request_that_relies_on_a_caller_who_gets_no_thread_is_refused_too(mon
             bench.submit(mailbox=elsewhere)
     assert isinstance(bench.replies.only(others[0]), UnavailableError)
     assert list(bench.replies.outcomes) == others
+
+
+def test_requests_of_an_instance_that_is_replaced_are_refused_if_no_thread_can_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("remora"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    bench, begun, goes_on = Bench(threads=True), threading.Event(), threading.Event()
+
+    def run() -> None:
+        begun.set()
+        assert goes_on.wait(PATIENCE_S)
+
+    bench.instances[0].during = run
+    first = bench.submit()
+    assert begun.wait(PATIENCE_S)
+    behind = bench.submit()
+    replacing = threading.Thread(target=lambda: bench.scheduler.set_instances([FakeInstance("m_new")]))
+    pool = bench.scheduler._pool
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(threading.Thread, "start", refuse)
+        replacing.start()
+        eventually(lambda: pool.removals == 1)
+        goes_on.set()
+        replacing.join(PATIENCE_S)
+        eventually(lambda: behind in bench.replies.outcomes)
+    assert isinstance(bench.replies.only(first), Response)
+    assert isinstance(bench.replies.only(behind), UnavailableError)
+    served = bench.submit()
+    assert bench.scheduler.stop(PATIENCE_S)
+    assert isinstance(bench.replies.only(served), Response)
