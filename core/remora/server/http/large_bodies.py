@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
-from remora.errors import RemoraError
+from remora.errors import RemoraError, UnavailableError
 from remora.messages import Buffer, Data, InferForm, Response, Tensor, Ticket
 from remora.protocols.rest.answer import INTERNAL, Headers, HttpAnswer, Refusal, encode_error, failure
 from remora.protocols.rest.content_encoding import compress, inflate
@@ -289,7 +289,12 @@ class LargeBodies:
         with self._lock:
             self._pause.extend(self._loop.time())
             self._running += 1
-        return self._loop.run_in_executor(self._pool, self._run_paused, work)
+        try:
+            return self._loop.run_in_executor(self._pool, self._run_paused, work)
+        except RuntimeError as error:  # the process can have no more threads; the pool keeps the work for a later one
+            failed: asyncio.Future[T] = self._loop.create_future()
+            failed.set_exception(UnavailableError(f"a large body cannot be read or written: {error}"))
+            return failed
 
     def _run_paused(self, work: Callable[[], T]) -> T:
         """Call ``work``, and end the pause with the last body.

@@ -6,9 +6,11 @@ import asyncio
 import gc
 import threading
 
+import pytest
+
 from eventually import eventually, eventually_in_loop
 from fakes import FakeExchange
-from remora.protocols.rest.answer import HttpAnswer
+from remora.protocols.rest.answer import HttpAnswer, encode_json_error
 from remora.server.http.large_bodies import NEVER, CollectorPause, LargeBodies
 
 PATIENCE_S = 60.0
@@ -83,3 +85,26 @@ def test_the_pauses_of_two_servers_in_one_process_end(usual: int) -> None:
     first.end()
     second.end()
     assert gc.get_threshold()[2] == usual
+
+
+def test_work_for_which_no_thread_can_start_fails_and_ends_its_pause_later(
+    usual: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        large, exchange, results = LargeBodies(asyncio.get_running_loop()), FakeExchange(), list[int | None]()
+        with monkeypatch.context() as without_threads:
+            without_threads.setattr(threading.Thread, "start", refuse)
+            large.decode(exchange, lambda: (1, 0), lambda _parts, _exchange: None, encode_json_error)
+            large.print(exchange, lambda: HttpAnswer(200, (), []))
+            large.run(lambda: 1, results.append)
+            await eventually_in_loop(lambda: len(exchange.answers) == 2 and results)
+        assert [answer.status for answer in exchange.answers] == [503, 503]
+        assert results == [None]
+        large.run(lambda: 2, results.append)
+        await eventually_in_loop(lambda: results == [None, 2] and gc.get_threshold()[2] == usual)
+        assert [answer.status for answer in exchange.answers] == [503, 503]
+
+    asyncio.run(main())
