@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from remora.models.served_model import ServedModel
     from remora.models.shadowing import Shadowing
 
-_DECLARED = frozenset(
-    ("stable", "canary", "weight", "aliases", "steps", "sticky", "automatic", "rules", "log", "shadow")
-)
+_OF_CANARY = frozenset(("weight", "steps", "sticky", "automatic", "rules", "log"))
+_DECLARED = _OF_CANARY | {"stable", "canary", "aliases", "shadow"}
 
 
 def declared_release(text: bytes, digest: str, now_ms: int) -> Release:
@@ -42,6 +41,9 @@ def declared_release(text: bytes, digest: str, now_ms: int) -> Release:
                 raise ValueError("shadow: expected a mapping with a version, model or url")
             release = releases.set_shadow(release, shadow_of(document["shadow"], None), now_ms)
         if "canary" not in document:
+            idle = ", ".join(sorted(document.keys() & _OF_CANARY))
+            if idle:
+                raise ValueError(f"{idle}: only with a canary; add 'canary' with its version, or leave {idle} out")
             return release
         weight = releases.parse_weight(document.get("weight", 0))
         canary = number_of(document["canary"], "canary")
