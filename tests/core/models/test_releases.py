@@ -193,6 +193,21 @@ def test_a_version_that_cannot_be_loaded_is_not_released(repository: Path) -> No
         assert engine.readiness().ready
 
 
+@pytest.mark.parametrize("action", ["start", "shadow"])
+def test_a_command_that_fails_keeps_the_counts_of_the_running_arms(repository: Path, action: str) -> None:
+    with released_engine(repository) as engine:
+        _release(engine, "start", version=1, weight=50)
+        _answers(engine, 60)
+        _add_version_three(repository, initialize=FAILING)
+        before = _release(engine)["arms"]
+        members: dict[str, Any] = {"alias": "other", "weight": 10} if action == "start" else {}
+        with pytest.raises(InvalidArgumentError, match="broken file"):
+            _release(engine, action, version=3, **members)
+        after = _release(engine)["arms"]
+        assert after == before
+        assert sum(arm["answers"] for arm in after) == 60
+
+
 def test_a_full_disk_refuses_a_start_and_lets_a_rollback_pass(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,6 +325,7 @@ def test_a_declared_release_that_was_never_stored_begins_again_and_the_log_says_
             "stable: 1\ncanary: 2\nsteps: [50%]\nrules: {least: 9}",
             "because people decide without it; add it, or leave steps and rules out",
         ),
+        ("stable: 1\nweight: 10%\nsteps: [50%]", "steps, weight: only with a canary; add 'canary' with its version"),
         ("stable: [", "release.yaml"),
     ],
 )
