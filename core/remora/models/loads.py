@@ -286,14 +286,26 @@ class ModelLoads:
 
     def _close(self, key: str, models: Iterable[ServedModel]) -> None:
         """Close models in the background."""
+        threads: list[threading.Thread] = []
         for model in models:
             successors = [other for other in self._table.serving(key).values() if other.predecessor is model]
-            thread = threading.Thread(
-                target=self._end, args=(key, model, successors), name=f"remora close {model.name}", daemon=True
-            )
-            thread.start()
-            with self._lock:
-                self._closing = [other for other in self._closing if other.is_alive()] + [thread]
+            work, name = (key, model, successors), f"remora close {model.name}"
+            threads.append(threading.Thread(target=self._end, args=work, name=name, daemon=True))
+        with self._lock:
+            self._closing += threads
+            self._start_closing()
+
+    def _start_closing(self) -> list[threading.Thread]:
+        """Start the threads that close models, also those that could not start before, and return those not ended."""
+        self._closing = [thread for thread in self._closing if _is_pending(thread)]
+        for thread in self._closing:
+            if thread.ident is None:
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the process can have no more threads
+                    _log.warning("unloaded versions keep their memory until the next load or unload: %s", error)
+                    break
+        return list(self._closing)
 
     def _end(self, key: str, model: ServedModel, successors: Sequence[ServedModel]) -> None:
         while successors and model.is_needed and not self._ending.wait(_LOOK_S):
@@ -311,10 +323,16 @@ class ModelLoads:
         """Wait until unloaded models are closed. Return False on timeout."""
         end_ns = self._clock.monotonic_ns() + int(timeout_s * 1e9)
         with self._lock:
-            closing = list(self._closing)
+            closing = self._start_closing()
         for thread in closing:
-            thread.join(max((end_ns - self._clock.monotonic_ns()) / 1e9, 0.0))
-        return not any(thread.is_alive() for thread in closing)
+            if thread.ident is not None:
+                thread.join(max((end_ns - self._clock.monotonic_ns()) / 1e9, 0.0))
+        return not any(map(_is_pending, closing))
+
+
+def _is_pending(thread: threading.Thread) -> bool:
+    """Return True for a thread that has not started or not ended."""
+    return thread.ident is None or thread.is_alive()
 
 
 def _as_remora_error(error: Exception) -> RemoraError:

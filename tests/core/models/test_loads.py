@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import pytest
+
 from fakes import write_model
 from lifecycle_bench import ALL, PATIENCE_S, Bench, settle, versions
 from remora.models.lifecycle import Lifecycle
@@ -49,3 +51,32 @@ def test_a_load_that_changes_instances_opens_the_model_again_if_it_is_unloaded_m
     assert [model.instance_count for model in lifecycle.ready_models()] == [2, 2]
     settle(lifecycle)
     assert [model.closed for model in bench.backend.opened] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("next_command", ["unload", "stop"])
+def test_an_unload_for_which_no_thread_can_start_takes_effect_and_the_model_is_closed_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, next_command: str
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("remora close"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    for name in ("m", "other"):
+        write_model(bench.repository, name)
+    lifecycle = bench.started(load_model=("m", "other"))
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    lifecycle.unload("m")
+    assert versions(lifecycle, "m") == []
+    assert not lifecycle.wait_until_closed(PATIENCE_S)
+    assert "unloaded versions keep their memory until the next load or unload: can't start new thread" in caplog.text
+    assert [model.closed for model in bench.backend.opened] == [0, 0]
+    monkeypatch.setattr(threading.Thread, "start", start)
+    if next_command == "unload":
+        lifecycle.unload("other")
+        settle(lifecycle)
+    else:
+        assert lifecycle.stop(PATIENCE_S)
+    assert [model.closed for model in bench.backend.opened] == [1, 1]
