@@ -178,7 +178,10 @@ class Lifecycle:
         return self._readiness.now()
 
     def hold_readiness(self, reason: str) -> Callable[[], None]:
-        """Make the engine not ready for ``reason`` until the returned function is called, once, by any thread."""
+        """Make the engine not ready for ``reason`` until the returned function is called.
+
+        Any thread may call it, once.
+        """
         return self._readiness.hold(reason)
 
     def begin_drain(self) -> None:

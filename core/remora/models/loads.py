@@ -296,7 +296,10 @@ class ModelLoads:
             self._start_closing()
 
     def _start_closing(self) -> list[threading.Thread]:
-        """Start the threads that close models, also those that could not start before, and return those not ended."""
+        """Start the threads that close models, and return those that have not ended.
+
+        Threads that could not start before are tried again.
+        """
         self._closing = [thread for thread in self._closing if _is_pending(thread)]
         for thread in self._closing:
             if thread.ident is None:

@@ -132,7 +132,10 @@ class ModelSet:
         return self._planner.unpolled(name)
 
     def want(self, keys: Iterable[str]) -> None:
-        """Note that startup, a client or a poll requested these models themselves, not only as steps of ensembles."""
+        """Note that these models are wanted themselves, not only as steps of ensembles.
+
+        Startup, a client or a poll requested them.
+        """
         self._ensembles.request(keys)
 
     def reconcile_ensembles(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remora.errors import InvalidArgumentError, NotFoundError, RemoraError
@@ -11,6 +11,7 @@ from remora.traffic.judgement import Rules
 from remora.traffic.releases import Release, Shadow
 
 if TYPE_CHECKING:
+    from remora.models.routing import Router
     from remora.models.served_model import ServedModel
     from remora.models.shadowing import Shadowing
 
@@ -158,7 +159,42 @@ def missing_version(what: str, version: int, available: list[int]) -> str:
     return f"{what} names version {version}, which the model's repository does not have: it has {there}"
 
 
-def shadow_document(
+def release_document(
+    release: Release, router: Router, ready: Container[int], primary: ServedModel | None
+) -> dict[str, Any]:
+    """Return a release with the counts of its router as JSON values.
+
+    ``ready`` has the versions that serve; ``primary`` is the newest of them.
+    """
+    counts = router.tally.rows()
+    return {
+        "stage": release.stage,
+        "stable": release.stable,
+        "sticky": release.sticky,
+        "log": release.logged,
+        "arms": [
+            {
+                "alias": arm.alias,
+                "version": arm.version,
+                "weight": arm.weight / 100,
+                "ready": arm.version in ready,
+                **counts.get(arm.version, {}),
+            }
+            for arm in release.shares()
+        ],
+        "shadow": _shadow_document(release, router.shadowing, primary),
+        "aliases": dict(release.aliases),
+        "rejected": list(release.rejected),
+        "automatic": release.automatic,
+        "steps": [step / 100 for step in release.steps],
+        "rules": release.rules._asdict(),
+        "slow_limit_ms": router.tally.limit_ns / 1e6,
+        "since_ms": release.since_ms,
+        "events": [event._asdict() for event in release.events],
+    }
+
+
+def _shadow_document(
     release: Release, shadowing: Shadowing | None, primary: ServedModel | None
 ) -> dict[str, Any] | None:
     """Return the shadow of a release as JSON values, None without one.

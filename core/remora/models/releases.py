@@ -20,7 +20,7 @@ from remora.models.release_members import (
     declared_release,
     missing_version,
     plan_of,
-    shadow_document,
+    release_document,
     shadow_of,
     text_of,
     version_of,
@@ -349,7 +349,9 @@ class Releases:
     # -- state --------------------------------------------------------------------------------------------------------
 
     def _put(self, key: str, release: Release, *, forced: bool = False, tally: Tally | None = None) -> None:
-        """Store a release and route by it; ``tally`` has the counts of its step if the router has not.
+        """Store a release and route by it.
+
+        ``tally`` has the counts of the release's step if the router does not have them.
 
         Raises InternalError if it cannot be stored, unless ``forced``; then it takes effect before it is stored,
         because a disk may be slow.
@@ -495,36 +497,13 @@ class Releases:
         live = self._live.get(key)
         if live is None:
             return {"model": key, "stage": "none", "stable": self._serving_version(key), "arms": []}
-        release, tally = live.release, live.router.tally
-        ready, counts = self._table.serving(key), tally.rows()
+        document = release_document(live.release, live.router, self._table.serving(key), self._table.newest(key))
         return {
             "model": key,
-            "stage": release.stage,
-            "stable": release.stable,
-            "sticky": release.sticky,
-            "log": release.logged,
-            "arms": [
-                {
-                    "alias": arm.alias,
-                    "version": arm.version,
-                    "weight": arm.weight / 100,
-                    "ready": arm.version in ready,
-                    **counts.get(arm.version, {}),
-                }
-                for arm in release.shares()
-            ],
-            "shadow": shadow_document(release, live.router.shadowing, self._table.newest(key)),
-            "aliases": dict(release.aliases),
-            "rejected": list(release.rejected),
-            "automatic": release.automatic,
-            "steps": [step / 100 for step in release.steps],
-            "rules": release.rules._asdict(),
-            "slow_limit_ms": tally.limit_ns / 1e6,
-            "judgement": self._verdict(key).reason if release.automatic else "",
-            "since_ms": release.since_ms,
+            **document,
+            "judgement": self._verdict(key).reason if live.release.automatic else "",
             "stored": str(self._store.path) if self._store.path is not None and not self._unsaved else "",
             "warning": self._unsaved,
-            "events": [event._asdict() for event in release.events],
         }
 
     def shares(self) -> list[ReleaseShare]:
