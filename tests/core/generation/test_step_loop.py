@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from no_threads import refuse_threads
 from remora.errors import InternalError, QueueFullError, UnavailableError
 from remora.generation import Extension, Stepper
 from remora.generation.step_loop import LoopSettings, StepLoop
@@ -366,13 +367,10 @@ def test_the_thread_starts_with_the_first_task_and_ends_with_the_loop() -> None:
 
 
 def test_a_task_for_which_no_thread_can_start_is_refused_and_the_next_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     loop = StepLoop(ScriptedStepper(), ByteTokens(), LoopSettings("m", sequences=3), time.monotonic_ns)
     sink, refused, task = Collector(), sampled(b"first", 1), sampled(b"second", 2)
     with monkeypatch.context() as without_threads:
-        without_threads.setattr(threading.Thread, "start", refuse)
+        refuse_threads(without_threads)
         with pytest.raises(UnavailableError, match="can't start new thread"):
             loop.begin(refused, sink)
     assert loop.stats().waiting == 0

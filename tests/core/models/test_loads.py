@@ -9,6 +9,7 @@ import pytest
 
 from fakes import write_model
 from lifecycle_bench import ALL, PATIENCE_S, Bench, settle, versions
+from no_threads import refuse_threads
 from remora.models.lifecycle import Lifecycle
 
 TWO_INSTANCES = "instance_group { count: 2 kind: KIND_CPU }"
@@ -57,23 +58,16 @@ def test_a_load_that_changes_instances_opens_the_model_again_if_it_is_unloaded_m
 def test_an_unload_for_which_no_thread_can_start_takes_effect_and_the_model_is_closed_later(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, next_command: str
 ) -> None:
-    start = threading.Thread.start
-
-    def refuse(thread: threading.Thread) -> None:
-        if thread.name.startswith("remora close"):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
     for name in ("m", "other"):
         write_model(bench.repository, name)
     lifecycle = bench.started(load_model=("m", "other"))
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    lifecycle.unload("m")
-    assert versions(lifecycle, "m") == []
-    assert not lifecycle.wait_until_closed(PATIENCE_S)
+    with monkeypatch.context() as without_threads:
+        refuse_threads(without_threads, "remora close")
+        lifecycle.unload("m")
+        assert versions(lifecycle, "m") == []
+        assert not lifecycle.wait_until_closed(PATIENCE_S)
     assert "unloaded versions keep their memory until the next load or unload: can't start new thread" in caplog.text
     assert [model.closed for model in bench.backend.opened] == [0, 0]
-    monkeypatch.setattr(threading.Thread, "start", start)
     if next_command == "unload":
         lifecycle.unload("other")
         settle(lifecycle)

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from fakes import FakeClock
+from no_threads import refuse_threads
 from remora.errors import InternalError, UnavailableError
 from remora.models.on_demand import FAILURE_HOLDS_NS, OnDemand
 
@@ -79,13 +80,10 @@ def test_a_stop_ends_the_wait_and_not_the_load() -> None:
 
 
 def test_a_load_whose_thread_cannot_start_fails_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     loads, clock = Loads(), FakeClock()
     loads.may_end.set()
     demand = OnDemand(loads, clock)
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    refuse_threads(monkeypatch)
     with pytest.raises(UnavailableError, match="can't start new thread"):
         demand.want("m").result(PATIENCE_S)
     monkeypatch.undo()

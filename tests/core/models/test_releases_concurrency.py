@@ -12,6 +12,7 @@ import pytest
 from eventually import eventually
 from fakes import FakeClock
 from live_server import PATIENCE_S, write_version
+from no_threads import refuse_threads
 from released_engine import released_engine
 from remora.calls import ModelRelease
 from remora.engine import Engine
@@ -81,13 +82,6 @@ def test_a_command_does_not_bring_back_an_arm_that_a_load_rolls_back_meanwhile(
 def test_an_answer_is_sent_and_judged_later_if_no_thread_can_start(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = threading.Thread.start
-
-    def refuse(thread: threading.Thread) -> None:
-        if thread.name == "remora release":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
     def answer() -> int:
         clock.advance(1_000_000_000)
         return int(engine.infer("m", {"IN": np.array([[1]], np.int32)}, timeout_s=PATIENCE_S)["OUT"][0, 0])
@@ -97,10 +91,10 @@ def test_an_answer_is_sent_and_judged_later_if_no_thread_can_start(
         _release(engine, "start", version=2, weight="50%", automatic=True)
         found = engine._lifecycle.releases
         monkeypatch.setattr(found, "_verdict", lambda _key: Verdict(ROLLBACK, "it is slow"))
-        monkeypatch.setattr(threading.Thread, "start", refuse)
-        assert answer() in (2, 3)
-        assert found._live["m"].release.stage == "running"
-        monkeypatch.setattr(threading.Thread, "start", start)
+        with monkeypatch.context() as without_threads:
+            refuse_threads(without_threads, "remora release")
+            assert answer() in (2, 3)
+            assert found._live["m"].release.stage == "running"
         assert answer() in (2, 3)
         eventually(lambda: found._live["m"].release.stage == "settled")
 

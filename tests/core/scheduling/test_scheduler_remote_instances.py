@@ -10,6 +10,7 @@ import pytest
 
 from eventually import eventually
 from fakes import DOUBLER, FakeClock, FakeInstance, FakeMailbox, FakeRecorder, Replies, config_of, double, ticket_of
+from no_threads import refuse_threads
 from remora.backends import Done, Execution, NotBegunError
 from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import InternalError, UnavailableError
@@ -513,9 +514,6 @@ def test_threads_of_instances_that_come_and_go_lose_nothing(seed: int) -> None:
 def test_a_batch_that_its_instance_does_not_take_is_refused_if_no_thread_can_start(
     monkeypatch: pytest.MonkeyPatch, instances: int
 ) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     bench = Bench(instances, threads=True)
     if instances > 1:  # the first one has a thread, and is busy
         bench.instances[0].takes = False
@@ -528,7 +526,7 @@ def test_a_batch_that_its_instance_does_not_take_is_refused_if_no_thread_can_sta
     bench.instances[-1].takes = False
     refused = bench.submit()
     with monkeypatch.context() as without_threads:
-        without_threads.setattr(threading.Thread, "start", refuse)
+        refuse_threads(without_threads)
         bench.mailbox.turn()
     assert isinstance(bench.replies.only(refused), UnavailableError)
     bench.instances[-1].takes = True

@@ -8,6 +8,7 @@ import pytest
 
 from eventually import eventually
 from fakes import DOUBLER, FakeInstance, FakeMailbox, config_of, ticket_of
+from no_threads import refuse_threads
 from remora.errors import CancelledError, InternalError, UnavailableError
 from remora.messages import Outcome, Request, Response, Ticket
 from remora.scheduling.batching import BatchQueue
@@ -144,13 +145,6 @@ def test_every_ticket_is_answered_once_whatever_happens(quick: bool) -> None:
     assert len(ran) + len(bench.recorder.drops) == len(tickets)
 
 
-def _refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-
-
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_request_for_which_no_thread_can_start_is_refused_and_the_next_is_served(
@@ -159,7 +153,7 @@ def test_a_request_for_which_no_thread_can_start_is_refused_and_the_next_is_serv
     bench = Bench(threads=True, ordered=ordered)
     refused = [ticket_of(1, reply=bench.replies) for _ in range(2 if together else 1)]
     with monkeypatch.context() as without_threads:
-        _refuse_threads(without_threads)
+        refuse_threads(without_threads)
         with pytest.raises(UnavailableError, match="can't start new thread"):
             bench.scheduler.submit_all(refused) if together else bench.scheduler.submit(refused[0])
     answered = bench.submit()
@@ -171,7 +165,7 @@ def test_a_stop_that_needs_a_thread_which_cannot_start_gives_up(monkeypatch: pyt
     bench, mailbox = inline_bench(threads=True)
     waiting = bench.submit(mailbox=mailbox)
     with monkeypatch.context() as without_threads:
-        _refuse_threads(without_threads)
+        refuse_threads(without_threads)
         assert not bench.scheduler.stop(PATIENCE_S)
     bench.scheduler.fail_pending(UnavailableError("unloaded"))
     assert isinstance(bench.replies.only(waiting), UnavailableError)
@@ -188,7 +182,7 @@ def test_requests_behind_a_batch_of_a_loop_are_refused_if_no_thread_can_start(mo
     bench.instances[0].during = arrive
     first = bench.submit(mailbox=mailbox)
     with monkeypatch.context() as without_threads:
-        _refuse_threads(without_threads)
+        refuse_threads(without_threads)
         mailbox.turn()
     assert isinstance(bench.replies.only(first), Response)
     assert isinstance(bench.replies.only(behind[0]), UnavailableError)
@@ -205,7 +199,7 @@ def test_a_request_that_relies_on_a_caller_who_gets_no_thread_is_refused_too(mon
 
     monkeypatch.setattr(elsewhere, "defer", defer)
     with monkeypatch.context() as without_threads:
-        _refuse_threads(without_threads)
+        refuse_threads(without_threads)
         with pytest.raises(UnavailableError, match="can't start new thread"):
             bench.submit(mailbox=elsewhere)
     assert isinstance(bench.replies.only(others[0]), UnavailableError)
@@ -215,13 +209,6 @@ def test_a_request_that_relies_on_a_caller_who_gets_no_thread_is_refused_too(mon
 def test_requests_of_an_instance_that_is_replaced_are_refused_if_no_thread_can_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    start = threading.Thread.start
-
-    def refuse(thread: threading.Thread) -> None:
-        if thread.name.startswith("remora"):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
     bench, begun, goes_on = Bench(threads=True), threading.Event(), threading.Event()
 
     def run() -> None:
@@ -235,7 +222,7 @@ def test_requests_of_an_instance_that_is_replaced_are_refused_if_no_thread_can_s
     replacing = threading.Thread(target=lambda: bench.scheduler.set_instances([FakeInstance("m_new")]))
     pool = bench.scheduler._pool
     with monkeypatch.context() as without_threads:
-        without_threads.setattr(threading.Thread, "start", refuse)
+        refuse_threads(without_threads, "remora")
         replacing.start()
         eventually(lambda: pool.removals == 1)
         goes_on.set()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from no_threads import refuse_threads
 from remora.tracing import writer as tracing_writer
 from remora.tracing.sampling import Sampling
 from remora.tracing.settings import TraceSettings
@@ -146,13 +147,10 @@ def test_a_sink_may_keep_what_it_cannot_write_yet() -> None:
 def test_a_writer_whose_thread_cannot_start_drops_what_it_gets_until_it_can(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     sink = FakeSink()
     sink.go.set()
     writer = TraceWriter(sink, room=9)
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    refuse_threads(monkeypatch)
     put(writer, 2)
     assert writer.dropped == 2
     assert [record.message for record in caplog.records] == [

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fakes import FakeClock, FakeInstance, FakeMailbox, FakeRecorder, Replies, config_of, ticket_of
+from no_threads import refuse_threads
 from remora.backends import Execution
 from remora.calls import LiveSequence
 from remora.config import sequence_policy
@@ -444,12 +445,9 @@ def test_a_stop_holds_nothing_back(strategy: str) -> None:
 def test_a_request_while_no_thread_can_start_is_refused_and_the_next_sequence_is_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     bench = Bench(threads=True)
     with monkeypatch.context() as without_threads:
-        without_threads.setattr(threading.Thread, "start", refuse)
+        refuse_threads(without_threads)
         refused = bench.ask(1, start=True, end=True)
     answered = bench.ask(2, start=True, end=True)
     assert bench.scheduler.stop(PATIENCE_S)

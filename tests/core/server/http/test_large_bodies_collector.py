@@ -10,6 +10,7 @@ import pytest
 
 from eventually import eventually, eventually_in_loop
 from fakes import FakeExchange
+from no_threads import refuse_threads
 from remora.protocols.rest.answer import HttpAnswer, encode_json_error
 from remora.server.http.large_bodies import NEVER, CollectorPause, LargeBodies
 
@@ -90,13 +91,10 @@ def test_the_pauses_of_two_servers_in_one_process_end(usual: int) -> None:
 def test_work_for_which_no_thread_can_start_fails_and_ends_its_pause_later(
     usual: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     async def main() -> None:
         large, exchange, results = LargeBodies(asyncio.get_running_loop()), FakeExchange(), list[int | None]()
         with monkeypatch.context() as without_threads:
-            without_threads.setattr(threading.Thread, "start", refuse)
+            refuse_threads(without_threads)
             large.decode(exchange, lambda: (1, 0), lambda _parts, _exchange: None, encode_json_error)
             large.print(exchange, lambda: HttpAnswer(200, (), []))
             large.run(lambda: 1, results.append)
