@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from remora.models.served_model import ServedModel
     from remora.models.shadowing import Shadowing
 
-_OF_CANARY = frozenset(("weight", "steps", "sticky", "automatic", "rules", "log"))
-_DECLARED = _OF_CANARY | {"stable", "canary", "aliases", "shadow"}
+CANARY_MEMBERS = frozenset(("weight", "steps", "sticky", "automatic", "rules", "log"))
+_DECLARED = CANARY_MEMBERS | {"stable", "canary", "aliases", "shadow"}
 
 
 def declared_release(text: bytes, digest: str, now_ms: int) -> Release:
@@ -42,7 +42,7 @@ def declared_release(text: bytes, digest: str, now_ms: int) -> Release:
                 raise ValueError("shadow: expected a mapping with a version, model or url")
             release = releases.set_shadow(release, shadow_of(document["shadow"], None), now_ms)
         if "canary" not in document:
-            idle = ", ".join(sorted(document.keys() & _OF_CANARY))
+            idle = ", ".join(sorted(document.keys() & CANARY_MEMBERS))
             if idle:
                 raise ValueError(f"{idle}: only with a canary; add 'canary' with its version, or leave {idle} out")
             return release

@@ -16,6 +16,7 @@ from remora.calls import ReleaseShare
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError, RemoraError
 from remora.models.load_log import occasion
 from remora.models.release_members import (
+    CANARY_MEMBERS,
     SHADOW_MEMBERS,
     declared_release,
     missing_version,
@@ -40,7 +41,7 @@ _log = logging.getLogger("remora.models")
 
 RELEASE = "for a release"
 _PARAMETERS: Mapping[str, frozenset[str]] = {
-    "start": frozenset(("version", "weight", "alias", "steps", "sticky", "automatic", "rules", "log", "reason")),
+    "start": CANARY_MEMBERS | {"version", "alias", "reason"},
     "weight": frozenset(("weight", "alias", "reason")),
     "promote": frozenset(("alias", "reason")),
     "rollback": frozenset(("alias", "reason")),
