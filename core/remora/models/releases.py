@@ -314,8 +314,7 @@ class Releases:
                     release = releases.rollback(release, now_ms, alias=arm.alias, reason=reason)
             if release.shadow is not None and release.shadow.is_version and release.shadow.version in broken:
                 release = releases.end_shadow(release, now_ms, reason)
-            same_step = release.arms == before.release.arms
-            self._put(key, release, forced=True, tally=before.router.tally if same_step else None)
+            self._put(key, release, forced=True, before=before)
 
     def _is_unloaded(self, key: str) -> bool:
         state = self._table.state(key)
@@ -349,10 +348,10 @@ class Releases:
 
     # -- state --------------------------------------------------------------------------------------------------------
 
-    def _put(self, key: str, release: Release, *, forced: bool = False, tally: Tally | None = None) -> None:
+    def _put(self, key: str, release: Release, *, forced: bool = False, before: _Live | None = None) -> None:
         """Store a release and route by it.
 
-        ``tally`` has the counts of the release's step if the router does not have them.
+        A step keeps its counts: those of the release ``before`` a failed command, else of the one in force.
 
         Raises InternalError if it cannot be stored, unless ``forced``; then it takes effect before it is stored,
         because a disk may be slow.
@@ -361,10 +360,10 @@ class Releases:
             release = release._replace(slow_limit_ns=self._kept_limit_ns(key, release))
             stored = {**{each: live.release for each, live in self._live.items()}, key: release}
             if forced:
-                self._route(key, release, tally)
+                self._route(key, release, before)
             self._save(stored, forced=forced)
             if not forced:
-                self._route(key, release, tally)
+                self._route(key, release, before)
 
     def _kept_limit_ns(self, key: str, release: Release) -> int:
         """Return the latency limit to store with a step, 0 if the stable version's answers set one.
@@ -406,12 +405,14 @@ class Releases:
                 hint = "nothing has changed; make room, or name another folder with --release-directory"
                 raise InternalError(f"{self._unsaved}; {hint}") from error
 
-    def _route(self, key: str, release: Release, tally: Tally | None = None) -> None:
+    def _route(self, key: str, release: Release, before: _Live | None = None) -> None:
         live = self._live.get(key)
-        if tally is None and live is not None:
-            same_step = (live.release.since_ms, live.release.arms) == (release.since_ms, release.arms)
-            tally = live.router.tally if same_step else None
-        tally = tally or Tally(release.stable, _limit_ns(release))
+        counted = before or live
+        step = release.since_ms, release.arms
+        if counted is not None and (counted.release.since_ms, counted.release.arms) == step:
+            tally = counted.router.tally
+        else:
+            tally = Tally(release.stable, _limit_ns(release))
         look = self._judge_soon(key) if release.automatic else _nothing
         shadowing = self._shadowing(key, release, live)
         router = Router(release, tally, self._clock.monotonic_ns, look, shadowing)
