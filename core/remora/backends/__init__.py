@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
 
 
-API_VERSION = "1.5"
+API_VERSION = "1.6"
 """Version of these protocols. The first number changes if existing backends must be changed, the second if an optional
 feature is added. A backend whose ``api_version`` has another first number is refused."""
 
@@ -205,7 +205,8 @@ class RemoteInstance(Instance, Protocol):
 class BackendModel(Protocol):
     """One opened version of one model.
 
-    It may have ``preferred_kinds``; see `Backend`. The model of a language model may have ``generation``, a
+    It may have ``preferred_kinds``; see `Backend`. It may have ``batching``, the `BatchingChoice` of ``complete``
+    for a model whose configuration leaves it open (since 1.6). The model of a language model may have ``generation``, a
     `remora.generation.Generation`, by which front ends run tasks without tensors (since 1.5).
     """
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from remora.backends import Instance, Placement, Source
 from remora.backends.arrays import texts
+from remora.backends.batching_trial import try_rows
 from remora.backends.model_files import (
     default_max_batch,
     get_bool,
@@ -28,7 +29,7 @@ from remora.backends.model_files import (
 from remora.backends.onnxruntime.plan import concurrent_instances
 from remora.backends.ragged import array_instance
 from remora.calls import TensorInfo
-from remora.config import complete_from_tensors
+from remora.config import BatchingChoice, Trial, complete_from_tensors
 from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
 from remora.messages import DTYPES, Array, Tensor
 from remora.proto.model_config_pb2 import ModelConfig
@@ -97,6 +98,7 @@ class OpenVinoModel:
             _let_batches_vary(model)
         self._inputs = [_info(source.name, "input", port, index) for index, port in enumerate(model.inputs)]
         self._outputs = [_info(source.name, "output", port, index) for index, port in enumerate(model.outputs)]
+        self.batching: BatchingChoice | None = None
         self._compiled: Any = core.compile_model(
             model, "CPU", compile_options(config, source.settings, source.cpus, concurrent_instances(config))
         )
@@ -107,7 +109,14 @@ class OpenVinoModel:
         Raises ConfigError.
         """
         batch = default_max_batch(self._source.settings)
-        complete_from_tensors(config, self._inputs, self._outputs, default_max_batch=batch)
+        choice = complete_from_tensors(
+            config, self._inputs, self._outputs, default_max_batch=batch, trial=self._try_rows
+        )
+        self.batching = choice or self.batching
+
+    def _try_rows(self) -> Trial:
+        run = _Run(self._compiled.create_infer_request(), self._inputs, self._outputs)
+        return try_rows(run, self._inputs, self._outputs)
 
     def instance(self, config: ModelConfig, placement: Placement) -> Instance:
         """Return an instance with a separate infer request.

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from remora.backends import Instance, Placement, Source
+from remora.backends.batching_trial import try_rows
 from remora.backends.model_files import (
     default_max_batch,
     get_int,
@@ -26,7 +27,7 @@ from remora.backends.model_files import (
 )
 from remora.backends.ragged import array_instance
 from remora.calls import TensorInfo
-from remora.config import complete_from_tensors
+from remora.config import BatchingChoice, Trial, complete_from_tensors
 from remora.config.datatypes import DATATYPE_BY_NAME
 from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
 from remora.messages import DTYPES, Array, Tensor
@@ -105,6 +106,7 @@ class TensorFlowModel:
             )
         self._function: Any = signatures[wanted]
         takes, gives = self._function.structured_input_signature[1], self._function.structured_outputs
+        self.batching: BatchingChoice | None = None
         self._inputs = [_info(source.name, "input", name, spec) for name, spec in takes.items()]
         self._outputs = [_info(source.name, "output", name, spec) for name, spec in gives.items()]
 
@@ -119,7 +121,14 @@ class TensorFlowModel:
         Raises ConfigError.
         """
         batch = default_max_batch(self._source.settings)
-        complete_from_tensors(config, self._inputs, self._outputs, default_max_batch=batch)
+        choice = complete_from_tensors(
+            config, self._inputs, self._outputs, default_max_batch=batch, trial=self._try_rows
+        )
+        self.batching = choice or self.batching
+
+    def _try_rows(self) -> Trial:
+        run = _Run(self._tensorflow, self._function, self._inputs, self._outputs, None)
+        return try_rows(run, self._inputs, self._outputs)
 
     def instance(self, config: ModelConfig, placement: Placement) -> Instance:
         """Return an instance on a device that TensorFlow sees.

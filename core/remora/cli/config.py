@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+import textwrap
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -54,7 +56,8 @@ def show(options: argparse.Namespace) -> int:
     """Print the configuration of one path. Raises RemoraError."""
     target = _only_target(options.path)
     with warnings_shown("remora config show"):
-        print(_format(_shown_config(target, options), options.format))
+        config, note = _shown_config(target, options)
+        _print(config, note, options.format)
     return 0
 
 
@@ -67,23 +70,25 @@ def derive(options: argparse.Namespace) -> int:
     with warnings_shown("remora config derive"):
         # An empty configuration overrides the configuration file.
         plan = planned(loader, target.folder, {"config": "{}"})
-        print(_format(_opened_config(loader, plan), options.format))
+        config, note = _opened_config(loader, plan)
+        _print(config, note, options.format)
     return 0
 
 
-def _shown_config(target: Target, options: argparse.Namespace) -> ModelConfig:
+def _shown_config(target: Target, options: argparse.Namespace) -> tuple[ModelConfig, str]:
+    """Return the configuration of a path, and what was chosen for it; "" if nothing was."""
     if target.folder is None:
         assert target.file is not None  # a target has one or the other
-        return normalised(read_config(target.file), target.name, options.gpus)
+        return normalised(read_config(target.file), target.name, options.gpus), ""
     loader = ModelLoader(EngineOptions(model_config_name=target.config_name), SystemClock(), gpus=range(options.gpus))
     if not target.folder.versions and find_config(target.folder.path, target.config_name) is None:
         raise NotFoundError(f"'{target.folder.path}' has neither a configuration nor a version directory with a model")
     plan = planned(loader, target.folder, {})
     if is_ensemble(plan.config):
-        return as_ensemble(plan, options.gpus, _step_configs(loader, plan, (target.name,)))
+        return as_ensemble(plan, options.gpus, _step_configs(loader, plan, (target.name,))), ""
     if target.folder.versions and not options.as_written:
         return _opened_config(loader, plan)
-    return normalised(plan.config, target.name, options.gpus)
+    return normalised(plan.config, target.name, options.gpus), ""
 
 
 def planned(loader: ModelLoader, folder: ModelFolder, parameters: dict[str, str | bytes]) -> LoadPlan:
@@ -93,13 +98,13 @@ def planned(loader: ModelLoader, folder: ModelFolder, parameters: dict[str, str 
         raise ConfigError(str(error)) from error
 
 
-def _opened_config(loader: ModelLoader, plan: LoadPlan) -> ModelConfig:
-    """Open the newest version of the plan and return its completed, checked configuration."""
+def _opened_config(loader: ModelLoader, plan: LoadPlan) -> tuple[ModelConfig, str]:
+    """Return the completed, checked configuration of the newest version, and what was chosen."""
     if not plan.versions:
         raise NotFoundError(f"the version policy of model '{plan.folder.name}' selects none of its versions")
     model = loader.open(plan, plan.versions[-1])
     try:
-        return model.config
+        return model.config, model.batching
     finally:
         model.close()
 
@@ -140,6 +145,15 @@ def normalised(config: ModelConfig, name: str, gpus: int) -> ModelConfig:
     kinds = kinds_of(find_backend(filled.backend)) if filled.backend in BUILT_IN else ANY_KIND
     normalise(filled, name, gpus=range(gpus), kinds=kinds)
     return filled
+
+
+def _print(config: ModelConfig, note: str, notation: str) -> None:
+    """Print a configuration; the note is a comment, on stderr for JSON, which has none."""
+    if note and notation == "json":
+        print(f"note: {note}", file=sys.stderr)
+    elif note:
+        print("\n".join(textwrap.wrap(note, 110, initial_indent="# ", subsequent_indent="# ")))
+    print(_format(config, notation))
 
 
 def _format(config: ModelConfig, notation: str) -> str:

@@ -6,6 +6,7 @@ A configuration passes through `find_config` and `read_config` -> `infer_backend
 
 from __future__ import annotations
 
+from remora.config.batching_choice import BatchingChoice, Trial
 from remora.config.completing import ModelTensor, complete_from_tensors
 from remora.config.datatypes import data_type_of, dtype_name
 from remora.config.inferring import infer_backend
@@ -31,6 +32,7 @@ from remora.config.writing import to_dict, to_json, to_text
 __all__ = [
     "ANY_KIND",
     "BatchPolicy",
+    "BatchingChoice",
     "ModelTensor",
     "Placement",
     "QueuePolicy",
@@ -38,6 +40,7 @@ __all__ = [
     "SequenceControl",
     "SequencePolicy",
     "SequenceState",
+    "Trial",
     "batch_policy",
     "check_names",
     "complete_from_tensors",

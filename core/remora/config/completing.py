@@ -5,14 +5,16 @@ Pure; for backends whose models declare inputs and outputs [C13]. Where the two 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from remora.config.batching_choice import BatchingChoice, Trial, choose_batching, has_batch_axis
 from remora.config.datatypes import data_type_of
 from remora.errors import ConfigError
 from remora.proto.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
 
 _VARIABLE = -1
+_UNNAMED: Mapping[str, str] = {}
 
 
 class ModelTensor(Protocol):
@@ -32,31 +34,40 @@ def complete_from_tensors(
     outputs: Sequence[ModelTensor],
     *,
     default_max_batch: int = 4,
-) -> None:
+    axes: Mapping[str, str] = _UNNAMED,
+    trial: Callable[[], Trial] = lambda: Trial.UNKNOWN,
+) -> BatchingChoice | None:
     """Fill in the inputs, outputs, batch size and batching that ``config`` lacks.
 
     Checks the rest. Nothing is filled in when both inputs and outputs are declared. Controls and states of sequences
-    are internal to the server and do not become inputs and outputs of clients. A model can batch when the first
-    dimension of all its tensors varies.
+    are internal to the server and do not become inputs and outputs of clients. A configured batch size needs tensors
+    whose first dimension varies; without one, `choose_batching` decides.
 
     Args:
         config: changed in place; must have its name.
         inputs: the model's inputs, batch dimension included.
         outputs: the model's outputs, batch dimension included. An empty shape counts as unknown.
         default_max_batch: the batch size for a model that can batch and has none configured.
+        axes: the names that the model's file gives to first axes, by tensor.
+        trial: compares two rows together with each alone.
+
+    Returns:
+        The choice of batching, None if the configuration already decides it.
 
     Raises:
         ConfigError: the configuration contradicts the model.
     """
+    choice = None
     if not (_expected_inputs(config) and config.output):
         fed, kept = _fed_by_sequences(config), {row.output_name for row in config.sequence_batching.state}
-        _complete_batching(config, inputs, outputs, default_max_batch)
+        choice = _complete_batching(config, inputs, outputs, default_max_batch, axes, trial)
         if not _expected_inputs(config):
             _declare(config.input, [row for row in inputs if row.name not in fed], config.max_batch_size)
         if not config.output:
             _declare(config.output, [row for row in outputs if row.name not in kept], config.max_batch_size)
     _check_inputs(config, inputs)
     _check_outputs(config, outputs)
+    return choice
 
 
 def _expected_inputs(config: ModelConfig) -> int:
@@ -65,21 +76,26 @@ def _expected_inputs(config: ModelConfig) -> int:
 
 
 def _complete_batching(
-    config: ModelConfig, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor], default_max_batch: int
-) -> None:
-    if not all(tensor.shape and tensor.shape[0] == _VARIABLE for tensor in (*inputs, *outputs)):
-        if config.max_batch_size:
+    config: ModelConfig,
+    inputs: Sequence[ModelTensor],
+    outputs: Sequence[ModelTensor],
+    default_max_batch: int,
+    axes: Mapping[str, str],
+    trial: Callable[[], Trial],
+) -> BatchingChoice | None:
+    choice = None
+    if config.max_batch_size:
+        if not has_batch_axis(inputs, outputs):
             raise ConfigError(
                 f"autofill failed for model '{config.name}': model does not support batching while non-zero "
                 "max_batch_size is specified"
             )
-        return
-    if config.max_batch_size == 0:
-        if _declares_whole_shapes(config, inputs, outputs):
-            return
-        config.max_batch_size = max(default_max_batch, 0)
+    elif default_max_batch > 0 and not _declares_whole_shapes(config, inputs, outputs):
+        choice = choose_batching(inputs, outputs, axes, trial)
+        config.max_batch_size = default_max_batch if choice.batched else 0
     if config.max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
         config.dynamic_batching.SetInParent()
+    return choice
 
 
 def _declares_whole_shapes(config: ModelConfig, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor]) -> bool:

@@ -34,12 +34,14 @@ _STEADY = 0.95
 class Setup(NamedTuple):
     """A model's scheduling settings.
 
-    ``not_simulated`` is the reason why nothing can be predicted, or "".
+    ``not_simulated`` is the reason why nothing can be predicted, or ""; ``batching`` is the choice of batching that
+    the configuration left open, or "".
     """
 
     policy: BatchPolicy
     instances: int
     not_simulated: str = ""
+    batching: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ def setup_of(model: ServedModel) -> Setup:
         why = "nothing is predicted for decoupled models: how long a request runs is up to its stream"
     elif model.takes_turns:
         why = "nothing is predicted under the rate limiter: when an instance may run is up to the other models"
-    return Setup(batch_policy(model.config), model.instance_count, why)
+    return Setup(batch_policy(model.config), model.instance_count, why, model.batching)
 
 
 def explain(setup: Setup, runs: Sequence[RanBatch], stats: ModelStats, now_ns: int) -> Explanation:
@@ -153,7 +155,7 @@ def explain(setup: Setup, runs: Sequence[RanBatch], stats: ModelStats, now_ns: i
     """
     model, version = stats.name, stats.version
     runs = [run for run in runs if run.requests]
-    notes: list[str] = []
+    notes = [setup.batching] if setup.batching else []
     measured = measure(runs, setup.instances, now_ns) if len(runs) > 1 else None
     requests = measured.requests if measured else sum(run.requests for run in runs)
     if setup.not_simulated:

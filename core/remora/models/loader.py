@@ -14,6 +14,7 @@ import numpy as np
 from remora.backends import Backend, BackendModel, Instance, Source
 from remora.backends.registry import backend_in, find_backend, kinds_of
 from remora.config import (
+    BatchingChoice,
     Placement,
     SequenceState,
     check_names,
@@ -301,6 +302,7 @@ class ModelLoader:
             instances=placed.instances,
             places=placed.places,
             kinds=kinds,
+            batching=_batching_note(opened),
             clock=self._clock,
             labels=read_labels(config, folder.path),
             statistics=ModelStatistics(self._samples, self._first_bounds_ms and _first_bounds_ms(config)),
@@ -382,6 +384,16 @@ class ModelLoader:
         directory = self._options.backend_directory
         found = backend_in(Path(directory), config.backend) if directory else None
         return found or find_backend("ensemble" if config.platform == "ensemble" else config.backend)
+
+
+def _batching_note(opened: _Opened) -> str:
+    """Log and return the choice of batching that the configuration left open, "" if none."""
+    choice: BatchingChoice | None = getattr(opened.model, "batching", None)
+    if choice is None:
+        return ""
+    note = choice.sentence(opened.config.max_batch_size)
+    _log.info("model '%s': %s", opened.folder.name, note)
+    return note
 
 
 def _make_cache(options: EngineOptions, clock: Clock) -> ResponseCache | None:

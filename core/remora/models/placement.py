@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from remora.backends import BackendModel, Execution, Instance, capabilities_of
-from remora.config import Placement
+from remora.config import BatchingChoice, Placement
 from remora.errors import UnavailableError
 from remora.messages import Outcome
 from remora.proto.model_config_pb2 import ModelConfig
@@ -129,6 +129,11 @@ class PlacedModel:
     def generation(self) -> object:
         """Generative side of the backend's model, None if it has none."""
         return getattr(self._inner, "generation", None)
+
+    @property
+    def batching(self) -> BatchingChoice | None:
+        """Choice of batching that the backend's model made, None if it made none."""
+        return getattr(self._inner, "batching", None)
 
     def complete(self, config: ModelConfig) -> None:
         """Complete the configuration as the backend does."""

@@ -38,6 +38,7 @@ class ModelParts:
         instances: at least one, except for an ensemble.
         places: the placement of each instance.
         kinds: the kinds that KIND_AUTO expands to.
+        batching: the choice of batching that the configuration left open and its reason, "" if it left none.
         clock: the engine's.
         labels: the lines of each output's label file.
         statistics: counts the model's requests.
@@ -55,6 +56,7 @@ class ModelParts:
     clock: Clock
     places: Sequence[Placement] = ()
     kinds: tuple[str, ...] = ANY_KIND
+    batching: str = ""
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
     steps: Steps | None = None
@@ -101,6 +103,7 @@ class ServedModel:
         """Additional metric labels, where a host has several engines."""
         self.places = tuple(parts.places)
         self.kinds = parts.kinds
+        self.batching = parts.batching
         self.initial_states = parts.scheduling.initial_states
         self._backend_model = parts.backend_model
         self._instances = parts.instances

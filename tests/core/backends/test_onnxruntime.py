@@ -156,7 +156,7 @@ def test_a_failing_model_says_what_failed_with_tritons_text(tmp_path: Path) -> N
 def test_an_output_that_does_not_batch_is_reported_by_name(tmp_path: Path) -> None:
     node = onnx.helper.make_node("Unique", ["x"], ["y"])
     made = graph([node], [value("x", "FP32", ("n", 2))], [value("y", "FP32", ("k",))])
-    instance = instance_of(tmp_path, made)
+    instance = instance_of(tmp_path, made, "max_batch_size: 4")
     with pytest.raises(InternalError, match=r"output 'y' has shape \[1\] for a batch of 2: expected 2"):
         instance.execute(Execution([request(x=np.ones((1, 2), "f4")) for _ in range(2)]))
 

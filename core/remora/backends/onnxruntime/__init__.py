@@ -46,6 +46,7 @@ from remora.system.install_advice import install_command
 from remora.tensors.device import CUDA, HOST, Memory, memory_of
 
 if TYPE_CHECKING:
+    from remora.config import BatchingChoice
     from remora.system.cuda import Cuda
 
 _log = logging.getLogger(__name__)
@@ -106,6 +107,7 @@ class OnnxModel:
         self._path = path
         self._sessions: dict[Device, OnnxSession] = {}
         self._exclusive: set[Device] = set()
+        self.batching: BatchingChoice | None = None
         self._opening = threading.Lock()
         for key in plan_session(config, source.settings, source.cpus).ignored:
             _log.warning("model '%s': the onnxruntime backend does not know the parameter '%s'", source.name, key)
@@ -130,12 +132,22 @@ class OnnxModel:
         Raises:
             ConfigError: the configuration contradicts the model.
         """
+        from remora.backends.batching_trial import try_rows
         from remora.config import complete_from_tensors
 
         default = default_max_batch(self._source.settings)
         configured = {tensor.name for tensor in config.input}
         outputs = list(self._signature.outputs.values())
-        complete_from_tensors(config, self._inputs_for(configured), outputs, default_max_batch=default)
+        inputs = self._inputs_for(configured)
+        choice = complete_from_tensors(
+            config,
+            inputs,
+            outputs,
+            default_max_batch=default,
+            axes=self._signature.axes,
+            trial=lambda: try_rows(self._session(config, self._device).quiet_run(), inputs, outputs),
+        )
+        self.batching = choice or self.batching
         for tensor in config.input:
             if tensor.name in self._signature.optional and tensor.name not in configured:
                 tensor.optional = True

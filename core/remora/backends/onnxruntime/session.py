@@ -6,6 +6,7 @@ BF16, which numpy lacks, passes through ONNX Runtime's own tensor objects.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import logging
 import re
@@ -27,6 +28,7 @@ from remora.tensors.device import Memory
 
 _log = logging.getLogger(__name__)
 _BFLOAT16 = 16  # TensorProto.DataType.BFLOAT16
+_FATAL = 4  # the highest of ONNX Runtime's log levels
 _REASON = r"(?s)\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)"
 _BOUND_REASON = "Error in execution: "
 _THROWN = r"\.(?:h|hpp|cc|cpp|cu|cuh):\d+"
@@ -64,11 +66,7 @@ class OnnxSession:
         self._outputs = {name: info.datatype for name, info in self.signature.outputs.items()}
         self._texts = frozenset(name for name, datatype in self._inputs.items() if datatype == "BYTES")
         self._entries = plan.run_entries
-        self._options = None
-        if plan.run_entries:
-            self._options = runtime.RunOptions()
-            for key, value in plan.run_entries.items():
-                self._options.add_run_config_entry(key, value)
+        self._options = self._run_options() if plan.run_entries else None
         # The Python class's checks cost a tenth of a small run; the engine and the C++ class check as well.
         self._call = getattr(getattr(inner, "_sess", None), "run", None) or inner.run
         bfloat16 = "BF16" in (*self._inputs.values(), *self._outputs.values())
@@ -79,6 +77,19 @@ class OnnxSession:
             )
         self._plain = not bfloat16 and "BYTES" not in (*self._inputs.values(), *self._outputs.values())
         self._bfloat16 = bfloat16
+
+    def _run_options(self) -> Any:
+        options = self._runtime.RunOptions()
+        for key, value in self._entries.items():
+            options.add_run_config_entry(key, value)
+        return options
+
+    def quiet_run(self) -> Run:
+        """Return ``run`` without ONNX Runtime's own lines on stderr for runs that fail."""
+        quiet = copy.copy(self)
+        quiet._options = self._run_options()
+        quiet._options.log_severity_level = _FATAL
+        return quiet.run
 
     def run_for(self, config: ModelConfig) -> Run:
         """Return the function that an instance runs."""
@@ -247,13 +258,15 @@ class OnnxSignature(NamedTuple):
     """Inputs and outputs of a model in order, with full shapes.
 
     An empty shape is a scalar or of unknown rank. ``optional`` names the inputs that a request may omit: those of
-    ONNX's optional type, and ``defaults``, the inputs with a value in the model.
+    ONNX's optional type, and ``defaults``, the inputs with a value in the model. ``axes`` has the names of first axes
+    by tensor.
     """
 
     inputs: Mapping[str, TensorInfo]
     outputs: Mapping[str, TensorInfo]
     defaults: Mapping[str, TensorInfo]
     optional: frozenset[str]
+    axes: Mapping[str, str] = {}
 
     @property
     def datatypes(self) -> dict[str, str]:
@@ -269,13 +282,14 @@ def read_signature(model: str, inputs: Iterable[Any], outputs: Iterable[Any], de
     Raises:
         UnsupportedError: an input or output is not a tensor, or its type has no protocol datatype.
     """
-    inputs, defaults = list(inputs), list(defaults)
+    inputs, outputs, defaults = list(inputs), list(outputs), list(defaults)
     optional = {each.name for each in defaults} | {each.name for each in inputs if _OPTIONAL.fullmatch(each.type)}
     return OnnxSignature(
         {each.name: _info(model, "input", each) for each in inputs},
         {each.name: _info(model, "output", each) for each in outputs},
         {each.name: _info(model, "input", each) for each in defaults},
         frozenset(optional),
+        {each.name: each.shape[0] for each in (*inputs, *outputs) if each.shape and isinstance(each.shape[0], str)},
     )
 
 
