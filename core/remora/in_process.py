@@ -57,6 +57,7 @@ _RESERVED: Mapping[str, tuple[str, type, type]] = {
     "timeout": ("timeout_us", int, int),
 }
 """Parameters reserved by V2: the form's field, and the accepted types."""
+_PLAIN = frozenset((bool, int, float, str))
 
 
 def as_form(
@@ -65,9 +66,10 @@ def as_form(
     """Return the form of a program's request.
 
     Reserved parameters have their V2 meaning. Raises InvalidArgumentError for a reserved parameter whose value has
-    another type or is negative.
+    another type or is negative, and for a parameter that the protocol cannot carry: a worker's messages hold the
+    requests of several clients, and one that cannot be encoded would fail all of them.
     """
-    rest = dict(parameters)
+    rest = {name: value.item() if isinstance(value, np.generic) else value for name, value in parameters.items()}
     fields: dict[str, Any] = {}
     for name, (field, first, second) in _RESERVED.items():
         if name not in rest:
@@ -77,7 +79,20 @@ def as_form(
             kinds = " or ".join(dict.fromkeys((first.__name__, second.__name__)))
             raise InvalidArgumentError(f"parameter '{name}' is {value!r}: expected {kinds}, not below 0")
         fields[field] = value
+    for name, value in rest.items():
+        if (
+            not isinstance(name, str)
+            or type(value) not in _PLAIN
+            or (type(value) is int and not -(1 << 63) <= value < 1 << 64)
+        ):
+            raise InvalidArgumentError(
+                f"parameter {name!r} is {_shown(value)}: expected bool, a 64-bit int, float or text"
+            )
     return InferForm(specs, tuple(OutputSpec(name) for name in outputs), id, rest, **fields)
+
+
+def _shown(value: object) -> str:
+    return "an integer beyond 64 bits" if type(value) is int else f"of type {type(value).__name__}"
 
 
 def _as_array(array: Array, datatype: str, name: str) -> Array:

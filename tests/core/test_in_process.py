@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 from remora.errors import InvalidArgumentError
@@ -41,3 +44,16 @@ def test_without_gpus_nothing_is_requested() -> None:
 def test_a_value_of_another_type_is_refused(name: str, value: Parameter) -> None:
     with pytest.raises(InvalidArgumentError, match=f"parameter '{name}' is"):
         as_form((), (), "", {name: value})
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(1 << 64, "an integer beyond 64 bits"), (None, "of type NoneType"), (object(), "of type object")],
+)
+def test_a_parameter_that_no_message_can_carry_is_refused(value: Any, shown: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"parameter 'a' is {shown}"):
+        as_form((), (), "", {"a": value})
+
+
+def test_a_parameter_of_numpy_is_its_plain_value() -> None:
+    assert as_form((), (), "", {"a": np.int64(3)}).parameters == {"a": 3}  # type: ignore[dict-item]

@@ -93,6 +93,22 @@ class Execution:
         self.send = send or _nowhere
         self.send_soon = send_soon or self.send
 
+    def part(self, start: int, end: int) -> Execution:
+        """Return an execution of some of the requests, whose answers go to the same receivers."""
+        return Execution(
+            self.requests[start:end],
+            lambda index, streamed: self.send(start + index, streamed),
+            lambda index, streamed: self.send_soon(start + index, streamed),
+            copied=self.copied,
+        )
+
+    def add_part(self, start: int, part: Execution) -> None:
+        """Add the results of a ``part`` that has run."""
+        self.rescheduled |= {start + index for index in part.rescheduled}
+        self.late |= {start + index for index in part.late}
+        self.input_end_ns = self.input_end_ns or part.input_end_ns
+        self.output_start_ns = max(self.output_start_ns, part.output_start_ns)
+
     @property
     def again(self) -> frozenset[int]:
         """Name of ``rescheduled`` before 1.5, for backends written for it."""

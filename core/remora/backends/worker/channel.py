@@ -65,9 +65,14 @@ class Arena:
         """Number of bytes in use."""
         return sum(self._used.values())
 
+    @staticmethod
+    def taken_by(length: int) -> int:
+        """Return the bytes that an allocation of ``length`` takes."""
+        return max(length + ALIGNMENT - 1 & -ALIGNMENT, ALIGNMENT)
+
     def allocate(self, length: int) -> int | None:
         """Return the offset of ``length`` free bytes, or None if no range is large enough."""
-        need = max(length + ALIGNMENT - 1 & -ALIGNMENT, ALIGNMENT)
+        need = self.taken_by(length)
         for index, (offset, room) in enumerate(self._free):
             if room >= need:
                 if room == need:
@@ -124,7 +129,21 @@ class PeerLostError(Exception):
 
 
 class NoRoomError(Exception):
-    """A message larger than the arena, or without room within its timeout."""
+    """A message without room within its timeout."""
+
+
+class TooLargeError(NoRoomError):
+    """A message that never has room, because its tensors are larger than the arena."""
+
+
+class _Placed:
+    """Ranges of the arena that one message takes."""
+
+    __slots__ = ("bytes", "offsets")
+
+    def __init__(self) -> None:
+        self.offsets: list[int] = []
+        self.bytes = 0
 
 
 class Ends(NamedTuple):
@@ -252,7 +271,8 @@ class MemoryChannel:
 
         Raises:
             PeerLostError: the other side is gone.
-            NoRoomError: the tensors are larger than the arena, or the timeout has passed.
+            TooLargeError: the tensors are larger than the arena.
+            NoRoomError: the timeout has passed.
         """
         if not self._sending.acquire(timeout=-1 if wait_s != 0 else _MOMENT_S):
             return False
@@ -261,8 +281,7 @@ class MemoryChannel:
                 raise PeerLostError
             self._return_room()
             end = None if wait_s is None else time.monotonic() + wait_s
-            self._check_size(items)
-            placed: list[int] = []
+            placed = _Placed()
             try:
                 record = wire.encode(
                     kind,
@@ -280,9 +299,9 @@ class MemoryChannel:
                     self._wait_for_room(end)
             except BaseException as error:
                 with self._arena_lock:
-                    for offset in placed:
+                    for offset in placed.offsets:
                         self._arena.free(offset)
-                if wait_s == 0 and isinstance(error, NoRoomError):
+                if wait_s == 0 and isinstance(error, NoRoomError) and not isinstance(error, TooLargeError):
                     return False
                 raise
             if kind is not MessageKind.EXECUTE or self._out.state != AWAY:
@@ -291,23 +310,21 @@ class MemoryChannel:
         finally:
             self._sending.release()
 
-    def _check_size(self, items: Drafts) -> None:
-        if isinstance(items, Stack):
-            return  # stacks do not use the arena
-        large = sum(array.nbytes for item in items for array in item.arrays if array.nbytes >= INLINE_BYTES)
-        if large > self._arena.size:
-            raise NoRoomError(f"tensors of {large} bytes are more than the {self._arena.size} that may be on their way")
-
-    def _place(self, array: Array, end: float | None, placed: list[int]) -> int | None:
+    def _place(self, array: Array, end: float | None, placed: _Placed) -> int | None:
         if array.nbytes < INLINE_BYTES:
             return None
+        placed.bytes += self._arena.taken_by(array.nbytes)
+        if placed.bytes > self._arena.size:  # waiting for room would never end
+            raise TooLargeError(
+                f"tensors of {placed.bytes} bytes are more than the {self._arena.size} that may be on their way"
+            )
         while True:
             with self._arena_lock:
                 offset = self._arena.allocate(array.nbytes)
             if offset is not None:
                 break
             self._wait_for_room(end)
-        placed.append(offset)
+        placed.offsets.append(offset)
         np.copyto(np.ndarray(array.shape, array.dtype, self._out_memory, offset), array)
         return offset
 

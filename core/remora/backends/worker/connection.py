@@ -21,7 +21,7 @@ from time import monotonic_ns
 from typing import NamedTuple, Protocol
 
 from remora.backends import Done, Execution, NotBegunError
-from remora.backends.worker.channel import Handle, MemoryChannel, NoRoomError, PeerLostError
+from remora.backends.worker.channel import Handle, MemoryChannel, NoRoomError, PeerLostError, TooLargeError
 from remora.backends.worker.encoding import (
     error_from,
     error_head,
@@ -210,7 +210,7 @@ class WorkerConnection:
 
         The future receives the answer's items, or a RemoraError.
         """
-        number = next(self._numbers) & 0xFFFFFFFF
+        number = next(self._numbers)
         future: Future[Sequence[Item]] = Future()
         self._pending[number] = future
         with suppress(PeerLostError):  # ``end`` answers
@@ -260,8 +260,9 @@ class WorkerConnection:
 
         Raises:
             RemoraError: the whole execution failed, took longer than ``timeout_s`` (0: no limit), or the worker died.
+            TooLargeError: the inputs of several requests cannot be sent at once.
         """
-        number = next(self._numbers) & 0xFFFFFFFF
+        number = next(self._numbers)
         streams = [self._stream_of(number, execution, at) for at in range(len(execution.requests) if decoupled else 0)]
         running = self._running[number] = _Running(execution, streams, timeout_s=timeout_s)
         running.start_timer()
@@ -280,6 +281,8 @@ class WorkerConnection:
             done = True
             return outcomes
         except NoRoomError as error:
+            if isinstance(error, TooLargeError) and len(execution.requests) > 1:
+                raise
             raise InternalError(
                 f"the inputs cannot be sent to the worker process of '{self.instance}': {error}; send smaller requests "
                 "or raise --backend-config=python,transfer-limit-byte-size=BYTES"
@@ -303,7 +306,7 @@ class WorkerConnection:
         channel = self._watched_by(watcher)
         if channel is None:
             return False
-        number = next(self._numbers) & 0xFFFFFFFF
+        number = next(self._numbers)
         running = self._running[number] = _Running(execution, [], done, timeout_s)
         # After registering, so that the thread that ends the previous batch sees this one.
         behind = list(self._running)[:1] != [number]

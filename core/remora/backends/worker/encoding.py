@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from remora.backends.worker import wire
 from remora.backends.worker.wire import AGAIN, FINAL, INLINE_BYTES, Draft, Drafts, Item, Stack, Stacked, WireError
-from remora.errors import RemoraError, error_of
+from remora.errors import InternalError, RemoraError, error_of
 from remora.messages import Array, InferForm, Outcome, Request, Response, Streamed, Tensor, datatype_of
 
 _REMEMBERED = 512
@@ -203,7 +203,7 @@ class OutcomeWriter:
         """
         outputs = None if rescheduled else _alike_answers(outcomes)
         if outputs is None:
-            drafts = [self.draft(outcome) for outcome in outcomes]
+            drafts = [self._draft_alone(outcome) for outcome in outcomes]
             for index in rescheduled:
                 drafts[index] = drafts[index]._replace(flags=drafts[index].flags | AGAIN)
             return drafts
@@ -211,6 +211,14 @@ class OutcomeWriter:
             self._head(tuple([(column[0].name, column[0].datatype, column[0].data.shape) for column in outputs])),
             [[tensor.data for tensor in column] for column in outputs],
         )
+
+    def _draft_alone(self, outcome: Outcome | None) -> Draft:
+        """Return an outcome as an item, or the reason why it cannot be encoded, because others share the message."""
+        try:
+            return self.draft(outcome)
+        except (TypeError, ValueError, OverflowError) as error:
+            failure = InternalError(f"an answer cannot be sent to the server: {error}", from_model=True)
+            return self.draft(failure)
 
     def draft(self, outcome: Outcome | None, index: int = 0) -> Draft:
         """Return an outcome of the request at ``index`` as an item.
@@ -325,6 +333,11 @@ def rescheduled_in(items: Sequence[Item]) -> frozenset[int]:
 def is_open(item: Item) -> bool:
     """Return True if the answer comes later, or never."""
     return "none" in item.head.fields
+
+
+def is_open_draft(draft: Draft) -> bool:
+    """Return True if this item to encode is an answer that comes later, or never."""
+    return draft.head is _NO_OUTCOME
 
 
 def index_of(item: Item) -> tuple[int, bool]:

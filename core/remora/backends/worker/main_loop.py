@@ -27,9 +27,9 @@ from remora.backends.calling import Origin, calling_from
 from remora.backends.python import PythonBackend, PythonModel, metrics
 from remora.backends.worker.channel import NoRoomError, PeerLostError
 from remora.backends.worker.connection import Channel
-from remora.backends.worker.encoding import OutcomeWriter, RequestReader, error_head, index_of
+from remora.backends.worker.encoding import OutcomeWriter, RequestReader, error_head, index_of, is_open_draft
 from remora.backends.worker.proxies import ServerCalls, ServerLog, ServerMetrics, ServerRequests
-from remora.backends.worker.wire import Draft, Drafts, Item, Message, MessageKind, head
+from remora.backends.worker.wire import AGAIN, FINAL, Draft, Drafts, Item, Message, MessageKind, head
 from remora.errors import CancelledError, InternalError, RemoraError, about
 from remora.messages import Outcome, Request, Streamed
 from remora.proto.model_config_pb2 import ModelConfig
@@ -113,12 +113,37 @@ class Worker:
         try:
             self._channel.send(kind, number, drafts, begin_ns=begin_ns, end_ns=monotonic_ns())
         except NoRoomError as error:
+            if kind is MessageKind.DONE and len(drafts) > 1 and isinstance(drafts, list):
+                self._send_one_by_one(number, drafts, begin_ns)
+                return
             failure = InternalError(
                 f"the outputs cannot be sent to the server: {error}; let the model return less or raise "
                 "--backend-config=python,transfer-limit-byte-size=BYTES",
                 from_model=True,
             )
             self._channel.send(MessageKind.FAILED, number, [Draft(error_head(failure))])
+
+    def _send_one_by_one(self, number: int, drafts: list[Draft], begin_ns: int) -> None:
+        """Send answers that have no room in one message as late ones, so that only those too large alone fail."""
+        open_items = [draft if draft.flags & AGAIN else self._writer.draft(None) for draft in drafts]
+        self._channel.send(MessageKind.DONE, number, open_items, begin_ns=begin_ns, end_ns=monotonic_ns())
+        for index, draft in enumerate(drafts):
+            if not draft.flags & AGAIN and not is_open_draft(draft):
+                self._send_draft(number, index, draft._replace(flags=index << 8 | FINAL))
+
+    def _send_draft(self, number: int, index: int, draft: Draft) -> bool:
+        """Send a streamed or late answer, or the reason why it cannot be sent; return False for that."""
+        try:
+            self._channel.send(MessageKind.STREAMED, number, [draft])
+        except NoRoomError as error:
+            failure = InternalError(
+                f"an output cannot be sent to the server: {error}; let the model return less or raise "
+                "--backend-config=python,transfer-limit-byte-size=BYTES",
+                from_model=True,
+            )
+            self._channel.send(MessageKind.STREAMED, number, [self._writer.draft(Streamed(failure, True), index)])
+            return False
+        return True
 
     def _answer(self, message: Message) -> Drafts:
         match message.kind:
@@ -225,16 +250,8 @@ class Worker:
         """
         if not streamed.final:
             executing.ahead[index].acquire()
-        draft = self._writer.draft(streamed, index)
-        try:
-            self._channel.send(MessageKind.STREAMED, executing.number, [draft])
-        except NoRoomError as error:
-            failure = InternalError(f"an output cannot be sent to the server: {error}", from_model=True)
-            self._channel.send(
-                MessageKind.STREAMED, executing.number, [self._writer.draft(Streamed(failure, True), index)]
-            )
-            streamed = Streamed(failure, True)
-        if streamed.final:
+        sent = self._send_draft(executing.number, index, self._writer.draft(streamed, index))
+        if streamed.final or not sent:
             executing.open.discard(index)
             if not executing.open and executing.done:
                 self._executing.pop(executing.number, None)

@@ -16,12 +16,13 @@ import numpy as np
 from remora.backends import Capabilities, Done, Execution, Instance, Placement, Source
 from remora.backends.calling import current_origin
 from remora.backends.worker.callbacks import WorkerCallbacks
+from remora.backends.worker.channel import TooLargeError
 from remora.backends.worker.encoding import RequestWriter
 from remora.backends.worker.polling import poll_limit_ns
 from remora.backends.worker.settings import WorkerSettings, asks_for_environment
 from remora.backends.worker.supervisor import Steps, Supervisor
 from remora.backends.worker.wire import Draft, MessageKind, head, nbytes_of
-from remora.errors import ConfigError, InvalidArgumentError
+from remora.errors import ConfigError, InvalidArgumentError, RemoraError
 from remora.messages import Outcome, Watcher
 from remora.proto.model_config_pb2 import ModelConfig
 
@@ -132,7 +133,23 @@ class WorkerInstance:
         """
         connection = self.supervisor.wait_for_connection()
         drafts = self._writer.drafts(execution.requests)
-        return connection.execute(drafts, execution, self._settings.execute_timeout_s, decoupled=self._decoupled)
+        try:
+            return connection.execute(drafts, execution, self._settings.execute_timeout_s, decoupled=self._decoupled)
+        except TooLargeError:
+            return self._execute_halves(execution)
+
+    def _execute_halves(self, execution: Execution) -> Sequence[Outcome | None]:
+        """Run a batch that cannot be sent at once as two, so that a request fails only if it is too large alone."""
+        count = len(execution.requests)
+        outcomes: list[Outcome | None] = []
+        for start, end in ((0, count // 2), (count // 2, count)):
+            half = execution.part(start, end)
+            try:
+                outcomes += self.execute(half)
+            except RemoraError as error:
+                outcomes += [error] * (end - start)
+            execution.add_part(start, half)
+        return outcomes
 
     def begin(self, execution: Execution, watcher: Watcher, done: Done) -> bool:
         """Begin a batch in the worker, see ``RemoteInstance.begin``.

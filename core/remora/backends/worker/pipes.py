@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from remora.backends.worker import wire
-from remora.backends.worker.channel import Handle, NoRoomError, PeerLostError
+from remora.backends.worker.channel import Handle, NoRoomError, PeerLostError, TooLargeError
 from remora.backends.worker.wire import Drafts, Heads, Message, MessageKind, WireError
 
 LONGEST_BYTES = 1 << 31
@@ -59,7 +59,7 @@ class PipeChannel:
         """
         record = wire.encode(kind, number, items, begin_ns=begin_ns, end_ns=end_ns)
         if len(record) > LONGEST_BYTES:
-            raise NoRoomError(f"a message of {len(record)} bytes; the longest is {LONGEST_BYTES}")
+            raise TooLargeError(f"a message of {len(record)} bytes; the longest is {LONGEST_BYTES}")
         end = None if wait_s is None else time.monotonic() + wait_s
         if not self._sending.acquire(timeout=-1 if wait_s is None else max(wait_s, 0.002)):
             return False

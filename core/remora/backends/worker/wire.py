@@ -1,7 +1,7 @@
 """Binary format of the messages between the server and a worker. Pure.
 
-    message   kind u8, layout u8, items u16, number u32, begin_ns u64, end_ns u64
-    item      head length u32, id length u16, arrays u16, flags u32, then the head, the id, padding to 8 bytes
+    message   kind u8, layout u8, reserved u16, items u32, number u64, begin_ns u64, end_ns u64
+    item      head length u32, id length u32, arrays u32, flags u32, then the head, the id, padding to 8 bytes
     array     place u32 (0 inline, 1 arena), reserved u32, offset u64, length u64
     inline    the bytes of the arrays that lie in the message itself, each at a multiple of 16
 
@@ -11,7 +11,8 @@ of 16, then those of the second, and so on. They are written and read in one ope
 
 A head is JSON: the tensors' names, datatypes and shapes under ``tensors``, and the fields of the message kind. The same
 heads recur, so both ends cache them. BYTES tensors have Triton's form, each element with a length prefix. All numbers
-are little-endian.
+are little-endian. Clients choose ids, heads and numbers of tensors, so their lengths have 32 bits: a field that overflows
+would fail all requests of the message.
 
 Invariant: nothing is unpickled, and any bytes decode to a message or raise a WireError.
 """
@@ -184,8 +185,8 @@ Fetch = Callable[[int, int], Array]
 """Returns the bytes at (offset, length) of the arena as an array of uint8, whose owner is notified when the last view
 of it is released. Raises WireError for an invalid range."""
 
-_MESSAGE = struct.Struct("<BBHIQQ")
-_ITEM = struct.Struct("<IHHI")
+_MESSAGE = struct.Struct("<BB2xIQQQ")
+_ITEM = struct.Struct("<IIII")
 _ARRAY = struct.Struct("<IIQQ")
 _unpack_item = _ITEM.unpack_from
 _unpack_array = _ARRAY.unpack_from

@@ -53,24 +53,50 @@ def same(one: Array, other: Array) -> bool:
 @pytest.mark.parametrize(
     ("message", "pinned"),
     [
-        (wire.encode(MessageKind.CLOSE, 7), "0401000007000000" + "00" * 16),
+        (wire.encode(MessageKind.CLOSE, 7), "0401000000000000" "0700000000000000" + "00" * 16),
         (
             wire.encode(MessageKind.STREAMED, 1, [Draft(b'{"tensors":[]}', flags=FINAL | 2 << 8, id="é")], begin_ns=2),
-            "0c01010001000000" "0200000000000000" "0000000000000000"
-            "0e000000" "0200" "0000" "01020000" + b'{"tensors":[]}'.hex() + "c3a9" "00000000",
+            "0c01000001000000" "0100000000000000" "0200000000000000" "0000000000000000"
+            "0e000000" "02000000" "00000000" "01020000" + b'{"tensors":[]}'.hex() + "c3a9",
         ),
         (
             wire.encode(
                 MessageKind.EXECUTE, 1, [Draft(wire.head([("x", "INT16", [2])]), [np.array([1, 2], np.int16)])]
             ),
-            "0501010001000000" + "00" * 16
-            + "1f000000" "0000" "0100" "00000000" + b'{"tensors":[["x","INT16",[2]]]}'.hex() + "0000000000"
-            "00000000" "00000000" "6000000000000000" "0400000000000000" + "00" * 0 + "01000200",
+            "0501000001000000" "0100000000000000" + "00" * 16
+            + "1f000000" "00000000" "01000000" "00000000" + b'{"tensors":[["x","INT16",[2]]]}'.hex() + "00"
+            "00000000" "00000000" "7000000000000000" "0400000000000000" + "00" * 8 + "01000200",
         ),
     ],
 )  # fmt: skip
 def test_the_bytes_of_messages_are_pinned(message: bytes, pinned: str) -> None:
     assert message.hex() == pinned
+
+
+@pytest.mark.parametrize(
+    ("drafts", "about"),
+    [
+        ([Draft(id="i" * 70_000), Draft(id="ok")], "an id"),
+        ([Draft(wire.head([("n" * 70_000, "INT8", [1])]), [np.zeros(1, np.int8)])], "a name"),
+        ([Draft(wire.head(parameters={"p" * 70_000: "v" * 70_000}))], "a parameter"),
+        ([Draft(error_head(NotFoundError("e" * 70_000)))], "the text of an error"),
+        (
+            [Draft(wire.head([(f"t{n}", "INT8", [1]) for n in range(65_536)]), [np.zeros(1, np.int8)] * 65_536)],
+            "tensors",
+        ),
+        ([Draft()] * 70_000, "requests"),
+        (Stack(wire.head([("t", "INT8", [1])]), [[np.zeros(1, np.int8)] * 70_000]), "stacked requests"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_lengths_that_clients_choose_may_pass_16_bits(drafts: wire.Drafts, about: str) -> None:
+    message = there_and_back(wire.encode(MessageKind.EXECUTE, 2**40, drafts))
+    assert message.number == 2**40
+    if isinstance(drafts, Stack):
+        assert len(message.items) == len(drafts.columns[0]), about
+        return
+    sent = [(draft.id, wire.Heads().read(draft.head).fields, len(draft.arrays)) for draft in drafts]
+    assert [(item.id, item.head.fields, len(item.arrays)) for item in message.items] == sent, about
 
 
 def test_the_numbers_of_kinds_are_pinned() -> None:
@@ -81,7 +107,7 @@ def test_the_numbers_of_kinds_are_pinned() -> None:
     }  # fmt: skip
 
 
-@given(st.sampled_from(MessageKind), st.integers(0, 2**32 - 1), st.lists(st.tuples(tensors, st.text(max_size=5))))
+@given(st.sampled_from(MessageKind), st.integers(0, 2**64 - 1), st.lists(st.tuples(tensors, st.text(max_size=5))))
 def test_messages_come_back_as_they_were(kind: MessageKind, number: int, contents: list[tuple[Array, str]]) -> None:
     drafts = [
         Draft(wire.head([("t", datatype_of(array), array.shape)], text=text), [array], text, index)

@@ -19,7 +19,7 @@ from remora.backends.worker import connection as connections
 from remora.backends.worker import supervisor as supervisors
 from remora.backends.worker.logs import LINES_PER_SECOND
 from remora.backends.worker.model import WorkerInstance, WorkerModel
-from remora.errors import ConfigError, InternalError, InvalidArgumentError, NotFoundError
+from remora.errors import ConfigError, InternalError, InvalidArgumentError, NotFoundError, RemoraError
 from remora.messages import Request, Response, Streamed
 from remora.proto.model_config_pb2 import ModelConfig
 
@@ -284,6 +284,61 @@ def test_outputs_larger_than_what_may_be_on_its_way_are_refused(fast: Models) ->
     instance = fast.start(once(big), transfer_limit_byte_size=str(1 << 16))
     assert "transfer-limit-byte-size" in failure(instance, request("now"))
     assert values(run(instance)[0]) == [7]
+
+
+def test_a_request_too_large_for_the_worker_fails_alone(fast: Models) -> None:
+    instance = fast.start(ANSWER, transfer_limit_byte_size=str(1 << 16))
+    large = request("", np.zeros(1 << 16, np.int32))
+    outcomes = run(instance, request(), large, request())
+    assert [values(outcome) for outcome in (outcomes[0], outcomes[2])] == [[7], [7]]
+    assert isinstance(outcomes[1], InternalError)
+    assert "more than the 65536" in str(outcomes[1])
+
+
+def test_requests_too_large_for_one_message_run_in_several(fast: Models) -> None:
+    instance = fast.start(ANSWER, transfer_limit_byte_size=str(1 << 16))
+    outcomes = run(instance, *(request("", np.zeros(9_000, np.int32)) for _ in range(5)))
+    assert [values(outcome) for outcome in outcomes] == [[7]] * 5
+
+
+def test_bytes_too_large_for_the_worker_are_refused_without_waiting_for_room(fast: Models) -> None:
+    instance = fast.start(ANSWER, transfer_limit_byte_size=str(1 << 16))
+    large = np.empty(1, object)
+    large[0] = b"x" * (1 << 17)
+    with pytest.raises(InternalError, match="more than the 65536"):
+        run(instance, request("", large))
+
+
+def test_an_answer_too_large_for_a_message_fails_alone(fast: Models) -> None:
+    big = "    def execute(self, requests):\n        sizes = [1 << 16, 1, 9000, 9000]\n" + (
+        "        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.zeros(n, np.int32))]) for n in sizes]\n"
+    )
+    instance = fast.start(big, transfer_limit_byte_size=str(1 << 16))
+    late: dict[int, Any] = {}
+    arrived = threading.Semaphore(0)
+
+    def take(index: int, streamed: Streamed) -> None:
+        late[index] = str(streamed.outcome) if isinstance(streamed.outcome, RemoraError) else values(streamed.outcome)
+        arrived.release()
+
+    execution = Execution([request() for _ in range(4)], take)
+    outcomes = list(instance.execute(execution))
+    assert outcomes == [None] * 4
+    assert execution.late == {0, 1, 2, 3}
+    for _ in range(4):
+        assert arrived.acquire(timeout=60)
+    assert "transfer-limit-byte-size" in late[0]
+    assert [len(late[index]) for index in (1, 2, 3)] == [1, 9000, 9000]
+
+
+def test_an_answer_that_cannot_be_encoded_fails_alone(fast: Models) -> None:
+    instance = fast.start(
+        "    def execute(self, requests):\n        first, second = answer(), answer()\n"
+        "        first._parameters = {'a': object()}\n        return [first, second]\n"
+    )
+    first, second = run(instance, request(), request())
+    assert "cannot be sent" in str(first)
+    assert values(second) == [7]
 
 
 def test_a_model_waits_while_its_answers_are_not_taken_away(fast: Models) -> None:
