@@ -36,7 +36,7 @@ import numpy as np
 from remora.backends.worker import wire
 from remora.backends.worker.polling import LOST_NS, Look, PollBudget
 from remora.backends.worker.ring import AWAKE, AWAY, HEADER_BYTES, LOOP, WAITING, Ring
-from remora.backends.worker.wire import INLINE_BYTES, Draft, Drafts, Heads, Message, MessageKind, Stack, WireError
+from remora.backends.worker.wire import INLINE_BYTES, Draft, Drafts, Heads, Message, MessageKind, WireError
 from remora.messages import Array, Watcher
 
 ALIGNMENT = 64

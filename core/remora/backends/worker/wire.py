@@ -11,8 +11,8 @@ of 16, then those of the second, and so on. They are written and read in one ope
 
 A head is JSON: the tensors' names, datatypes and shapes under ``tensors``, and the fields of the message kind. The same
 heads recur, so both ends cache them. BYTES tensors have Triton's form, each element with a length prefix. All numbers
-are little-endian. Clients choose ids, heads and numbers of tensors, so their lengths have 32 bits: a field that overflows
-would fail all requests of the message.
+are little-endian. Clients choose ids, heads and numbers of tensors, so their lengths have 32 bits: a field that
+overflows would fail all requests of the message.
 
 Invariant: nothing is unpickled, and any bytes decode to a message or raise a WireError.
 """

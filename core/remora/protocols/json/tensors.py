@@ -1,8 +1,8 @@
 """Conversion of a JSON request's ``data`` into tensors.
 
-Limits are checked before an array is allocated. Only the number of elements counts, not their nesting [Q02]. Integers
-wrap around in small types, and a wrong kind of value is refused with Triton's text [H13, Q03]. 100 000 values cost no
-Python loop.
+Limits are checked before an array is allocated. Only the number of elements counts, not their nesting [Q02]. A wrong
+kind of value is refused with Triton's text [H13, Q03], and an integer that the type cannot hold with the type's range.
+100 000 values cost no Python loop.
 """
 
 from __future__ import annotations
@@ -32,6 +32,18 @@ def too_large(name: str, byte_size: int, limit: int) -> InvalidArgumentError:
         f"JSON input '{name}' has a byte_size ({byte_size} bytes) that exceeds the maximum allowed value of "
         f"{limit} bytes. Use --http-max-input-size to increase the limit."
     )
+
+
+def out_of_range(name: str, value: object, datatype: str) -> InvalidArgumentError:
+    """Return the error for a value of an input that its numeric datatype cannot hold [Q03]."""
+    dtype = np.dtype("<f4") if datatype == "BF16" else DTYPES[datatype]
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        least, most = str(limits.min), str(limits.max)
+    else:
+        largest = float(np.finfo(dtype).max)
+        least, most = f"{-largest:.5g}", f"{largest:.5g}"
+    return InvalidArgumentError(f"input '{name}': {value} is out of the range of {datatype}, {least} to {most}")
 
 
 def flatten(data: list[Any], max_depth: int) -> tuple[list[Any], set[type]]:
@@ -117,8 +129,8 @@ def array(name: str, datatype: str, data: list[Any], count: int, max_depth: int,
 
     ``data`` loses values if it is long, because freeing all of them at once would keep other threads waiting.
 
-    Raises InvalidArgumentError for datatypes that JSON cannot carry [H17, H18] and for tensors beyond ``max_bytes``,
-    MalformedError for a wrong kind or number of values.
+    Raises InvalidArgumentError for datatypes that JSON cannot carry [H17, H18], for tensors beyond ``max_bytes`` and
+    for integers beyond the datatype [Q03], MalformedError for a wrong kind or number of values.
     """
     dtype = DTYPES.get(datatype)
     if datatype in ("FP16", "BF16"):
@@ -137,9 +149,9 @@ def array(name: str, datatype: str, data: list[Any], count: int, max_depth: int,
         if len(flat) > count:
             # Triton reads the elements in order, so a bad value before the surplus is reported first.
             kinds = _kinds(flat[:count])
-            values = _convert(flat[:count], kinds, dtype)
+            values = _convert(flat[:count], kinds, dtype, name, datatype)
         else:
-            values = _convert(flat, kinds, dtype)
+            values = _convert(flat, kinds, dtype, name, datatype)
         if len(flat) != count:
             raise MalformedError("Unable to parse 'data': Shape does not match true shape of 'data' field")
         return values
@@ -149,7 +161,7 @@ def array(name: str, datatype: str, data: list[Any], count: int, max_depth: int,
             release(flat)
 
 
-def _convert(flat: list[Any], kinds: set[type], dtype: np.dtype[Any]) -> Array:
+def _convert(flat: list[Any], kinds: set[type], dtype: np.dtype[Any], name: str, datatype: str) -> Array:
     if dtype.kind == "f":
         if kinds - _NUMBERS:
             raise _misfit(NOT_NUMBER)
@@ -168,7 +180,11 @@ def _convert(flat: list[Any], kinds: set[type], dtype: np.dtype[Any]) -> Array:
     if any((max(part) > _INT64_MAX) if signed else (min(part) < 0) for part in _parts(flat)):
         raise _misfit(problem)
     wide = _array(flat, np.dtype(np.int64 if signed else np.uint64))
-    return wide.astype(dtype, copy=False)  # small types keep the low bits [Q03]
+    limits = np.iinfo(dtype)
+    if dtype.itemsize < wide.itemsize and (wide.min() < limits.min or wide.max() > limits.max):
+        misfits = (wide < limits.min) | (wide > limits.max)
+        raise out_of_range(name, wide[np.argmax(misfits)], datatype)
+    return wide.astype(dtype, copy=False)
 
 
 def _array(flat: list[Any], dtype: np.dtype[Any]) -> Array:

@@ -21,7 +21,7 @@ from remora.messages import DTYPES, Array, Buffer, Data, InferForm, InputSpec, R
 from remora.protocols.json.long_lists import release
 from remora.protocols.json.printer import dumps
 from remora.protocols.json.reader import LONG_BYTES, MAX_DEPTH, loads
-from remora.protocols.json.tensors import flatten
+from remora.protocols.json.tensors import flatten, out_of_range
 from remora.protocols.rest.request import RequestLimits, check_values
 
 _ONE_BY_ONE = 1
@@ -249,8 +249,7 @@ def array_of(values: Any, row: TensorInfo) -> Array:
         return array.astype(DTYPES[row.datatype])
     if dtype.kind in "iu":
         return _integers(values, array, dtype, row)
-    with np.errstate(over="ignore"):
-        cast = array.astype(dtype)
+    cast = _floats(array, dtype, row)
     return (cast.view("<u4") >> 16).astype("<u2") if row.datatype == "BF16" else cast
 
 
@@ -289,9 +288,19 @@ def _long_array(flat: list[Any], kinds: set[type], dtype: np.dtype[Any], row: Te
         if dtype.kind in "iu":
             array[at : at + _STEP] = _integers(part, np.asarray(part), dtype, row)
         else:
-            with np.errstate(over="ignore"):
-                array[at : at + _STEP] = np.array(part, np.float64 if float in kinds else None).astype(dtype)
+            array[at : at + _STEP] = _floats(np.array(part, np.float64 if float in kinds else None), dtype, row)
     return array
+
+
+def _floats(array: Array, dtype: np.dtype[Any], row: TensorInfo) -> Array:
+    """Return numbers in a float type; raise InvalidArgumentError for a finite one that would become infinite."""
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype)
+    if dtype.kind == "f":
+        misfits = np.isinf(cast) & np.isfinite(array)
+        if misfits.any():
+            raise out_of_range(row.name, array[misfits][0], row.datatype)
+    return cast
 
 
 def _integers(values: Any, array: Array, dtype: np.dtype[Any], row: TensorInfo) -> Array:
@@ -303,7 +312,7 @@ def _integers(values: Any, array: Array, dtype: np.dtype[Any], row: TensorInfo) 
         array = np.asarray(values, object)
     limits = np.iinfo(dtype)
     if array.min() < limits.min or array.max() > limits.max:
-        raise InvalidArgumentError(f"a value of input '{row.name}' does not fit into {row.datatype}")
+        raise out_of_range(row.name, array[(array < limits.min) | (array > limits.max)][0], row.datatype)
     return array.astype(dtype)
 
 

@@ -59,7 +59,7 @@ def refusal(body: object, inputs: tuple[TensorInfo, ...] = INPUTS) -> RemoraErro
         ("rows", [], (1, 0), []),
         ("rows", [[1], [2]], (1, 2), [1.0, 2.0]),
         ("flag", True, (1,), [True]),
-        ("small", [1, 300], (2,), [1, 44]),
+        ("small", [1, 255], (2,), [1, 255]),
         ("words", [["a"], ["b"]], (2,), [b"a", b"b"]),
         ("words", "one", (1,), [b"one"]),
     ],
