@@ -45,18 +45,19 @@ class ModelCalls:
         return ResponseIterator(answers) if decoupled else answers.wait_for(0)
 
     async def infer_async(self, request: InferenceRequest, *, decoupled: bool) -> InferenceResponse | ResponseIterator:
-        """Run a request as ``infer`` does, in a coroutine.
+        """Run a request in a coroutine and return its response, or an iterator of responses if ``decoupled``.
 
-        A cancelled coroutine cancels its request.
+        The iterator is returned when the first response is there, so that a plain ``for`` over a short answer does not
+        block the event loop. A cancelled coroutine cancels its request.
         """
         answers = _Answers()
         self._submit(request, answers, decoupled=decoupled)
-        if decoupled:
-            return ResponseIterator(answers)
         try:
-            return await answers.arrival_of(0)
-        finally:
+            first = await answers.arrival_of(0)
+        except BaseException:
             answers.cancel()
+            raise
+        return ResponseIterator(answers) if decoupled else first
 
     def _submit(self, request: InferenceRequest, answers: _Answers, *, decoupled: bool) -> None:
         try:
