@@ -45,7 +45,7 @@ class ModelCalls:
         return ResponseIterator(answers) if decoupled else answers.wait_for(0)
 
     async def infer_async(self, request: InferenceRequest, *, decoupled: bool) -> InferenceResponse | ResponseIterator:
-        """Run a request in a coroutine and return its response, or an iterator of responses if ``decoupled``.
+        """Run a request in a coroutine; return its response, or an iterator if ``decoupled``.
 
         The iterator is returned when the first response is there, so that a plain ``for`` over a short answer does not
         block the event loop. A cancelled coroutine cancels its request.

@@ -21,7 +21,7 @@ from time import monotonic_ns
 from typing import NamedTuple, Protocol
 
 from remora.backends import Done, Execution, NotBegunError
-from remora.backends.worker.channel import Handle, MemoryChannel, NoRoomError, PeerLostError, TooLargeError
+from remora.backends.worker.channel import Handle, MemoryChannel, NoRoomError, PeerLostError
 from remora.backends.worker.encoding import (
     error_from,
     error_head,
@@ -260,7 +260,7 @@ class WorkerConnection:
 
         Raises:
             RemoraError: the whole execution failed, took longer than ``timeout_s`` (0: no limit), or the worker died.
-            TooLargeError: the inputs of several requests cannot be sent at once.
+            NoRoomError: the inputs cannot be sent at once, or not in time.
         """
         number = next(self._numbers)
         streams = [self._stream_of(number, execution, at) for at in range(len(execution.requests) if decoupled else 0)]
@@ -280,13 +280,6 @@ class WorkerConnection:
                 streams[index].hand_over()
             done = True
             return outcomes
-        except NoRoomError as error:
-            if isinstance(error, TooLargeError) and len(execution.requests) > 1:
-                raise
-            raise InternalError(
-                f"the inputs cannot be sent to the worker process of '{self.instance}': {error}; send smaller requests "
-                "or raise --backend-config=python,transfer-limit-byte-size=BYTES"
-            ) from None
         except PeerLostError:
             self.ended.wait(_EXIT_REASON_WAIT_S)
             raise self.exit_error() from None

@@ -213,7 +213,10 @@ class OutcomeWriter:
         )
 
     def _draft_alone(self, outcome: Outcome | None) -> Draft:
-        """Return an outcome as an item, or the reason why it cannot be encoded, because others share the message."""
+        """Return an outcome as an item, or an error if it cannot be encoded.
+
+        The other items of the message must not fail with it.
+        """
         try:
             return self.draft(outcome)
         except (TypeError, ValueError, OverflowError) as error:

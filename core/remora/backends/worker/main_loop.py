@@ -124,7 +124,10 @@ class Worker:
             self._channel.send(MessageKind.FAILED, number, [Draft(error_head(failure))])
 
     def _send_one_by_one(self, number: int, drafts: list[Draft], begin_ns: int) -> None:
-        """Send answers that have no room in one message as late ones, so that only those too large alone fail."""
+        """Send answers that have no room in one message as late ones.
+
+        Only those that are too large alone then fail.
+        """
         open_items = [draft if draft.flags & AGAIN else self._writer.draft(None) for draft in drafts]
         self._channel.send(MessageKind.DONE, number, open_items, begin_ns=begin_ns, end_ns=monotonic_ns())
         for index, draft in enumerate(drafts):
@@ -132,7 +135,7 @@ class Worker:
                 self._send_draft(number, index, draft._replace(flags=index << 8 | FINAL))
 
     def _send_draft(self, number: int, index: int, draft: Draft) -> bool:
-        """Send a streamed or late answer, or the reason why it cannot be sent; return False for that."""
+        """Send a streamed or late answer; send an error and return False if it has no room."""
         try:
             self._channel.send(MessageKind.STREAMED, number, [draft])
         except NoRoomError as error:

@@ -16,13 +16,13 @@ import numpy as np
 from remora.backends import Capabilities, Done, Execution, Instance, Placement, Source
 from remora.backends.calling import current_origin
 from remora.backends.worker.callbacks import WorkerCallbacks
-from remora.backends.worker.channel import TooLargeError
+from remora.backends.worker.channel import NoRoomError, TooLargeError
 from remora.backends.worker.encoding import RequestWriter
 from remora.backends.worker.polling import poll_limit_ns
 from remora.backends.worker.settings import WorkerSettings, asks_for_environment
 from remora.backends.worker.supervisor import Steps, Supervisor
 from remora.backends.worker.wire import Draft, MessageKind, head, nbytes_of
-from remora.errors import ConfigError, InvalidArgumentError, RemoraError
+from remora.errors import ConfigError, InternalError, InvalidArgumentError, RemoraError
 from remora.messages import Outcome, Watcher
 from remora.proto.model_config_pb2 import ModelConfig
 
@@ -135,11 +135,19 @@ class WorkerInstance:
         drafts = self._writer.drafts(execution.requests)
         try:
             return connection.execute(drafts, execution, self._settings.execute_timeout_s, decoupled=self._decoupled)
-        except TooLargeError:
-            return self._execute_halves(execution)
+        except NoRoomError as error:
+            if isinstance(error, TooLargeError) and len(execution.requests) > 1:
+                return self._execute_halves(execution)
+            raise InternalError(
+                f"the inputs cannot be sent to the worker process of '{self.name}': {error}; send smaller requests "
+                "or raise --backend-config=python,transfer-limit-byte-size=BYTES"
+            ) from None
 
     def _execute_halves(self, execution: Execution) -> Sequence[Outcome | None]:
-        """Run a batch that cannot be sent at once as two, so that a request fails only if it is too large alone."""
+        """Run a batch that cannot be sent at once as two.
+
+        A request then fails only if it is too large alone.
+        """
         count = len(execution.requests)
         outcomes: list[Outcome | None] = []
         for start, end in ((0, count // 2), (count // 2, count)):

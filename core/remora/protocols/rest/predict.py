@@ -293,7 +293,10 @@ def _long_array(flat: list[Any], kinds: set[type], dtype: np.dtype[Any], row: Te
 
 
 def _floats(array: Array, dtype: np.dtype[Any], row: TensorInfo) -> Array:
-    """Return numbers in a float type; raise InvalidArgumentError for a finite one that would become infinite."""
+    """Return numbers in a float type.
+
+    Raises InvalidArgumentError for a finite number that would become infinite.
+    """
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)
     if dtype.kind == "f":
