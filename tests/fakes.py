@@ -301,7 +301,9 @@ class FakeTransport(asyncio.Transport):
         self.written = bytearray()
         self.closing = False
         self.aborted = False
+        self.sends_no_more = False
         self.reading = True
+        self.protocol: asyncio.BaseProtocol | None = None
         self.writes: list[bytes] = []
         self.unsent = 0
 
@@ -330,7 +332,15 @@ class FakeTransport(asyncio.Transport):
         return self.reading
 
     def can_write_eof(self) -> bool:
-        return False
+        return True
+
+    def write_eof(self) -> None:
+        self.sends_no_more = True
+
+    @property
+    def ends(self) -> bool:
+        """True if the client sees the end of the connection."""
+        return self.closing or self.sends_no_more
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self.protocol = protocol

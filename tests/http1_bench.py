@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from fakes import FakeClock, FakeService, FakeTransport
 from remora.messages import Buffer
@@ -37,11 +37,12 @@ class Bench(NamedTuple):
         async def feed() -> None:
             view = memoryview(data)
             while view and not self.transport.closing:
-                buffer = self.connection.get_buffer(-1)
+                receiver = cast(asyncio.BufferedProtocol, self.transport.protocol or self.connection)
+                buffer = receiver.get_buffer(-1)
                 count = min(len(buffer), len(view))
                 assert count, "the transport was given an empty buffer"
                 buffer[:count] = view[:count]
-                self.connection.buffer_updated(count)
+                receiver.buffer_updated(count)
                 view = view[count:]
 
         self.loop.run_until_complete(feed())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import queue
@@ -57,8 +58,24 @@ http {{
     grpc_send_timeout 1s;
     grpc_read_timeout 1s;
     {server}
+    server {{
+        listen 127.0.0.1:{unlimited};
+        client_max_body_size 0;
+        location / {{
+            proxy_pass http://127.0.0.1:{http};
+            proxy_set_header Host {name};
+        }}
+        location /unbuffered/ {{
+            proxy_pass http://127.0.0.1:{http}/;
+            proxy_set_header Host {name};
+            proxy_http_version 1.1;
+            proxy_request_buffering off;
+        }}
+    }}
 }}
 """
+LIMIT = 1_000_000
+"""Longest body that the server accepts."""
 
 
 class Proxy(NamedTuple):
@@ -68,6 +85,8 @@ class Proxy(NamedTuple):
     certificate: Path
     key: str
     log: IO[str]
+    unlimited: int
+    """Port of the proxy without a limit for bodies and without TLS."""
 
     def curl(self, path: str, *words: str) -> str:
         """Return what curl prints: the answer, and its status on the last line."""
@@ -121,7 +140,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     certificate, private = _certificate(folder)
     blocks = [block.code for block in blocks_of((ROOT / "docs" / "security.md").read_text())]
     (written,) = [code for code in blocks if code.startswith("server {")]
-    http, grpc, port = free_ports(3)
+    http, grpc, port, unlimited = free_ports(4)
     for name, actual in {
         "listen 443": f"listen 127.0.0.1:{port}",
         "client_max_body_size 64m": "client_max_body_size 1k",  # so that a short stream exceeds it
@@ -133,20 +152,22 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
         assert name in written
         written = written.replace(name, actual)
     user = "user root;" if os.getuid() == 0 else ""
-    (folder / "nginx.conf").write_text(AROUND.format(folder=folder, server=written, user=user))
+    (folder / "nginx.conf").write_text(
+        AROUND.format(folder=folder, server=written, user=user, unlimited=unlimited, http=http, name=NAME)
+    )
     keys = folder / "keys.json"
     words = ["keys", "new", "--file", str(keys), "--name", "ci", "--role", "infer"]
     made = subprocess.run([sys.executable, "-m", "remora", *words], check=True, capture_output=True, text=True)
     key = made.stdout.splitlines()[-1]
     flags: tuple[str, ...] = (f"--api-keys-file={keys}", "--trusted-proxy=127.0.0.1", f"--allowed-host={NAME}")
-    flags += ("--allow-grpc=true", f"--grpc-port={grpc}", "--access-log=all")
+    flags += ("--allow-grpc=true", f"--grpc-port={grpc}", "--access-log=all", f"--http-max-input-size={LIMIT}")
     with process(folder / "app.py", http, dict(os.environ), *flags) as server:
         until(http, "/v2/health/ready", server)
         command = [NGINX, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", "stderr"]
         nginx = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         try:
             assert server.stderr is not None
-            found = Proxy(port, certificate, key, server.stderr)
+            found = Proxy(port, certificate, key, server.stderr, unlimited)
             eventually(lambda: _is_open(found), process=nginx)
             yield found
         finally:
@@ -180,6 +201,21 @@ def test_the_page_opens(proxy: Proxy) -> None:
 
 def test_a_long_body_is_refused_over_http(proxy: Proxy) -> None:
     assert proxy.curl("/models/scale", "-d", "4" * 2000, *proxy.authorised).endswith("413")
+
+
+@pytest.mark.parametrize("prefix", ["", "/unbuffered"])
+@pytest.mark.parametrize("authorised", [True, False])
+@pytest.mark.parametrize("size", [2 * LIMIT, 40 * LIMIT])
+def test_a_refusal_that_precedes_the_body_passes_the_proxy(
+    proxy: Proxy, prefix: str, authorised: bool, size: int
+) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", proxy.unlimited, timeout=60)
+    headers = {"Authorization": f"Bearer {proxy.key}"} if authorised else {}
+    connection.request("POST", f"{prefix}/v2/models/scale/infer", b" " * size, headers)
+    answer = connection.getresponse()
+    assert answer.status == (400 if authorised else 401)
+    assert (b"exceeds the maximum" in answer.read()) == authorised
+    connection.close()
 
 
 def _tensor() -> Any:

@@ -112,17 +112,27 @@ class Wire(Target):
                     await asyncio.sleep(0)
                     if not transport.reading:
                         break
-                buffer = connection.get_buffer(-1)
+                receiver = transport.protocol or connection  # another one after a refusal
+                buffer = receiver.get_buffer(-1)
                 count = min(len(buffer), len(view), cuts.choice((1, 10, 1_000, 1 << 20)))
                 assert count, "the transport was given an empty buffer"
                 buffer[:count] = view[:count]
-                connection.buffer_updated(count)
+                receiver.buffer_updated(count)
                 view = view[count:]
                 if service.waiting and cuts.random() < 0.5:
                     service.answer()
-            connection.eof_received()
+            receiver = transport.protocol or connection
+            keeps = receiver.eof_received()
+            if keeps and cuts.random() < 0.8:  # the client has half-closed, and reads on
+                for _ in range(len(data) + 10):
+                    await asyncio.sleep(0)
+                    if service.waiting:
+                        service.answer()
+                    if transport.closing:
+                        break
+                assert transport.closing, "a half-closed connection without a request stays open"
             await asyncio.sleep(0)
-            connection.connection_lost(None)
+            receiver.connection_lost(None)
 
         self._log.addHandler(self._errors)
         try:

@@ -194,10 +194,12 @@ class Connections:
         self._reported, self._report_at = closed, now + _REPORT_S
 
     def make_room(self) -> bool:
-        """Close the longest idle connections; return False if there are none.
+        """Close the lingering or else the longest idle connections.
 
-        This happens when descriptors have run out.
+        Returns False if there are none. This happens when descriptors have run out.
         """
+        if any(listener.abort_lingering() for listener in self._listeners):
+            return True
         idle = [connection for connection in self._open() if connection.is_idle]
         for connection in sorted(idle, key=lambda connection: connection.idle_since)[:_CLOSED_AT_ONCE]:
             connection.abort()
@@ -267,6 +269,8 @@ class Connections:
         answered = not any(connection.owes_an_answer for connection in connections)
         for connection in connections:
             connection.abort()
+        for listener in self._listeners:
+            listener.abort_lingering()
         return answered
 
     def _open(self) -> list[Connection | Http2Connection]:

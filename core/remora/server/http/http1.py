@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING, cast
 
 from remora.messages import Buffer
@@ -64,7 +65,7 @@ _TLS_RECORD = 0x16
 
 _IDLE, _ANSWERING = Phase.IDLE, Phase.ANSWERING  # globals are cheaper than attributes of an Enum
 _OWING = (Phase.ANSWERING, Phase.STREAMING)
-_BUSY = (*_OWING, Phase.WAITING)
+_BUSY = (*_OWING, Phase.WAITING, Phase.LINGERING)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -85,11 +86,10 @@ class Connection(asyncio.BufferedProtocol):
         self._chunks: ChunkDecoder | None = None
         self._ticket: Cancellable | None = None
         self._streaming = NOT_STREAMING
-        self._unneeded = 0  # bytes of a body that arrive after the answer, which does not depend on them
+        self._unneeded = 0.0  # bytes that may arrive after the answer, which does not depend on them
         self._paused = False  # the socket is not read, because too many pipelined bytes wait
         self._unread = False  # the write buffer is full
-        self._half_closed = False  # the client has closed its sending side, and its last requests wait for their turn
-        self._ended = False  # the client has closed its sending side
+        self._ended = False  # the client has closed its sending side, and its last requests may wait for their turn
         self.peer = ""
         """Address of the client, "" if it is unknown."""
         self._requests = 0
@@ -123,17 +123,30 @@ class Connection(asyncio.BufferedProtocol):
             ticket.cancel()
 
     def eof_received(self) -> bool:
-        """Handle a half-close: the client may be gone or may still read.
+        """Handle a half-close, which ends the requests and not their answers (RFC 9112 9.6).
 
-        Cancel a queued request [Q09]; send a response that is being computed. Received requests that wait for their
-        turn come first.
+        A stream that has begun is cancelled. A client that has gone is noticed by what is written to it [Q09].
         """
-        self._half_closed = bool(self._rest) and self._phase in (Phase.AHEAD, Phase.CHUNKS)
-        if self._half_closed:
-            return True
-        self._ended = True
-        self._cancel()
-        return self._phase in _OWING or self._unread  # keep the connection open until the answers are sent
+        is_new, self._ended = not self._ended, True
+        if self._phase is Phase.STREAMING:
+            self._cancel()
+        elif self._is_through():
+            return self._unread
+        elif is_new:
+            from remora.server.http.half_close import watch  # imported here, because few clients half-close
+
+            watch(self._loop, self._transport, self._may_interim)
+        return True
+
+    def _may_interim(self) -> bool:
+        """Return True if the client waits for an answer of HTTP/1.1 that has not begun."""
+        return self._phase is _ANSWERING and not (self._bound is None or self._bound.head.http10)
+
+    def _is_through(self) -> bool:
+        """Return True if nothing is left to answer for a client that sends no more."""
+        if self._phase in (Phase.AHEAD, Phase.CHUNKS):
+            return not self._rest
+        return self._phase not in _BUSY
 
     def pause_writing(self) -> None:
         """Stop handling requests until the client reads its answers."""
@@ -195,7 +208,7 @@ class Connection(asyncio.BufferedProtocol):
             self._phase = Phase.IDLE
         at = begun = 0
         began_ns = self._listener.now()
-        while at < end and not self._transport.is_closing():
+        while at < end and not self._transport.is_closing() and self._phase is not Phase.LINGERING:
             if self._phase in _BUSY or self._unread:
                 self._keep_ahead(bytes(memoryview(data)[at:end]))
                 return
@@ -309,12 +322,7 @@ class Connection(asyncio.BufferedProtocol):
         """Stop reading until ``size`` bytes may be held; refuse the request if that takes too long."""
         self._rest, self._phase = data, Phase.WAITING
         self._pause()
-        self._waiting = RoomWait(self._listener.held, self._account, size, self._receive_on, self._refuse_body)
-
-    def _refuse_body(self, error: BadRequest) -> None:
-        """Refuse a request whose client may read the answer after it has sent the body."""
-        self._unneeded = self._listener.max_body_bytes
-        self._refuse(error)
+        self._waiting = RoomWait(self._listener.held, self._account, size, self._receive_on, self._refuse)
 
     def _receive_on(self) -> None:
         """Receive the rest of a request whose memory is counted now."""
@@ -334,8 +342,7 @@ class Connection(asyncio.BufferedProtocol):
 
         ``received`` bytes of the body have arrived.
         """
-        most = self._listener.max_body_bytes
-        self._unneeded = max(most if bound.head.chunked else min(bound.head.content_length, most) - received, 1)
+        self._unneeded = inf if bound.head.chunked else max(bound.head.content_length - received, 1)
         self._bound = self._listener.bind_unread(bound.head)
         self._complete(b"")
 
@@ -405,7 +412,6 @@ class Connection(asyncio.BufferedProtocol):
             answer = overloaded()
         head = bound.head if bound is not None else None
         keep = head is not None and head.keep_alive and not self._listener.closing
-        keep = keep and (not self._ended or bool(self._rest))
         pieces = whole_answer(answer, None if head is None else head.method, keep, http10=bool(head and head.http10))
         transport.writelines(pieces) if len(pieces) > 1 else transport.write(pieces[0])
         self._go_on(keep)
@@ -447,8 +453,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._streaming.chunked:
             self._transport.write(LAST_CHUNK)
-        keep = self._streaming.keep and not self._listener.closing and (not self._ended or bool(self._rest))
-        self._go_on(keep)
+        self._go_on(self._streaming.keep and not self._listener.closing)
 
     @property
     def flow(self) -> Connection:
@@ -478,10 +483,11 @@ class Connection(asyncio.BufferedProtocol):
     def _go_on(self, keep: bool) -> None:
         """Continue with a pipelined request after an answer, or close."""
         if keep:
-            if self._rest or self._paused:
+            if self._rest or self._paused or self._ended:
                 self._loop.call_soon(self._resume)
-        elif self._unneeded and not self._ended:
+        elif (self._unneeded or self._rest or self._paused) and not self._ended:
             self._account.close()
+            self._phase = Phase.LINGERING
             self._listener.linger(self, self._transport, self._unneeded)
         else:
             self._transport.close()
@@ -496,13 +502,16 @@ class Connection(asyncio.BufferedProtocol):
         if self._rest:
             data, self._rest = self._rest, b""
             self._receive(data, len(data))
-        is_end = self._half_closed and not self._rest and not self.eof_received()
-        if is_end or (self._ended and self._phase not in _OWING):
+        if self._ended and self._is_through():
             self._transport.close()
 
     def _refuse(self, error: BadRequest) -> None:
-        """Answer an invalid request and close, because the start of the next request is unknown."""
+        """Answer an invalid request and close, because the start of the next request is unknown.
+
+        The client may read the answer only after it has sent everything.
+        """
         self._phase = Phase.ANSWERING
+        self._unneeded = inf
         self._bound = self._body = self._chunks = None
         self._rest = b""
         self.respond(refusal_of(error, retry_later(error)))
@@ -536,7 +545,7 @@ class Connection(asyncio.BufferedProtocol):
         if due is Due.GIVE_UP:
             self.give_up(f"has read nothing of its answers for {UNREAD_S:g} s")
         elif due is Due.REFUSE:
-            self._refuse_body(too_slow())
+            self._refuse(too_slow())
         elif due is not Due.NOTHING:
             self.abort()
 

@@ -6,12 +6,16 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 from math import inf
+from typing import TYPE_CHECKING
 
 from remora.protocols.http1 import HTTP2_PREFACE, MAX_CHUNKS, Head, HeadParser
 from remora.server.http.exchange import Bound, Service, TlsNotice, binder_of, body_reader_of
 from remora.server.http.held_bytes import HeldBytes
 from remora.server.http.http1 import Connection
 from remora.system.clock import SystemClock
+
+if TYPE_CHECKING:
+    from remora.server.http.lingering import Lingering
 
 _SCRATCH_BYTES = 262_144
 
@@ -51,6 +55,8 @@ class Listener:
         self.scratch = bytearray(_SCRATCH_BYTES)
         self.view = memoryview(self.scratch)
         self.connections: dict[Connection, None] = {}
+        self.lingering: dict[Lingering, None] = {}
+        """Connections that are answered and whose clients may still send, the oldest first."""
         self.closing = False
         self.answers: defaultdict[int, int] = defaultdict(int)
         """Answers by status."""
@@ -83,12 +89,24 @@ class Listener:
         self.http2(transport, data)
         return True
 
-    def linger(self, connection: Connection, transport: asyncio.Transport, most_bytes: int) -> None:
-        """Close a connection whose answer did not need the last ``most_bytes`` of the request."""
-        from remora.server.http.lingering import linger  # imported here, because most bodies are read
+    def linger(self, connection: Connection, transport: asyncio.Transport, most_bytes: float) -> None:
+        """Close a connection whose client may still send up to ``most_bytes`` that are not needed."""
+        from remora.server.http.lingering import MOST_CONNECTIONS, Lingering  # imported here, because few refuse a body
 
         del self.connections[connection]
-        linger(transport, most_bytes)
+        if len(self.lingering) >= MOST_CONNECTIONS:
+            next(iter(self.lingering)).abort()
+        self.lingering[Lingering(transport, most_bytes, self._end_lingering)] = None
+
+    def _end_lingering(self, connection: Lingering) -> None:
+        self.lingering.pop(connection, None)
+
+    def abort_lingering(self) -> bool:
+        """Close the lingering connections; return False if there are none."""
+        ending = list(self.lingering)
+        for connection in ending:
+            connection.abort()
+        return bool(ending)
 
     def is_alone(self) -> bool:
         """Return True if there is one connection.

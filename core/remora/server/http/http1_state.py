@@ -28,6 +28,7 @@ class Phase(Enum):
     ANSWERING    wait, because they are pipelined           STREAMING on `begin`; AHEAD or IDLE on `respond`
     STREAMING    wait, because they are pipelined           AHEAD or IDLE on `finish`
     AHEAD        follow those that wait                     as IDLE, when the answers before are written and read
+    LINGERING    are discarded by `lingering`               none, because the last answer is written
     ===========  =========================================  ======================================================
 
     Only ANSWERING accepts `begin` and `respond`, only STREAMING `send` and `finish`.
@@ -41,6 +42,7 @@ class Phase(Enum):
     STREAMING = 5
     AHEAD = 6
     WAITING = 7
+    LINGERING = 8
 
 
 class Streaming(NamedTuple):

@@ -105,6 +105,10 @@ class Http2Listener:
         machine = next(iter(self.connections)).machine
         return machine.open == 1 and not machine.ahead
 
+    def abort_lingering(self) -> bool:
+        """Return False, because a response over HTTP/2 ends its stream and not the connection."""
+        return False
+
     def close_idle(self) -> int:
         """Close connections after the answer in flight from now on.
 

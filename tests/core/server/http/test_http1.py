@@ -28,7 +28,7 @@ PATIENCE_S = 60.0
 def test_a_request_is_answered_and_the_connection_kept(bench: Bench) -> None:
     bench.receive(get("/a"))
     assert bench.written == b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 3\r\n\r\n/a "
-    assert not bench.transport.closing
+    assert not bench.transport.ends
     bench.receive(get("/b"))
     assert bench.bodies == [b"/a ", b"/b "]
 
@@ -179,7 +179,7 @@ def test_a_client_that_expects_100_continue_for_too_long_a_body_is_refused_at_on
         bench.receive(post("/a", b"x" * 11, "Expect: 100-continue")[:-11])
         assert bench.written.startswith(b"HTTP/1.1 400 ")
         assert b"100 Continue" not in bench.written
-        assert bench.transport.closing
+        assert bench.transport.ends
 
 
 def test_the_answer_to_head_has_the_length_and_no_body(bench: Bench) -> None:
@@ -201,7 +201,7 @@ def test_the_answer_to_head_has_the_length_and_no_body(bench: Bench) -> None:
 )
 def test_the_connection_is_kept_or_closed_as_the_client_says(bench: Bench, request_wire: bytes, kept: bool) -> None:
     bench.receive(request_wire)
-    assert bench.transport.closing is not kept
+    assert bench.transport.ends is not kept
     assert (b"Connection: close" in bench.written) is not kept
     assert (b"Connection: keep-alive" in bench.written) is (kept and b"HTTP/1.0" in request_wire)
 
@@ -213,7 +213,7 @@ def test_what_comes_after_the_last_request_is_not_done(wait: bool) -> None:
         if wait:
             bench.answer()
         assert [path for _, path, _ in bench.service.requests] == ["/a"]
-        assert bench.transport.closing
+        assert bench.transport.ends
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_bytes_that_are_not_a_request_are_answered_and_end_the_connection(
     assert head.startswith(b"HTTP/1.1 %d " % status)
     assert b"Connection: close" in head
     assert body.startswith(b'{"error":"')
-    assert bench.transport.closing
+    assert bench.transport.ends
     assert bench.service.requests == []
 
 
@@ -249,7 +249,7 @@ def test_nonsense_sent_ahead_is_refused_after_the_answer_before_it(waiting: Benc
     (first, _), (second, _) = answers_of(waiting.written)
     assert first.startswith(b"HTTP/1.1 200 ")
     assert second.startswith(b"HTTP/1.1 400 ")
-    assert waiting.transport.closing
+    assert waiting.transport.ends
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["new-head", "known-head"])
@@ -262,7 +262,7 @@ def test_a_body_beyond_the_limit_is_refused_before_it_is_read(again: bool, with_
         bench.receive(wire if with_body else wire[:-101])
         assert bench.written.startswith(b"HTTP/1.1 400 ")
         assert b"request JSON size of 101 bytes exceeds the maximum allowed input size of 100 bytes" in bench.written
-        assert bench.transport.closing
+        assert bench.transport.ends
         assert bench.service.requests == []
 
 
@@ -283,7 +283,7 @@ def test_a_chunked_body_of_too_many_chunks_is_refused_with_tritons_text_and_the_
         bench.receive(b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 3)
         assert b"\r\nContent-Type: application/json\r\n" in bench.written
         assert b"Chunked request body exceeds maximum of 2 non-empty chunks." in bench.written
-        assert bench.transport.is_closing()
+        assert bench.transport.ends
         assert not bench.service.requests
 
 

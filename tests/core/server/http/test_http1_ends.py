@@ -9,6 +9,8 @@ import pytest
 from http1_bench import Bench, answers_of, benches, get, post
 from remora.server.http.exchange import SILENCE_S
 
+CHUNKED = b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+
 
 def test_a_disconnect_cancels_the_request_under_way(waiting: Bench) -> None:
     waiting.receive(get("/a"))
@@ -34,10 +36,13 @@ def test_an_answer_after_the_disconnect_is_harmless(waiting: Bench) -> None:
     assert waiting.written == b""
 
 
-def test_a_client_that_stops_sending_still_gets_its_answer(waiting: Bench) -> None:
-    waiting.receive(get("/a"))
+@pytest.mark.parametrize("wire", [get("/a"), post("/a", b""), CHUNKED + b"0\r\n\r\n"])
+def test_a_client_that_stops_sending_still_gets_its_answer(waiting: Bench, wire: bytes) -> None:
+    waiting.receive(wire)
+    ((_, ticket, _),) = waiting.service.waiting
     assert waiting.connection.eof_received() is True
     waiting.answer()
+    assert not ticket.request.cancelled
     assert waiting.bodies == [b"/a "]
     assert waiting.transport.closing
 
@@ -48,39 +53,47 @@ def test_a_client_that_sent_all_at_once_and_stopped_gets_all_its_answers(waiting
     waiting.answer()
     waiting.answer()
     assert waiting.bodies == [b"/a ", b"/b "]
-    assert waiting.transport.closing
+    assert waiting.transport.ends
 
 
-def test_the_connection_of_an_idle_client_that_stops_sending_is_closed(bench: Bench) -> None:
-    bench.receive(get("/a"))
-    assert not bench.connection.eof_received()
+@pytest.mark.parametrize("rest", [b"", b"GET /b HT", post("/b", b"x" * 20_000)[:-1], CHUNKED, CHUNKED + b"3\r\nab"])
+@pytest.mark.parametrize("before", [0, 1, 2, 40])
+def test_a_client_that_stops_sending_amid_a_request_gets_the_answers_before_it_and_the_end(
+    before: int, rest: bytes
+) -> None:
+    for turn in (False, True):
+        with benches() as bench:
+            bench.receive(b"".join(get(f"/{number}") for number in range(before)) + rest, turn=turn)
+            if not bench.connection.eof_received():
+                bench.transport.close()
+            for _ in range(5):
+                bench.turn()
+            assert bench.bodies == [b"/%d " % number for number in range(before)]
+            assert bench.transport.closing
 
 
 def test_idle_connections_close_at_once_and_busy_ones_after_their_answer(waiting: Bench) -> None:
     waiting.receive(get("/a"))
     waiting.answer()
     assert waiting.listener.close_idle() == 1
-    assert waiting.transport.closing
+    assert waiting.transport.ends
     with benches(wait=True) as busy:
         busy.receive(get("/a"))
         assert busy.listener.close_idle() == 1
-        assert not busy.transport.closing
+        assert not busy.transport.ends
         busy.answer()
         assert b"Connection: close" in busy.written
-        assert busy.transport.closing
+        assert busy.transport.ends
 
 
 def test_a_request_that_is_being_sent_when_the_server_stops_is_still_answered(bench: Bench) -> None:
     wire = post("/a", b"x" * 100)
     bench.receive(wire[:80])
     bench.listener.close_idle()
-    assert not bench.transport.closing
+    assert not bench.transport.ends
     bench.receive(wire[80:])
     assert len(bench.bodies) == 1
-    assert bench.transport.closing
-
-
-CHUNKED = b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert bench.transport.ends
 
 
 @pytest.mark.parametrize(
@@ -97,7 +110,7 @@ def test_a_request_holds_the_end_of_the_server_as_long_as_it_comes(
         bench.receive(wire[at : at + 10])
         now = next(clock)
         assert bench.listener.close_idle() == 1
-        assert not bench.transport.closing
+        assert not bench.transport.ends
     if ends:
         bench.receive(wire[at + 10 :])
         assert len(bench.bodies) == 1
@@ -107,7 +120,7 @@ def test_a_request_holds_the_end_of_the_server_as_long_as_it_comes(
         now = next(clock)
         bench.listener.close_idle()
         assert not bench.written
-    assert bench.transport.closing
+    assert bench.transport.ends
 
 
 def test_a_client_that_reads_slowly_when_the_server_stops_still_gets_the_answers_to_all_it_sent(
@@ -119,11 +132,11 @@ def test_a_client_that_reads_slowly_when_the_server_stops_still_gets_the_answers
     bench.receive(get("/a"))
     for _ in range(2):
         bench.listener.close_idle()
-        assert not bench.transport.closing
+        assert not bench.transport.ends
     bench.connection.resume_writing()
     bench.turn()
     assert len(bench.bodies) == 1
-    assert bench.transport.closing
+    assert bench.transport.ends
 
 
 @pytest.mark.parametrize("part", [b"GET /a HT", post("/a", b"x" * 100)[:-1], CHUNKED + b"1"])
@@ -165,10 +178,10 @@ def test_the_first_request_of_a_new_connection_is_awaited_when_the_server_ends(
     opened = bench.connection.idle_since
     monkeypatch.setattr(bench.connection, "_loop_time", lambda: opened + SILENCE_S)
     assert bench.listener.close_idle() == 1
-    assert not bench.transport.closing
+    assert not bench.transport.ends
     bench.receive(post("/a", b"x"))
     assert len(bench.bodies) == 1
-    assert bench.transport.closing, "its answer ends the connection"
+    assert bench.transport.ends, "its answer ends the connection"
 
 
 @pytest.mark.parametrize("hello", [b"\x16", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"])
@@ -177,7 +190,7 @@ def test_a_client_that_speaks_tls_is_refused_at_its_first_byte_and_logged_once_a
 ) -> None:
     bench.receive(hello)
     assert bench.bodies == [b'{"error":"this port speaks plain HTTP, not TLS"}']
-    assert bench.transport.closing
+    assert bench.transport.ends
     now = bench.loop.time()
     for seconds in (1.0, 30.0, 61.0):
         bench.listener.tls_notice.log(bench.transport, now + seconds)  # type: ignore[arg-type]
@@ -199,6 +212,6 @@ def test_a_body_for_which_there_is_no_memory_is_refused_and_logged_in_a_line(
         ((head, body),) = answers_of(bench.written)
         assert head.startswith(b"HTTP/1.1 503 ")
         assert b"out of memory" in body
-        assert bench.transport.closing
+        assert bench.transport.ends
     records = [record for record in caplog.records if record.name == "remora.http"]
     assert [(record.levelname, record.exc_info) for record in records] == [("ERROR", None)]

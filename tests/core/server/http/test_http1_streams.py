@@ -106,7 +106,7 @@ def test_the_connection_is_kept_after_a_stream(bench: Bench) -> None:
     bench.receive(post("/s"))
     bench.begin()
     bench.finish()
-    assert not bench.transport.closing
+    assert not bench.transport.ends
     bench.receive(post("/next"))
     assert [path for _, path, _ in bench.service.requests] == ["/s", "/next"]
 
@@ -130,7 +130,7 @@ def test_a_client_of_http_1_0_gets_a_stream_that_ends_with_the_connection(bench:
     bench.send(b"one")
     bench.finish()
     assert bench.written() == HEAD + b"Connection: close\r\n\r\none"
-    assert bench.transport.closing
+    assert bench.transport.ends
 
 
 def test_a_connection_is_closed_after_the_stream_if_the_client_wants_it(bench: Bench) -> None:
@@ -138,18 +138,18 @@ def test_a_connection_is_closed_after_the_stream_if_the_client_wants_it(bench: B
     bench.begin()
     bench.finish()
     assert bench.written() == HEAD + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n0\r\n\r\n"
-    assert bench.transport.closing
+    assert bench.transport.ends
 
 
 def test_a_server_that_stops_lets_an_open_stream_end(bench: Bench) -> None:
     bench.receive(post("/s"))
     bench.begin()
     assert bench.listener.close_idle() == 1
-    assert not bench.transport.closing
+    assert not bench.transport.ends
     bench.send(b"one")
     bench.finish()
     assert bench.written().endswith(b"3\r\none\r\n0\r\n\r\n")
-    assert bench.transport.closing
+    assert bench.transport.ends
 
 
 def test_a_client_that_disconnects_cancels_its_stream(bench: Bench) -> None:
@@ -164,10 +164,22 @@ def test_a_client_that_disconnects_cancels_its_stream(bench: Bench) -> None:
     assert bench.written() == b""
 
 
-def test_a_client_that_hangs_up_cancels_what_waits_for_it(bench: Bench) -> None:
+def test_a_client_that_closes_its_sending_side_amid_a_stream_cancels_it(bench: Bench) -> None:
     bench.receive(post("/s"))
+    bench.begin()
     bench.connection.eof_received()
     assert bench.cancelled
+
+
+def test_a_client_that_has_closed_its_sending_side_before_a_stream_began_gets_it_whole(bench: Bench) -> None:
+    bench.receive(post("/s"))
+    bench.connection.eof_received()
+    bench.begin()
+    bench.send(b"one")
+    assert not bench.cancelled
+    bench.finish()
+    assert bench.written().endswith(b"3\r\none\r\n0\r\n\r\n")
+    assert bench.transport.closing
 
 
 def test_a_client_that_does_not_read_is_given_up_at_some_point(bench: Bench) -> None:
@@ -189,7 +201,7 @@ def test_a_client_that_reads_may_get_pieces_of_any_size(bench: Bench) -> None:
     bench.begin()
     bench.transport.unsent = STREAM_BACKLOG + 1  # of an earlier moment: the transport has not asked to wait
     bench.send(b"one")
-    assert not bench.transport.closing
+    assert not bench.transport.ends
 
 
 def test_a_slow_reader_that_catches_up_loses_nothing(bench: Bench) -> None:

@@ -30,7 +30,7 @@ def test_a_client_that_leaves_amid_its_pipelined_requests_is_closed_after_their_
         for _ in range(5):
             bench.turn()
         assert len(bench.bodies) == 70
-        assert bench.transport.closing
+        assert bench.transport.ends
 
 
 def test_a_body_of_tiny_chunks_takes_several_turns_and_arrives_whole() -> None:
