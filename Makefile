@@ -159,7 +159,7 @@ test-triton: $(VENV)/dev.stamp  ## serve exported functions with a real Triton, 
 	@if [ ! -x "$(ORACLE)/run_triton.sh" ]; then echo "SKIPPED test-triton: no Triton to start, $(ORACLE)/run_triton.sh is missing"; \
 	else $(ORACLE)/run_triton.sh --setup-only && \
 	TRITON=$(abspath $(ORACLE))/run_triton.sh $(PY) -m pytest tests/oracle/test_exported_functions.py \
-	    tests/oracle/test_load_on_triton.py -rs $(T); fi
+	    tests/oracle/test_load_on_triton.py tests/oracle/test_pb_utils_on_triton.py -rs $(T); fi
 
 # Another seed sends other requests; tests/oracle/accepted.json lists the intended differences.
 differ: $(VENV)/dev.stamp  ## send mutated requests to a real Triton and remora: F="cases/errors", SECONDS= per file, SEED=

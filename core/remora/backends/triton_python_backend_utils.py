@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from remora.backends.python.arguments import instance, text
 from remora.backends.python.config import ModelConfig
 from remora.backends.python.host import Caller, current_host
 from remora.backends.python.messages import (
@@ -175,38 +176,39 @@ class Logger:
     VERBOSE = LogLevel.VERBOSE
 
     @staticmethod
-    def log(message: str, level: int = LogLevel.INFO) -> None:
+    def log(message: str | bytes, level: Any = LogLevel.INFO) -> None:
         """Log a line at any level."""
-        _log(message, LogLevel(level))
+        _log(message, instance(level, LogLevel, "Logger: the level"))
 
     @staticmethod
-    def log_info(message: str) -> None:
+    def log_info(message: str | bytes) -> None:
         """Log a line at level INFO."""
         _log(message, LogLevel.INFO)
 
     @staticmethod
-    def log_warn(message: str) -> None:
+    def log_warn(message: str | bytes) -> None:
         """Log a line at level WARNING."""
         _log(message, LogLevel.WARNING)
 
     @staticmethod
-    def log_error(message: str) -> None:
+    def log_error(message: str | bytes) -> None:
         """Log a line at level ERROR."""
         _log(message, LogLevel.ERROR)
 
     @staticmethod
-    def log_verbose(message: str) -> None:
+    def log_verbose(message: str | bytes) -> None:
         """Log a line at level VERBOSE."""
         _log(message, LogLevel.VERBOSE)
 
 
-def _log(message: str, level: LogLevel) -> None:
+def _log(message: str | bytes, level: LogLevel) -> None:
+    message = text(message, "Logger: the message")
     host = current_host()
     logger = logging.getLogger(f"remora.model.{host.model_name}" if host is not None else "remora.model")
     logger.log(_LEVELS[level], "%s", message, stacklevel=3)  # points at the line in the model's file
 
 
-def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
+def load_model(model_name: str | bytes, config: str | bytes = "", files: Mapping[str, bytes] | None = None) -> None:
     """Load or reload a model and wait until it is loaded [L06].
 
     Only servers in explicit mode allow this.
@@ -218,19 +220,21 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
     Raises:
         TritonModelException: the model cannot be loaded.
     """
-    _caller("load_model", model_name).load_model(model_name, config, files)
+    name = text(model_name, "load_model: model_name")
+    _caller("load_model", name).load_model(name, text(config, "load_model: config"), files)
 
 
-def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+def unload_model(model_name: str | bytes, unload_dependents: bool = False) -> None:
     """Take a model out of service without waiting [L06].
 
     Raises:
         TritonModelException: the server is not in explicit mode.
     """
-    _caller("unload_model", model_name).unload_model(model_name, unload_dependents=unload_dependents)
+    name = text(model_name, "unload_model: model_name")
+    _caller("unload_model", name).unload_model(name, unload_dependents=bool(unload_dependents))
 
 
-def is_model_ready(model_name: str, model_version: str = "") -> bool:
+def is_model_ready(model_name: str | bytes, model_version: str | bytes = "") -> bool:
     """Return True if requests may be sent to that model [L06].
 
     An empty version means any version.
@@ -238,7 +242,8 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
     Raises:
         TritonModelException: the version is not a number.
     """
-    return _caller("is_model_ready", model_name).is_model_ready(model_name, model_version)
+    name = text(model_name, "is_model_ready: model_name")
+    return _caller("is_model_ready", name).is_model_ready(name, text(model_version, "is_model_ready: model_version"))
 
 
 def _caller(what: str, model_name: str) -> Caller:

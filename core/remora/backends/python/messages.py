@@ -6,22 +6,27 @@ They are plain objects that do not know the engine.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from enum import IntEnum
+from collections.abc import Mapping, Sequence
+from enum import Enum, IntEnum
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from remora.backends.python.arguments import instance, integer, sequence, text
 from remora.backends.python.tensor import Tensor, TritonModelException
 from remora.messages import Parameter
 from remora.tensors.float_text import number
 
+INT64_MAX = (1 << 63) - 1
 COMPLETE_FINAL = 1
 """Flag of the last response."""
 
 
-class ErrorCode(IntEnum):
-    """Codes of a TritonError, numbered as in Triton's C API."""
+class ErrorCode(Enum):
+    """Codes of a TritonError, numbered as in Triton's C API.
+
+    As in Triton they are not integers, but equal theirs and can be used as an index.
+    """
 
     UNKNOWN = 0
     INTERNAL = 1
@@ -32,6 +37,18 @@ class ErrorCode(IntEnum):
     ALREADY_EXISTS = 6
     CANCELLED = 7
 
+    def __int__(self) -> int:
+        return int(self.value)
+
+    def __index__(self) -> int:
+        return int(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, int) and self.value == other)
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
 
 class TritonError:
     """Error with which a model answers one request [Y05].
@@ -39,8 +56,7 @@ class TritonError:
     The codes are attributes: ``TritonError.NOT_FOUND``.
 
     Raises:
-        TypeError: the message is not text.
-        ValueError: the code is unknown.
+        TypeError: the message is not text, or the code is not one of the class's.
     """
 
     UNKNOWN = ErrorCode.UNKNOWN
@@ -54,11 +70,9 @@ class TritonError:
 
     __slots__ = ("_code", "_message")
 
-    def __init__(self, message: str, code: int = ErrorCode.INTERNAL) -> None:
-        if not isinstance(message, str):
-            raise TypeError(f"TritonError: the message must be str, not {type(message).__name__}")
-        self._message = message
-        self._code = ErrorCode(code)
+    def __init__(self, message: str | bytes, code: ErrorCode = ErrorCode.INTERNAL) -> None:
+        self._message = text(message, "TritonError: the message")
+        self._code = instance(code, ErrorCode, "TritonError: the code")
 
     def code(self) -> ErrorCode:
         """Return one of the class's codes."""
@@ -79,11 +93,17 @@ class MemoryType(IntEnum):
     TRITONSERVER_MEMORY_CPU = 1
 
 
-class PreferredMemory(NamedTuple):
-    """Preferred location of the outputs of a request to another model."""
+class PreferredMemory:
+    """Preferred location of the outputs of a request to another model.
 
-    preferred_memory_type: MemoryType
-    preferred_device_id: int = 0
+    Raises TypeError for arguments of other types.
+    """
+
+    __slots__ = ("preferred_device_id", "preferred_memory_type")
+
+    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
+        self.preferred_memory_type = instance(preferred_memory_type, MemoryType, "PreferredMemory: the memory type")
+        self.preferred_device_id = integer(preferred_device_id, "PreferredMemory: the device id", -(1 << 63), INT64_MAX)
 
 
 class InferenceTrace(NamedTuple):
@@ -120,11 +140,11 @@ class InferenceResponse:
 
     def __init__(
         self,
-        output_tensors: Iterable[Tensor] | None = None,
+        output_tensors: Sequence[Tensor] = (),
         error: TritonError | None = None,
         parameters: Mapping[str, Parameter] | None = None,
     ) -> None:
-        self._outputs = list(output_tensors) if output_tensors is not None else []
+        self._outputs = sequence(output_tensors, "InferenceResponse: output_tensors")
         for tensor in self._outputs:
             if tensor is None:
                 raise TritonModelException("Output tensor for inference response should not be empty.")
@@ -174,6 +194,8 @@ def checked_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Parame
     Raises TritonModelException with Triton's text for other types.
     """
     checked: dict[str, Parameter] = {}
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise TritonModelException(f"Expect parameters to have type dict, found type {type(parameters)}")
     for name, raw in (parameters or {}).items():
         value = raw.item() if isinstance(raw, np.generic) else raw
         if not isinstance(name, str):

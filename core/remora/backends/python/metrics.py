@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from remora.backends.python.arguments import instance, real, text
 from remora.backends.python.host import current_host
 from remora.backends.python.tensor import TritonModelException
 from remora.custom_metrics import REGISTRY, MetricError, MetricKind, Series
@@ -48,17 +49,17 @@ class Metric:
     def increment(self, value: float) -> None:
         """Add to a counter (at least 0) or a gauge."""
         with _explained("Failed to increment metric value"):
-            self._series.increment(value)
+            self._series.increment(real(value, "Metric.increment: the value"))
 
     def set(self, value: float) -> None:
         """Set a gauge."""
         with _explained("Failed to set metric value"):
-            self._series.set(value)
+            self._series.set(real(value, "Metric.set: the value"))
 
     def observe(self, value: float) -> None:
         """Add a value to a histogram."""
         with _explained("Failed to observe metric value"):
-            self._series.observe(value)
+            self._series.observe(real(value, "Metric.observe: the value"))
 
     def value(self) -> float:
         """Return the value of a counter or a gauge."""
@@ -70,6 +71,7 @@ class MetricFamily:
     """A family of metrics with one name, exported until it is released or the model unloaded.
 
     Raises:
+        TypeError: an argument has another type.
         TritonModelException: an invalid name, or a name in use for another kind or description.
     """
 
@@ -77,9 +79,11 @@ class MetricFamily:
     GAUGE = MetricKind.GAUGE
     HISTOGRAM = MetricKind.HISTOGRAM
 
-    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+    def __init__(self, name: str | bytes, description: str | bytes, kind: MetricKind) -> None:
+        name, about = text(name, "MetricFamily: the name"), text(description, "MetricFamily: the description")
+        kind = instance(kind, MetricKind, "MetricFamily: the kind")
         with _explained("Error when creating MetricFamily"):
-            self._claim = _registry.claim(name, description, MetricKind(kind), holder=self, owner=current_host())
+            self._claim = _registry.claim(name, about, kind, holder=self, owner=current_host())
 
     def Metric(  # noqa: N802 - Triton's name
         self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
@@ -91,5 +95,9 @@ class MetricFamily:
         Raises:
             TritonModelException: invalid labels or buckets.
         """
+        if labels is not None and not isinstance(labels, Mapping):
+            raise TritonModelException(
+                f"Error when creating Metric: the labels must be a dict, not {type(labels).__name__}"
+            )
         with _explained("Error when creating Metric"):
             return Metric(self, _registry.series(self._claim, labels or {}, buckets))

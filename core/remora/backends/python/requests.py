@@ -5,14 +5,16 @@ They are plain objects whose tensors are built on first use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from threading import Lock
 from typing import Any
 
 from remora.backends.calling import ModelCall
+from remora.backends.python.arguments import MISSING, instance, integer, sequence, text
 from remora.backends.python.host import Caller, Host, current_host
 from remora.backends.python.messages import (
     COMPLETE_FINAL,
+    INT64_MAX,
     InferenceResponse,
     InferenceTrace,
     MemoryType,
@@ -25,6 +27,7 @@ from remora.backends.python.tensor import Tensor, TritonModelException
 from remora.messages import InferForm, InputSpec, OutputSpec, Parameter, Request, datatype_of
 from remora.tensors.device import HOST, DeviceArray
 
+UINT64_MAX = (1 << 64) - 1
 SEQUENCE_START = 1
 SEQUENCE_END = 2
 RELEASE_ALL = 1
@@ -41,31 +44,36 @@ class InferenceRequest:
 
     def __init__(
         self,
-        request_id: str = "",
+        request_id: str | bytes = "",
         correlation_id: int | str = 0,
-        inputs: Iterable[Tensor] = (),
-        requested_output_names: Iterable[str] = (),
-        model_name: str = "",
+        inputs: Sequence[Tensor] = MISSING,
+        requested_output_names: Sequence[str | bytes] = MISSING,
+        model_name: str | bytes = MISSING,
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
-        preferred_memory: PreferredMemory | None = None,
-        trace: InferenceTrace | None = None,
+        preferred_memory: PreferredMemory = PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU),  # noqa: B008 - frozen
+        trace: InferenceTrace = InferenceTrace(),  # noqa: B008 - frozen
         parameters: Mapping[str, Parameter] | None = None,
     ) -> None:
-        self._inputs = list(inputs)
+        self._inputs = sequence(inputs, "InferenceRequest: inputs")
         for tensor in self._inputs:
+            if tensor is None:
+                raise TritonModelException("Input tensor for request with id '' should not be empty.")
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"InferenceRequest: inputs must be Tensor objects, found {type(tensor).__name__}")
-        self._request_id = request_id
-        self._correlation_id = correlation_id
-        self._outputs = list(requested_output_names)
-        self._model_name = model_name
-        self._model_version = model_version
-        self._flags = flags
-        self._timeout = timeout
-        self._preferred_memory = preferred_memory or PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
-        self._trace = trace or InferenceTrace()
+        self._request_id = text(request_id, "InferenceRequest: request_id")
+        self._correlation_id = _correlation_id(correlation_id)
+        names = sequence(requested_output_names, "InferenceRequest: requested_output_names")
+        self._outputs = [text(name, "InferenceRequest: a requested output name") for name in names]
+        if "" in self._outputs:
+            raise TritonModelException("Requested output name for request should not be empty.")
+        self._model_name = text(model_name, "InferenceRequest: model_name")
+        self._model_version = integer(model_version, "InferenceRequest: model_version", -(1 << 63), INT64_MAX)
+        self._flags = _flags(flags)
+        self._timeout = integer(timeout, "InferenceRequest: timeout", 0, UINT64_MAX)
+        self._preferred_memory = instance(preferred_memory, PreferredMemory, "InferenceRequest: preferred_memory")
+        self._trace = instance(trace, InferenceTrace, "InferenceRequest: trace")
         self._parameters = checked_parameters(parameters)
         self._maker = current_host()  # because a thread without a host may run the request
 
@@ -95,7 +103,7 @@ class InferenceRequest:
 
     def set_flags(self, flags: int) -> None:
         """Replace the flag bits."""
-        self._flags = flags
+        self._flags = _flags(flags)
 
     def timeout(self) -> int:
         """Return the timeout in microseconds, 0 for none."""
@@ -177,6 +185,23 @@ class InferenceRequest:
     def set_release_flags(self, flags: int) -> None:
         """Raise, because only received requests can be released."""
         raise TritonModelException("set_release_flags: this request was made by the model, which does not release it")
+
+
+def _flags(flags: int) -> int:
+    return integer(flags, "InferenceRequest: flags", 0, (1 << 32) - 1)
+
+
+def _correlation_id(value: object) -> int | str:
+    """Return the id of a sequence, which takes no numpy integers and no bytes in Triton either."""
+    if isinstance(value, str):
+        return str(value)
+    if value is None:
+        raise TypeError("InferenceRequest: correlation_id must be int or str, not NoneType")
+    if not isinstance(value, int):
+        raise TritonModelException(f"Correlation ID must be integer or string, found {type(value).__name__}")
+    if not 0 <= value <= UINT64_MAX:
+        raise RuntimeError(f"InferenceRequest: correlation_id must be from 0 to {UINT64_MAX}, not {value}")
+    return int(value)
 
 
 class Single:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from remora.backends.python import dlpack
+from remora.backends.python.arguments import text
 from remora.messages import Array, datatype_of
 from remora.messages import Tensor as Message
 from remora.tensors.device import HOST, DeviceArray
@@ -49,9 +50,8 @@ class Tensor:
 
     __slots__ = ("_array", "_datatype", "_name")
 
-    def __init__(self, name: str, numpy_array: Array) -> None:
-        if not isinstance(name, str):
-            raise TypeError(f"Tensor: the name must be str, not {type(name).__name__}")
+    def __init__(self, name: str | bytes, numpy_array: Array) -> None:
+        name = text(name, "Tensor: the name")
         if not isinstance(numpy_array, np.ndarray):
             raise TypeError(
                 f"Tensor '{name}': expected a numpy array, got {type(numpy_array).__name__}; wrap it in "
@@ -114,12 +114,14 @@ class Tensor:
         return not isinstance(self._array, DeviceArray)
 
     @staticmethod
-    def from_dlpack(name: str, tensor: object) -> Tensor:
+    def from_dlpack(name: str | bytes, tensor: object) -> Tensor:
         """Return a tensor over the memory of a DLPack capsule or of an object with ``__dlpack__``.
 
         Raises:
+            TypeError: the name is not text.
             TritonModelException: the memory is not C-ordered, lies on another device, or has an unsupported type.
         """
+        name = text(name, "Tensor: the name")
         try:
             datatype, array = dlpack.import_tensor(tensor)
         except DLPackError as error:
@@ -267,13 +269,15 @@ class _Probe:
 _ALONE = _Probe().counts()
 
 
-def serialize_byte_tensor(input_tensor: Array) -> bytes | None:
+def serialize_byte_tensor(input_tensor: Array) -> bytes | tuple[()] | None:
     """Return the wire form of BYTES elements, each with a four-byte length prefix [B02].
 
-    Returns None for an empty array and for an array that holds neither objects nor bytes. Objects that are not bytes
-    are written as the UTF-8 of their ``str``.
+    As Triton's, it returns an empty tuple for an empty array and None for an array that holds neither objects nor
+    bytes. Objects that are not bytes are written as the UTF-8 of their ``str``.
     """
-    if input_tensor.size == 0 or input_tensor.dtype.kind not in "OSU":
+    if input_tensor.size == 0:
+        return ()
+    if input_tensor.dtype.kind not in "OS":
         return None
     pieces: list[bytes] = []
     for element in _bytes_elements(input_tensor).reshape(-1).tolist():

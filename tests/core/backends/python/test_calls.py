@@ -30,7 +30,9 @@ class Engine:
 
 def begun(engine: Engine, *, decoupled: bool) -> asyncio.Task[Any]:
     calls = ModelCalls(engine, "caller")  # type: ignore[arg-type]
-    return asyncio.ensure_future(calls.infer_async(InferenceRequest(model_name="m"), decoupled=decoupled))
+    return asyncio.ensure_future(
+        calls.infer_async(InferenceRequest(model_name="m", inputs=[], requested_output_names=[]), decoupled=decoupled)
+    )
 
 
 async def turns() -> None:

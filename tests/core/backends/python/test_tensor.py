@@ -239,7 +239,7 @@ def test_serialized_bytes_come_back(elements: list[bytes]) -> None:
 
 def test_only_bytes_are_serialized() -> None:
     assert pb_utils.serialize_byte_tensor(np.array(["\u00e9", 5], object)) == b"\2\0\0\0\xc3\xa9\1\0\0\0005"
-    assert pb_utils.serialize_byte_tensor(np.array([], object)) is None
+    assert pb_utils.serialize_byte_tensor(np.array([], object)) == ()
     assert pb_utils.serialize_byte_tensor(np.zeros(2)) is None
     assert pb_utils.deserialize_bytes_tensor(b"").shape == (0,)
 
@@ -270,7 +270,13 @@ def test_configurations_are_looked_up_by_name() -> None:
 
 
 def test_parameters_are_the_text_that_triton_gives_to_models() -> None:
-    asked = pb_utils.InferenceRequest(parameters={"a": 1e40, "b": 2.0**63, "c": "é", "d": 1.5, "e": 3, "f": False})
+    parameters = {"a": 1e40, "b": 2.0**63, "c": "é", "d": 1.5, "e": 3, "f": False}
+    asked = pb_utils.InferenceRequest(
+        model_name="m",
+        inputs=[],
+        requested_output_names=[],
+        parameters=parameters,  # type: ignore[arg-type]
+    )
     assert asked.parameters() == '{"a":1e40,"b":9223372036854776000.0,"c":"é","d":1.5,"e":3,"f":false}'
 
 

@@ -1,0 +1,41 @@
+"""Arguments of ``pb_utils`` are converted and refused as Triton's C++ binding does, by a table recorded from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from pb_utils_probes import DIFFERENCES, TRITON, write_model
+from remora import Engine
+
+
+@pytest.fixture(scope="module")
+def evaluate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """Evaluate an expression in a model."""
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository)
+    with Engine(repository) as engine:
+
+        def verdict(expression: str) -> str:
+            found = engine.infer("probe", {"EXPRESSION": np.array([expression.encode()], object)})
+            return str(found["VERDICT"][0].decode())
+
+        yield verdict
+
+
+@pytest.mark.parametrize("expression", TRITON)
+def test_an_argument_is_taken_as_tritons_binding_takes_it(expression: str, evaluate: Callable[[str], str]) -> None:
+    known = DIFFERENCES.get(expression)
+    verdict = evaluate(expression)
+    if known is None:
+        assert verdict == TRITON[expression]
+    elif "numpy 2" not in known["reason"]:
+        assert verdict == known["remora"]
+
+
+def test_each_known_difference_is_one_and_has_a_reason() -> None:
+    for expression, known in DIFFERENCES.items():
+        assert known["remora"] != TRITON[expression], expression
+        assert known["reason"]
