@@ -1,7 +1,7 @@
 """Enforcement of JSON schemas, regular expressions, choices and Lark grammars.
 
-llguidance is imported with the first grammar. Compilation runs in the caller's thread, under llguidance's own limits on
-the size of grammar and automaton.
+llguidance is imported with the first grammar. It compiles what `remora.generation.grammar_limits` permits, in threads
+with a large stack, a few at once and for a limited time.
 """
 
 from __future__ import annotations
@@ -9,18 +9,27 @@ from __future__ import annotations
 import importlib
 import json
 import threading
+from collections import OrderedDict
 from collections.abc import Collection
+from concurrent.futures import TimeoutError as LateError
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from remora.errors import ConfigError, InternalError
+from remora.errors import ConfigError, InternalError, QueueFullError, UnavailableError
+from remora.generation.grammar_limits import GRAMMAR_STACK_BYTES, grammar_excess
 from remora.generation.tasks import Grammar, ParameterError
+from remora.system.threads import run_in_daemon
 
 KINDS = frozenset({"json_schema", "json_object", "regex", "choice", "lark"})
 _PARAMETER = "response_format"
-_SIZE_LIMIT = 1 << 20
+_AT_ONCE = 2
+"""Compilations of one model at the same time."""
+_KEPT = 8
+"""Compiled grammars that are kept for further choices and requests of the same caller."""
+_LARK_ITEMS = 500
+"""Items in a row of a Lark grammar. An ambiguous one takes time in their square, while the interpreter waits."""
 _NOT_ALLOWED = "doesn't satisfy the grammar"
 """In llguidance's error for a wrong token. All others have their cause in the grammar: a limit, or nothing matches."""
 
@@ -32,29 +41,81 @@ class GrammarCompiler:
         tokenizer: text of ``tokenizer.json``.
         vocabulary: number of token ids in the logits.
         end_tokens: tokens that may follow a complete answer.
+        time_limit_s: longest compilation, and longest wait for the end of others.
     """
 
-    def __init__(self, tokenizer: str, vocabulary: int, end_tokens: Collection[int]) -> None:
+    def __init__(
+        self, tokenizer: str, vocabulary: int, end_tokens: Collection[int], *, time_limit_s: float = 5.0
+    ) -> None:
         self._content = tokenizer
+        self._time_limit_s = time_limit_s
         self._vocabulary = vocabulary
         self._end_tokens = sorted(end_tokens)
         self._lock = threading.Lock()
+        self._opening = threading.Lock()
+        self._places = threading.BoundedSemaphore(_AT_ONCE)
+        self._kept: OrderedDict[tuple[str, Grammar], GrammarMatcher] = OrderedDict()
         self._library: Any = None
         self._tokenizer: Any = None
 
-    def compile(self, grammar: Grammar) -> GrammarMatcher:
+    def compile(self, grammar: Grammar, caller: str = "") -> GrammarMatcher:
         """Return the matcher for one answer.
 
+        A grammar that the same caller has just used is not compiled again. Callers share no compiled grammars, because
+        the time of a request would reveal the grammars of others.
+
         Raises:
-            ParameterError: the grammar is wrong or too large; with llguidance's reason.
+            ParameterError: the grammar is wrong, too large or too slow to compile; with the reason.
+            QueueFullError: too many grammars are being compiled.
             ConfigError: llguidance is not installed.
         """
-        if len(grammar.text) > _SIZE_LIMIT:
-            raise ParameterError(_PARAMETER, f"the {grammar.kind} has more than {_SIZE_LIMIT} characters")
+        key = (caller, grammar)
+        with self._lock:
+            known = self._kept.get(key)
+            if known is not None:
+                self._kept.move_to_end(key)
+                return known.copy()
+        if excess := grammar_excess(grammar.kind, grammar.text):  # again, because an overflow would end the process
+            raise ParameterError(_PARAMETER, f"the {grammar.kind} cannot be enforced: {excess}")
+        matcher = self._compile_in_thread(grammar)
+        with self._lock:
+            self._kept[key] = matcher.copy()
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return matcher
+
+    def _compile_in_thread(self, grammar: Grammar) -> GrammarMatcher:
+        """Compile in a thread with a large stack.
+
+        One that is late continues to its end and keeps its place.
+        """
+        if not self._places.acquire(timeout=self._time_limit_s):
+            raise QueueFullError("too many grammars are being compiled; try again later")
+
+        def work() -> GrammarMatcher:
+            try:
+                return self._compiled(grammar)
+            finally:
+                self._places.release()
+
+        try:
+            compiling = run_in_daemon(work, "remora grammar", stack_bytes=GRAMMAR_STACK_BYTES)
+        except RuntimeError as error:
+            self._places.release()
+            raise UnavailableError(f"the {grammar.kind} cannot be compiled: {error}") from error
+        try:
+            return compiling.result(self._time_limit_s)
+        except LateError:
+            raise ParameterError(
+                _PARAMETER, f"the {grammar.kind} takes longer than {self._time_limit_s:g} s to compile: simplify it"
+            ) from None
+
+    def _compiled(self, grammar: Grammar) -> GrammarMatcher:
         library = self._open()
         try:
             text = _source_of(grammar, library.LLMatcher)
-            matcher = library.LLMatcher(self._tokenizer, text, log_level=0)
+            limits = library.LLParserLimits(max_items_in_row=_LARK_ITEMS) if grammar.kind == "lark" else None
+            matcher = library.LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
             reason = matcher.get_error()
         except (TypeError, ValueError, RecursionError) as error:
             reason = str(error)
@@ -63,7 +124,7 @@ class GrammarCompiler:
         return GrammarMatcher(matcher, self._vocabulary)
 
     def _open(self) -> Any:
-        with self._lock:
+        with self._opening:
             if self._library is None:
                 try:
                     library = importlib.import_module("llguidance")
@@ -111,6 +172,10 @@ class GrammarMatcher:
     def __init__(self, matcher: Any, vocabulary: int) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
+
+    def copy(self) -> GrammarMatcher:
+        """Return an independent matcher in the same state."""
+        return GrammarMatcher(self._matcher.deep_copy(), self._vocabulary)
 
     def allowed(self) -> npt.NDArray[np.bool_]:
         """Return for each token whether it may come next.

@@ -105,7 +105,10 @@ def parse_grammar(value: Any) -> Grammar | None:
             raise ParameterError(name, "choice must be a list of texts that are not empty")
         return Grammar("choice", json.dumps(content))
     if key == "json" and not isinstance(content, str):
-        return Grammar("json_schema", json.dumps(content))
+        try:
+            return Grammar("json_schema", json.dumps(content))
+        except RecursionError:
+            raise ParameterError(name, "json is nested too deep") from None
     if not isinstance(content, str):
         raise ParameterError(name, f"{key} must be a text")
     return Grammar("json_schema" if key == "json" else "regex" if key == "regex" else "lark", content)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from remora.errors import InternalError, QueueFullError, RemoraError, UnavailableError
 from remora.generation import Extension, Logits, Sink, Stepper, StepResult, Tokens
 from remora.generation.answering import Answer, Matcher, Outbox
+from remora.generation.grammar_limits import GRAMMAR_STACK_BYTES
 from remora.generation.measurements import Measurements
 from remora.generation.planner import Planner, PlannerLimits, StepPlan
 from remora.generation.rows import Run
@@ -32,6 +33,7 @@ from remora.generation.tasks import (
     Usage,
     check_task,
 )
+from remora.system.threads import start_daemon
 
 _log = logging.getLogger("remora.generation")
 
@@ -90,7 +92,7 @@ class StepLoop:
         tokens: the model's tokenizer.
         settings: see `LoopSettings`.
         now_ns: monotonic clock, the one of the tasks' deadlines.
-        compile_grammar: returns the matcher of a grammar; None if the model cannot enforce any.
+        compile_grammar: returns the matcher of a caller's grammar; None if the model cannot enforce any.
         reopen: returns a new stepper after repeated failures; None to keep the old one.
         threaded: False for tests, which call `turn` themselves.
     """
@@ -102,7 +104,7 @@ class StepLoop:
         settings: LoopSettings,
         now_ns: Callable[[], int],
         *,
-        compile_grammar: Callable[[Grammar], Matcher] | None = None,
+        compile_grammar: Callable[[Grammar, str], Matcher] | None = None,
         reopen: Callable[[], Stepper] | None = None,
         threaded: bool = True,
     ) -> None:
@@ -168,18 +170,17 @@ class StepLoop:
         for choice in range(task.choices):
             matcher = None
             if task.grammar is not None and self._compile is not None:
-                matcher = self._compile(task.grammar)
+                matcher = self._compile(task.grammar, task.caller)
             answers.append(Answer(task, choice, self.facts, self._tokens, matcher))
         grammar_ns = self._now() - arrival_ns if task.grammar is not None else 0
         with self._changed:
             self._refuse_if_full(task)
             if self._threaded and self._thread is None:
-                thread = threading.Thread(target=self._run, name=f"remora {self._settings.name} steps", daemon=True)
+                name = f"remora {self._settings.name} steps"
                 try:
-                    thread.start()
+                    self._thread = start_daemon(self._run, name, stack_bytes=GRAMMAR_STACK_BYTES)
                 except RuntimeError as error:
                     raise UnavailableError(f"model '{self._settings.name}' cannot run: {error}") from error
-                self._thread = thread
             self._inbox.append(_Arrived(task, sink, answers, arrival_ns, grammar_ns))
             self._entering += task.choices
             self._known.add(task)

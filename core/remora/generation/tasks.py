@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from remora.errors import InvalidArgumentError, RemoraError
+from remora.generation.grammar_limits import grammar_excess
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 EndReason = Literal["stop", "length", "deadline", "cancelled", "error"]
@@ -94,8 +95,10 @@ class Task:
         logprobs: number of alternatives for each token of the answer; 0 for the token alone, None for no logprobs.
         prompt_logprobs: the same for the tokens of the prompt.
         skip_special: the text omits special tokens.
-        user: key of fair scheduling: the steps are shared equally between users, whatever number of tasks they have.
-        priority: tasks with a lower number are scheduled first.
+        caller: identifies the credential of the request, "" without one. Steps are shared equally between callers,
+            and prompts and grammars are reused for the same caller alone.
+        user: the end user whom the request names. Users of one caller share its part of the steps equally.
+        priority: of tasks of one caller, those with a lower number are scheduled first.
         deadline_ns: on the engine's clock; 0 for none. At the deadline the task ends with what it has.
         received_ns: time at which the request arrived, on the engine's clock; 0 for the time of ``begin``.
         id: request id, for explanations and traces.
@@ -115,6 +118,7 @@ class Task:
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
     skip_special: bool = True
+    caller: str = ""
     user: str = ""
     priority: int = 0
     deadline_ns: int = 0
@@ -298,6 +302,8 @@ def _check_limits(task: Task, facts: ModelFacts) -> None:
             raise ParameterError(name, f"{name} is {value}; it must be between 0 and {facts.max_logprobs}")
     if task.grammar is not None and task.grammar.kind not in facts.grammars:
         raise ParameterError("response_format", f"this model's engine cannot enforce a {task.grammar.kind}")
+    if task.grammar is not None and (excess := grammar_excess(task.grammar.kind, task.grammar.text)):
+        raise ParameterError("response_format", f"the {task.grammar.kind} cannot be enforced: {excess}")
     if task.adapter and task.adapter not in facts.adapters:
         known = ", ".join(facts.adapters) or "none"
         raise ParameterError("model", f"there is no adapter '{task.adapter}'; available: {known}")

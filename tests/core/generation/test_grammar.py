@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -12,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eventually import eventually
 from generation_models import tiny
-from remora.errors import InternalError
+from remora.errors import InternalError, QueueFullError
 from remora.generation.grammar import GrammarCompiler
 from remora.generation.tasks import Grammar, ParameterError
 from remora.generation.tokenizing import TokenizerFile
@@ -94,3 +96,57 @@ def test_a_token_that_is_not_allowed_is_an_error() -> None:
     (other,) = tokens.encode("b")
     with pytest.raises(InternalError, match="grammar failed"):
         matcher.accept(other)
+
+
+class CountingLibrary:
+    """llguidance with matchers that are compiled when ``released`` is set."""
+
+    def __init__(self) -> None:
+        self.compiled: list[str] = []
+        self.released = threading.Event()
+
+    def LLMatcher(self, _tokenizer: object, text: str, **_: object) -> CountingMatcher:  # noqa: N802  # its name there
+        assert self.released.wait(30)
+        self.compiled.append(text)
+        return CountingMatcher()
+
+    def LLParserLimits(self, **_: object) -> None:  # noqa: N802  # its name there
+        return None
+
+
+class CountingMatcher:
+    """Matcher of `CountingLibrary`."""
+
+    def get_error(self) -> str:
+        return ""
+
+    def deep_copy(self) -> CountingMatcher:
+        return CountingMatcher()
+
+
+def counting_compiler(time_limit_s: float) -> tuple[GrammarCompiler, CountingLibrary]:
+    compiler, library = GrammarCompiler("", 10, {END}, time_limit_s=time_limit_s), CountingLibrary()
+    library.LLMatcher.__func__.grammar_from_regex = lambda text: text  # type: ignore[attr-defined]
+    compiler._library = library
+    return compiler, library
+
+
+def test_a_grammar_is_compiled_once_for_all_choices_of_a_caller_and_again_for_another() -> None:
+    compiler, library = counting_compiler(time_limit_s=30)
+    library.released.set()
+    matchers = [compiler.compile(Grammar("regex", "a"), caller) for caller in ("one", "one", "two", "one", "two")]
+    assert library.compiled == ["a", "a"]
+    assert len({id(matcher._matcher) for matcher in matchers}) == 5
+
+
+def test_a_compilation_that_takes_too_long_is_refused_and_few_run_at_once() -> None:
+    compiler, library = counting_compiler(time_limit_s=0.01)
+    for text in ("a", "b"):
+        with pytest.raises(ParameterError, match=r"takes longer than 0\.01 s to compile"):
+            compiler.compile(Grammar("regex", text))
+    with pytest.raises(QueueFullError, match="too many grammars are being compiled"):
+        compiler.compile(Grammar("regex", "c"))
+    library.released.set()  # from here on the two end, and their places are free
+    eventually(lambda: len(library.compiled) == 2)
+    assert compiler._places.acquire(timeout=30)
+    assert compiler._places.acquire(timeout=30)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
-from remora.system.threads import run_in_daemon
+from remora.system.threads import run_in_daemon, start_daemon
 
 PATIENCE_S = 30.0
 
@@ -34,3 +35,17 @@ def test_an_error_reaches_the_waiter_even_one_that_ends_a_thread() -> None:
 
     with pytest.raises(SystemExit):
         run_in_daemon(work, "remora work").result(PATIENCE_S)
+
+
+def test_a_stack_has_the_size_that_was_asked_for_and_later_threads_have_the_systems() -> None:
+    before = threading.stack_size()
+    started = start_daemon(lambda: None, "remora deep", stack_bytes=1 << 28)
+    started.join(PATIENCE_S)
+    assert threading.stack_size() == before
+    mapped = run_in_daemon(lambda: Path("/proc/self/maps").read_text(), "remora deep", stack_bytes=1 << 28).result()
+    assert any(_size(line) >= 1 << 28 for line in mapped.splitlines())
+
+
+def _size(line: str) -> int:
+    begin, end = line.split()[0].split("-")
+    return int(end, 16) - int(begin, 16)

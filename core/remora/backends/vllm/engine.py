@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 from remora.errors import InternalError, InvalidArgumentError, RemoraError, UnavailableError
 from remora.generation import EngineStats, Sink, Tokens
+from remora.generation.grammar_limits import GRAMMAR_STACK_BYTES
 from remora.generation.library_answers import LibraryAnswer, LibraryAnswers
 from remora.generation.tasks import Grammar, ModelFacts, ParameterError, Task, TokenLogprob, check_task
+from remora.system.threads import start_daemon
 
 _log = logging.getLogger("remora.generation")
 
@@ -67,8 +69,8 @@ class LoopThread:
         self._name = name
         self._end_s = end_s
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name=f"remora {name} vllm", daemon=True)
-        self._thread.start()
+        # vLLM compiles grammars in the loop
+        self._thread = start_daemon(self.loop.run_forever, f"remora {name} vllm", stack_bytes=GRAMMAR_STACK_BYTES)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine to its end and return its result, or raise its error.
