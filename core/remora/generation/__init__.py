@@ -128,13 +128,22 @@ class Detokenizer(Protocol):
 
 
 class Tokens(Protocol):
-    """Conversion between text and tokens of one model. Any thread may use it."""
+    """Conversion between text and tokens of one model. Any thread may use it.
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> tuple[int, ...]:
+    ``longest`` is the largest number of bytes of a text that become one token.
+    """
+
+    @property
+    def longest(self) -> int: ...
+
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True, most: int = 0
+    ) -> tuple[int, ...]:
         """Return the tokens of a text.
 
         ``add_special`` adds what the model expects around a text, such as a token for its beginning. With
-        ``parse_special`` special tokens written in the text become control tokens.
+        ``parse_special`` special tokens written in the text become control tokens. A text with many more than ``most``
+        tokens is refused with ParameterError before it is tokenized whole; 0 for any text.
         """
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
@@ -163,13 +172,15 @@ class ChatTemplate(Protocol):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         arguments: Mapping[str, Any] | None = None,
+        most: int = 0,
     ) -> tuple[int, ...]:
         """Return the tokens of the prompt.
 
         Special tokens in messages stay text. ``arguments`` are additional variables (``chat_template_kwargs``).
+        Messages with many more than ``most`` tokens are refused before they are rendered; 0 for any.
 
         Raises:
-            ParameterError: the template refuses the messages; with its words.
+            ParameterError: the template refuses the messages; with its words. Or the prompt is too long.
         """
 
 

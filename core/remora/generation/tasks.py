@@ -257,11 +257,6 @@ def check_task(task: Task, facts: ModelFacts) -> None:
     """
     if not task.prompt:
         raise ParameterError("prompt", "the prompt is empty: give at least one token")
-    beyond = next((token for token in task.prompt if not 0 <= token < facts.vocabulary), None)
-    if beyond is not None:
-        raise ParameterError(
-            "prompt", f"the prompt has the token id {beyond}, the vocabulary has the ids 0 to {facts.vocabulary - 1}"
-        )
     length = len(task.prompt)
     if length + max(task.max_tokens, 0) > facts.context:
         raise ParameterError(
@@ -269,6 +264,11 @@ def check_task(task: Task, facts: ModelFacts) -> None:
             f"the prompt has {length} tokens and the answer may have {task.max_tokens}, together "
             f"{length + task.max_tokens}; the context of the model has {facts.context} tokens: shorten the prompt or "
             "reduce max_tokens",
+        )
+    beyond = next((token for token in task.prompt if not 0 <= token < facts.vocabulary), None)
+    if beyond is not None:
+        raise ParameterError(
+            "prompt", f"the prompt has the token id {beyond}, the vocabulary has the ids 0 to {facts.vocabulary - 1}"
         )
     _check_limits(task, facts)
     _check_sampling(task.sampling, facts)

@@ -18,6 +18,7 @@ from remora.generation.tasks import ParameterError
 _SIZE_LIMIT = 8 << 20
 _TIME_LIMIT_NS = 5_000_000_000
 _DEPTH_LIMIT = 64
+_PART_CHARACTERS = 1 << 16
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 """Code points that Unicode reserves for a process's own use."""
 
@@ -32,7 +33,13 @@ class TemplateTokens(Protocol):
     @property
     def special(self) -> Mapping[int, str]: ...
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> tuple[int, ...]:
+    @property
+    def longest(self) -> int:
+        """Largest number of bytes of a text that become one token."""
+
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True, most: int = 0
+    ) -> tuple[int, ...]:
         """Return the tokens of a text; see `remora.generation.Tokens`."""
 
 
@@ -76,6 +83,7 @@ class JinjaTemplate:
             ) from error
         names = sorted((text for text in tokens.special.values() if len(text) > 1), key=len, reverse=True)
         self._names = re.compile("|".join(map(re.escape, names)) or r"(?!)")
+        self._longest_name = max(map(len, names), default=0)
         try:
             self._template: Any = _environment(date).from_string(source)
         except self._library.TemplateSyntaxError as error:
@@ -89,8 +97,11 @@ class JinjaTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         arguments: Mapping[str, Any] | None = None,
+        most: int = 0,
     ) -> tuple[int, ...]:
         """Return the tokens of the prompt; see `remora.generation.ChatTemplate`."""
+        if most:
+            self._refuse_long(messages, most)
         text, mark = self._text(
             messages,
             tools=tools,
@@ -99,13 +110,29 @@ class JinjaTemplate:
             arguments=arguments,
         )
         if mark is None:
-            return self._tokens.encode(text, add_special=False)
-        return self._encode_marked(text, mark)
+            return self._tokens.encode(text, add_special=False, most=most)
+        return self._encode_marked(text, mark, most)
 
     def render_text(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """Return the prompt as text, with the options of `render`."""
         text, mark = self._text(messages, **options)
         return text if mark is None else text.replace(mark, "")
+
+    def _refuse_long(self, messages: Sequence[Mapping[str, Any]], most: int) -> None:
+        """Raise ParameterError for messages that cannot fit into ``most`` tokens, before their template runs."""
+        if len(messages) > most:
+            raise ParameterError(
+                "messages", f"there are {len(messages)} messages; at most {most} tokens are possible here: send fewer"
+            )
+        size, limit = 0, most * self._tokens.longest
+        for text in _texts(messages, 0):
+            size += len(text)
+            if size > limit:
+                raise ParameterError(
+                    "messages",
+                    f"the messages have more than {limit} characters, which {most} tokens, the most that are possible "
+                    "here, cannot hold: shorten them",
+                )
 
     def _text(
         self,
@@ -158,12 +185,19 @@ class JinjaTemplate:
     def _mark_for(self, whole: Mapping[str, Any]) -> str | None:
         """Return a character that is in no text if a text has a special token, else None."""
         texts = list(_texts(whole, 0))
-        if not any(self._names.search(text) for text in texts):
+        if not any(self._has_name(text) for text in texts):
             return None
         for mark in _NONCHARACTERS:
             if not any(mark in text for text in texts):
                 return mark
         raise ParameterError("messages", "the messages contain all of Unicode's noncharacters")
+
+    def _has_name(self, text: str) -> bool:
+        """Return True if a text has a special token; searches in parts, between which other threads run."""
+        return any(
+            self._names.search(text, begin, begin + _PART_CHARACTERS + self._longest_name) is not None
+            for begin in range(0, len(text), _PART_CHARACTERS)
+        )
 
     def _rendered(self, variables: Mapping[str, Any]) -> str:
         parts, size, begin_ns = [], 0, self._now()
@@ -185,19 +219,25 @@ class JinjaTemplate:
             ) from error
         return "".join(parts)
 
-    def _encode_marked(self, text: str, mark: str) -> tuple[int, ...]:
+    def _encode_marked(self, text: str, mark: str, most: int) -> tuple[int, ...]:
         """Encode a text in which special tokens count only without the mark."""
         tokens: list[int] = []
         at = 0
         for found in self._names.finditer(text):
-            tokens += self._plain(text[at : found.start()], mark)
+            tokens += self._plain(text[at : found.start()], mark, most)
             tokens += self._tokens.encode(found[0], add_special=False)
             at = found.end()
-        tokens += self._plain(text[at:], mark)
+            if most and len(tokens) > 2 * most:
+                raise ParameterError(
+                    "messages", f"the prompt has more than {2 * most} tokens; at most {most} are possible: shorten it"
+                )
+        tokens += self._plain(text[at:], mark, most)
         return tuple(tokens)
 
-    def _plain(self, text: str, mark: str) -> tuple[int, ...]:
-        return self._tokens.encode(text.replace(mark, ""), add_special=False, parse_special=False) if text else ()
+    def _plain(self, text: str, mark: str, most: int) -> tuple[int, ...]:
+        if not text:
+            return ()
+        return self._tokens.encode(text.replace(mark, ""), add_special=False, parse_special=False, most=most)
 
 
 def _environment(date: Callable[[str], str]) -> Any:

@@ -16,6 +16,11 @@ from remora.errors import ConfigError
 from remora.generation.tasks import ParameterError
 
 _REPLACEMENT = "\ufffd"
+UNKNOWN_BYTES = 1 << 10
+"""Longest text that one token stands for in vocabularies with a token for unknown words."""
+_USUAL_BYTES = 8
+"""Bytes of a token that few texts have on average; a longer text is counted in parts before it is read whole."""
+_PART_CHARACTERS = 1 << 15
 
 
 class TokenizerFile:
@@ -53,19 +58,29 @@ class TokenizerFile:
         self.special: dict[int, str] = {number: each.content for number, each in added.items() if each.special}
         self._added: dict[int, str] = {number: each.content for number, each in added.items()}
         self._bytes = _byte_table(self._parsing, self._added, json.loads(content))
+        self.longest = _longest_token(self._bytes, self._parsing)
         names = (f"<0x{byte:02X}>" for byte in range(256))
         numbers = (self._parsing.token_to_id(name) for name in names)
         self._single = frozenset(number for number in numbers if number is not None)
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> tuple[int, ...]:
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True, most: int = 0
+    ) -> tuple[int, ...]:
         """Return the tokens of a text; see `remora.generation.Tokens`.
 
         Raises:
-            ParameterError: the text contains lone surrogates.
+            ParameterError: the text contains lone surrogates, or has more than ``most`` tokens.
         """
         tokenizer = self._parsing if parse_special else self._plain
+
+        def encoding(part: str) -> Any:
+            # of the library's functions one that lets other threads run, and makes no offsets
+            return tokenizer.encode_batch_fast([part], add_special_tokens=add_special)[0]
+
         try:
-            return tuple(tokenizer.encode(text, add_special_tokens=add_special).ids)
+            if most:
+                refuse_long(text, most, self.longest, lambda part: len(encoding(part)))
+            return tuple(encoding(text).ids)
         except (UnicodeEncodeError, TypeError) as error:
             raise ParameterError("prompt", "the text contains a lone surrogate, which has no UTF-8 form") from error
 
@@ -77,7 +92,7 @@ class TokenizerFile:
         if self._bytes is not None:
             raw = b"".join(b"" if skip_special and token in self.special else self._bytes[token] for token in tokens)
             return raw.decode("utf-8", "replace")
-        text: str = self._parsing.decode(list(tokens), skip_special_tokens=skip_special)
+        text: str = self._parsing.decode_batch([list(tokens)], skip_special_tokens=skip_special)[0]
         return text
 
     def token_bytes(self, token: int) -> bytes:
@@ -99,6 +114,36 @@ class TokenizerFile:
         if self._bytes is not None:
             return ByteDetokenizer(self._bytes, skipped)
         return WindowDetokenizer(lambda tokens: self.decode(tokens, skip_special=skip_special), self._single)
+
+
+def refuse_long(text: str, most: int, longest: int, count: Callable[[str], int]) -> None:
+    """Raise ParameterError for a text with many more than ``most`` tokens, before it is tokenized whole.
+
+    Args:
+        text: of any length.
+        most: number of tokens beyond which the caller refuses the text.
+        longest: bytes of the longest token.
+        count: returns the number of tokens of a part of the text.
+    """
+    if len(text) > most * longest:
+        raise ParameterError(
+            "prompt",
+            f"the text has {len(text)} characters; {most} tokens, which are possible here, have at most "
+            f"{most * longest} bytes: shorten it",
+        )
+    if len(text) <= max(most * _USUAL_BYTES, _PART_CHARACTERS):
+        return
+    found = at = 0
+    while at < len(text):
+        end = at + _PART_CHARACTERS
+        blank = text.rfind(" ", at + 1, end) if end < len(text) else -1
+        end = blank if blank > 0 else end
+        found += count(text[at:end])
+        at = end
+        if found > 2 * most:  # twice, because cuts may split tokens
+            raise ParameterError(
+                "prompt", f"the text has more than {2 * most} tokens; at most {most} are possible here: shorten it"
+            )
 
 
 def read_tokenizer(path: Path, name: str) -> TokenizerFile:
@@ -192,6 +237,14 @@ def _byte_table(tokenizer: Any, added: dict[int, str], document: Any) -> list[by
         else:
             table[number] = bytes(values[letter] for letter in name)
     return table
+
+
+def _longest_token(table: Sequence[bytes] | None, tokenizer: Any) -> int:
+    """Return the largest number of bytes of a text that become one token."""
+    if table is not None:
+        return max(map(len, table), default=1)
+    names = tokenizer.get_vocab(with_added_tokens=True)
+    return max(UNKNOWN_BYTES, max((len(name.encode()) for name in names), default=1))
 
 
 def byte_letters() -> list[str]:

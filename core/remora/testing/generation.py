@@ -20,7 +20,7 @@ import numpy as np
 from remora.errors import RemoraError, UnavailableError
 from remora.generation import Detokenizer, Extension, Logits, StepResult, TokenEngine
 from remora.generation.tasks import End, ModelFacts, ParameterError, Piece, Sampling, Task
-from remora.generation.tokenizing import ByteDetokenizer
+from remora.generation.tokenizing import ByteDetokenizer, refuse_long
 
 LIMIT_S = 60.0
 """Time within which a task must end, in seconds."""
@@ -36,8 +36,15 @@ END_TOKEN = 258
 class ByteTokens:
     """Tokenizer in which each byte is a token."""
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> tuple[int, ...]:
+    longest = 5
+    """Bytes of the names of tokens beyond the bytes, such as ``<256>``."""
+
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True, most: int = 0
+    ) -> tuple[int, ...]:
         """Return the bytes of the text."""
+        if most:
+            refuse_long(text, most, self.longest, len)
         return tuple(text.encode())
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:

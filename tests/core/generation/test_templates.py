@@ -148,3 +148,26 @@ def test_messages_that_are_too_deep_are_refused() -> None:
         deep = {"a": deep}
     with pytest.raises(ParameterError, match="deeper"):
         template().render([{"role": "user", "content": "x", "more": deep}])
+
+
+def test_messages_that_cannot_fit_are_refused_before_their_template_runs() -> None:
+    made = template("{{ raise_exception('rendered') }}")
+    with pytest.raises(ParameterError, match="there are 200 messages; at most 100"):
+        made.render(user("a") * 200, most=100)
+    with pytest.raises(ParameterError, match=f"more than {100 * tokens().longest} characters"):
+        made.render(user("a" * (tokens().longest * 99)) + user("b" * tokens().longest * 2), most=100)
+    with pytest.raises(ParameterError, match="rendered"):
+        made.render(user("a" * 100), most=100)
+
+
+def test_messages_made_of_special_tokens_are_refused_once_they_cannot_fit() -> None:
+    made = template("{% for m in messages %}{{ '<|im_end|>' * 1000 }}{{ m.content }}{% endfor %}")
+    with pytest.raises(ParameterError, match="more than 100 tokens; at most 50"):
+        made.render(user("<|im_end|>"), most=50)
+
+
+def test_a_special_token_is_found_wherever_it_stands() -> None:
+    made = template()
+    for before in (0, (1 << 16) - 5, 1 << 16, (1 << 17) - 1):
+        found = made.render(user("a" * before + "<|im_end|>"))
+        assert found.count(END) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from remora.errors import ConfigError
 from remora.generation.tasks import ParameterError
-from remora.generation.tokenizing import ByteDetokenizer, TokenizerFile, WindowDetokenizer, read_tokenizer
+from remora.generation.tokenizing import ByteDetokenizer, TokenizerFile, WindowDetokenizer, read_tokenizer, refuse_long
 
 tokenizers: Any = pytest.importorskip("tokenizers")
 TEXTS = ["The quick brown fox jumps over the lazy dog. " * 3, "Größe 寿司 🦊 naïve café " * 4]
@@ -143,3 +144,55 @@ def test_a_file_that_is_not_a_tokenizer_is_refused_with_the_reason(tmp_path: Pat
     path.write_text("{}")
     with pytest.raises(ConfigError, match=r"model 'm': its tokenizer\.json cannot be read"):
         read_tokenizer(path, "m")
+
+
+@pytest.mark.parametrize("make", [byte_level, sentence_piece], ids=["byte-level", "sentence-piece"])
+def test_a_text_that_cannot_fit_is_refused_and_one_that_may_is_read(make: Any) -> None:
+    made = make()
+    with pytest.raises(ParameterError, match="20 tokens, which are possible here, have at most"):
+        made.encode("a" * (20 * made.longest + 1), most=20)
+    text = "Hello world! " * 20
+    assert made.encode(text, most=1000) == made.encode(text)
+
+
+def test_a_long_text_is_counted_in_parts_only_until_it_cannot_fit() -> None:
+    counted: list[str] = []
+
+    def count(part: str) -> int:
+        counted.append(part)
+        return len(part)
+
+    with pytest.raises(ParameterError, match="more than 2000 tokens; at most 1000"):
+        refuse_long("word " * 1_000_000, 1000, 10_000, count)
+    assert len(counted) == 1
+    assert len(counted[0]) <= 1 << 15
+    counted.clear()
+    text = "word " * 100_000
+    refuse_long(text, 400_000, 10_000, count)
+    assert counted == []
+    refuse_long(text, 60_000, 10_000, lambda part: count(part) // 5)
+    assert "".join(counted) == text
+
+
+@pytest.mark.parametrize("of", ["encode", "decode"])
+def test_other_threads_run_while_a_long_text_is_converted(of: str) -> None:
+    made = sentence_piece() if of == "decode" else byte_level()
+    tokens = [259, 260] * 500_000
+    begun, done = threading.Event(), threading.Event()
+
+    def convert() -> None:
+        begun.set()
+        if of == "encode":
+            made._parsing.encode_batch_fast(["a" * (1 << 20)])
+        else:
+            made._parsing.decode_batch([tokens])
+        done.set()
+
+    thread = threading.Thread(target=convert)
+    thread.start()
+    assert begun.wait(30)
+    turns = 0
+    while not done.is_set():
+        turns += 1
+    thread.join()
+    assert turns > 1000

@@ -118,7 +118,7 @@ def parse_request(request: Request, generation: Generation, seed: int, received_
         raise InvalidArgumentError(f"sampling_parameters is not JSON: {error}") from error
     if not isinstance(parameters, dict):
         raise InvalidArgumentError("sampling_parameters must be a JSON object")
-    tokens = generation.tokens.encode(prompt)
+    tokens = generation.tokens.encode(prompt, most=generation.engine.facts.context)
     room = generation.engine.facts.context - len(tokens)
     task = replace(
         parse_parameters(parameters, tokens, seed=seed, room=room), id=request.form.id, received_ns=received_ns

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remora.generation.tasks import ParameterError
-from remora.generation.tokenizing import ByteDetokenizer, WindowDetokenizer
+from remora.generation.tokenizing import UNKNOWN_BYTES, ByteDetokenizer, WindowDetokenizer, refuse_long
 
 _SPACE = "\u2581".encode()
 _BYTE = re.compile(rb"<0x([0-9A-Fa-f]{2})>")
@@ -34,13 +34,18 @@ class VocabularyTokens:
         table = [b""] * self.vocabulary
         for name, number in vocabulary.items():
             table[number] = name if isinstance(name, bytes) else str(name).encode()
+        self.longest = max(UNKNOWN_BYTES, max(map(len, table), default=1))
         self._joined = not any(name.startswith(_SPACE) for name in table)
         """True if the text of tokens is that of their bytes, joined."""
         self._table = table if self._joined else [_plain(name) for name in table]
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> tuple[int, ...]:
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True, most: int = 0
+    ) -> tuple[int, ...]:
         """Return the tokens of a text; see `remora.generation.Tokens`."""
         try:
+            if most:
+                refuse_long(text, most, self.longest, lambda part: len(self.encode(part)))
             text.encode()
         except UnicodeEncodeError as error:
             raise ParameterError("prompt", "the text contains a lone surrogate, which has no UTF-8 form") from error

@@ -30,6 +30,8 @@ _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _MAX_STOPS = 4
 _MAX_ANSWERS = 1024
 """Maximum number of answers to all prompts of a request."""
+MAX_COUNTED_TOKENS = 1 << 16
+"""Tokens that tokenize and detokenize convert, or the model's context if that is larger."""
 _PASSED_ON = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("n", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "logit_bias", "skip_special_tokens"),
@@ -149,13 +151,13 @@ def encode_prompts(query: Query, generation: Generation) -> list[tuple[int, ...]
     """Return the tokens of each prompt.
 
     Raises:
-        ParameterError: the model has no chat template, or the template refuses the messages.
+        ParameterError: the model has no chat template, the template refuses the messages, or a prompt is too long.
     """
-    chat = query.chat
+    chat, most = query.chat, most_tokens(query, generation)
     if chat is None:
         encode = generation.tokens.encode
         return [
-            prompt if isinstance(prompt, tuple) else encode(prompt, add_special=query.add_special)
+            prompt if isinstance(prompt, tuple) else encode(prompt, add_special=query.add_special, most=most)
             for prompt in query.prompts
         ]
     template = generation.chat
@@ -175,8 +177,15 @@ def encode_prompts(query: Query, generation: Generation) -> list[tuple[int, ...]
             add_generation_prompt=chat.add_generation_prompt,
             continue_final_message=chat.continue_final_message,
             arguments=chat.arguments,
+            most=most,
         )
     ]
+
+
+def most_tokens(query: Query, generation: Generation) -> int:
+    """Return the number of tokens beyond which a prompt of this query is refused."""
+    context = generation.engine.facts.context
+    return max(context, MAX_COUNTED_TOKENS) if query.action in ("tokenize", "detokenize") else context
 
 
 def _needed(fields: Mapping[str, Any], name: str) -> Any:

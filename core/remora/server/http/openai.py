@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("remora.http")
 
-_LARGE = 16_384
+_LARGE = 8_192
 """Bytes of a body from which decoding, templates and tokenization run in another thread."""
 _LARGE_PACKED = 1_024
 """The same for a compressed body, which may become 1,032 times as large."""
@@ -368,7 +368,7 @@ class _Call:
             if isinstance(query, VectorQuery):
                 raise ApiError(400, f"the model '{name}' writes text and gives no vectors or scores", param="model")
             if query.action not in _GENERATES:
-                self._exchange.respond(tokens_answer(query, generation))
+                self._count_tokens(query, generation)
                 return None
             return self._begin_tasks(query, model, generation, adapter, timeout_ns)
         except LoadingError:
@@ -376,6 +376,16 @@ class _Call:
         except Exception as error:
             self._exchange.respond(answer_to(self._renamed(error)))
             return None
+
+    def _count_tokens(self, query: Query, generation: Generation) -> None:
+        """Answer tokenize or detokenize, in another thread if the body is large. May raise ParameterError."""
+        if self._size <= _LARGE:
+            self._exchange.respond(tokens_answer(query, generation))
+            return
+        answers: list[HttpAnswer] = []
+        self.in_thread(
+            lambda: answers.append(tokens_answer(query, generation)), lambda: self._exchange.respond(answers[0])
+        )
 
     def _begin_tasks(
         self, query: Query, model: ServedModel, generation: Generation, adapter: str, timeout_ns: int
@@ -421,7 +431,16 @@ class _Call:
             )
         origin = Origin(self._exchange, self._head, timeout_ns, self._routes.heading, self._routes.large)
         requests = TensorRequests(self._routes.engine, self._routes.mailbox, model, use, origin)
-        return requests.begin(query, keeps_version=keeps_version)
+        if self._size <= _LARGE:
+            return requests.begin(query, keeps_version=keeps_version)
+
+        def begin() -> None:
+            became = self._became = requests.begin(query, keeps_version=keeps_version)
+            if self._cancelled:
+                became.cancel()
+
+        self.in_thread(lambda: requests.prepare(query), begin)
+        return None
 
     def _began(self, request: _Request) -> None:
         if self._cancelled:  # while the tasks were being begun

@@ -11,10 +11,10 @@ import orjson
 from remora.errors import CancelledError, InternalError, RemoraError, UnavailableError
 from remora.generation import Generation, Sink, Tokens
 from remora.generation.measurements import TracedSink
-from remora.generation.tasks import Piece, Task
+from remora.generation.tasks import ParameterError, Piece, Task
 from remora.models.served_model import ServedModel
 from remora.protocols.openai.replies import Heading, Reply
-from remora.protocols.openai.requests import Query, encode_prompts
+from remora.protocols.openai.requests import Query, encode_prompts, most_tokens
 from remora.protocols.openai.response_replies import ResponseReply
 from remora.protocols.openai.routes import ApiError, error_answer, refused
 from remora.protocols.rest.answer import INTERNAL, JSON, PLAIN, Headers, HttpAnswer, Refusal
@@ -165,13 +165,17 @@ class ErrorExchange(ForwardingExchange):
 
 
 def tokens_answer(query: Query, generation: Generation) -> HttpAnswer:
-    """Return the answer to tokenize and detokenize."""
-    tokens = generation.tokens
+    """Return the answer to tokenize and detokenize. Raises ParameterError."""
+    tokens, most = generation.tokens, most_tokens(query, generation)
     if query.action == "detokenize":
         (given,) = query.prompts
         assert not isinstance(given, str)
+        if len(given) > most:
+            raise ParameterError("tokens", f"there are {len(given)} tokens; at most {most} are possible here")
         return HttpAnswer(200, (JSON,), [orjson.dumps({"prompt": tokens.decode(given, skip_special=False)})])
     (encoded,) = encode_prompts(query, generation)
+    if len(encoded) > most:
+        raise ParameterError("prompt", f"the text has {len(encoded)} tokens; at most {most} are possible here")
     context = generation.engine.facts.context
     document: dict[str, object] = {"count": len(encoded), "max_model_len": context, "tokens": list(encoded)}
     if query.token_ids:

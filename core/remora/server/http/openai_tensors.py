@@ -46,6 +46,7 @@ class _NoTokens:
     """Tokenizer of a model that takes texts: no token is special."""
 
     special: Mapping[int, str] = {}
+    longest = 1
 
 
 class TicketGroup:
@@ -110,8 +111,14 @@ class TensorRequests:
         self._use = use
         self._exchange, self._head, self._timeout_ns, self._heading, self._large = origin
         self._group = TicketGroup()
+        self._prompt: str | None = None
         self._inputs, self._outputs = tensors_of(model.config)
         self._batch = model.config.max_batch_size
+
+    def prepare(self, query: Query | VectorQuery) -> None:
+        """Render the prompt of a long chat. May run in another thread, before `begin`. Raises ParameterError."""
+        if isinstance(query, Query) and query.chat is not None and self._use.task == "text":
+            self._prompt = self._chat_prompt(query)
 
     def begin(self, query: Query | VectorQuery, *, keeps_version: bool) -> Cancellable:
         """Submit the requests to the model.
@@ -175,7 +182,9 @@ class TensorRequests:
     # -- Texts ---------------------------------------------------------------------------------------------------------
 
     def _begin_texts(self, query: Query) -> None:
-        prompts = [self._chat_prompt(query)] if query.chat is not None else [str(each) for each in query.prompts]
+        prompts = [str(each) for each in query.prompts]
+        if query.chat is not None:
+            prompts = [self._chat_prompt(query) if self._prompt is None else self._prompt]
         tasks = [task_for(query) for _ in prompts]
         made = self._heading(query.model or self._model.name, "")
         reply = reply_to(query, tasks, made, None, self._use.tool_parser)

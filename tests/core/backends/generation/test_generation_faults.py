@@ -95,6 +95,12 @@ def test_a_schema_that_nests_too_deeply_is_a_bad_request(engine: Engine) -> None
     assert whole(engine)
 
 
+def test_a_prompt_that_cannot_fit_is_refused_unread(engine: Engine) -> None:
+    with pytest.raises(InvalidArgumentError, match="the text has 33554432 characters; 512 tokens"):
+        whole(engine, text="a" * (32 << 20))
+    assert whole(engine)
+
+
 def test_special_tokens_that_users_type_in_a_chat_are_text(engine: Engine) -> None:
     generation = generation_of(engine)
     assert generation.chat is not None
