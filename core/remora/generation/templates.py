@@ -119,7 +119,7 @@ class JinjaTemplate:
         return text if mark is None else text.replace(mark, "")
 
     def _refuse_long(self, messages: Sequence[Mapping[str, Any]], most: int) -> None:
-        """Raise ParameterError for messages that cannot fit into ``most`` tokens, before their template runs."""
+        """Raise ParameterError for messages that cannot fit into ``most`` tokens."""
         if len(messages) > most:
             raise ParameterError(
                 "messages", f"there are {len(messages)} messages; at most {most} tokens are possible here: send fewer"
@@ -193,7 +193,10 @@ class JinjaTemplate:
         raise ParameterError("messages", "the messages contain all of Unicode's noncharacters")
 
     def _has_name(self, text: str) -> bool:
-        """Return True if a text has a special token; searches in parts, between which other threads run."""
+        """Return True if a text has a special token.
+
+        The search is in parts, between which other threads run.
+        """
         return any(
             self._names.search(text, begin, begin + _PART_CHARACTERS + self._longest_name) is not None
             for begin in range(0, len(text), _PART_CHARACTERS)

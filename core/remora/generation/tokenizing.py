@@ -117,7 +117,7 @@ class TokenizerFile:
 
 
 def refuse_long(text: str, most: int, longest: int, count: Callable[[str], int]) -> None:
-    """Raise ParameterError for a text with many more than ``most`` tokens, before it is tokenized whole.
+    """Raise ParameterError for a text with many more than ``most`` tokens, mostly unread.
 
     Args:
         text: of any length.

@@ -116,7 +116,7 @@ class TensorRequests:
         self._batch = model.config.max_batch_size
 
     def prepare(self, query: Query | VectorQuery) -> None:
-        """Render the prompt of a long chat. May run in another thread, before `begin`. Raises ParameterError."""
+        """Render the prompt of a chat before `begin`, in any thread. Raises ParameterError."""
         if isinstance(query, Query) and query.chat is not None and self._use.task == "text":
             self._prompt = self._chat_prompt(query)
 

@@ -4,169 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from threading import get_ident
 from typing import Any
 
 import pytest
 
 from eventually import eventually_in_loop
-from fakes import FakeClock, FakeExchange
-from remora.errors import NotFoundError, RemoraError
-from remora.generation import Extension, Generation, Sink
-from remora.generation.step_loop import LoopSettings, StepLoop
+from fakes import FakeExchange
+from openai_by_hand import TEXT, FakeModel, FakeRouted, Server, running
+from remora.errors import RemoraError
+from remora.generation import Sink
 from remora.generation.tasks import Task
-from remora.generation.templates import JinjaTemplate
-from remora.generation.tokenizing import TokenizerFile
-from remora.messages import Buffer
-from remora.models.readiness import Readiness
-from remora.models.table import LoadingError
-from remora.options import EngineOptions
-from remora.proto.model_config_pb2 import ModelConfig
 from remora.protocols.http1 import Head
 from remora.protocols.openai.routes import find_route
-from remora.server.http.exchange import Cancellable, Exchange
-from remora.server.http.openai import OpenAiRoutes
-from remora.testing.generation import ByteTokens, ScriptedStepper
-from remora.tracing.settings import TraceSettings
-from remora.tracing.tracer import Traces
-
-TEXT = "Hello, world"
-
-
-class FakeModel:
-    """A served language model whose steps the test runs."""
-
-    name, version_text = "m", "1"
-    loaded_ms = 7000
-    is_routed = False
-    config = ModelConfig()
-
-    def __init__(self, script: str | None = TEXT, adapters: tuple[str, ...] = (), **settings: Any) -> None:
-        self.clock_ns = 0
-        self.step_ns = 0
-        self.broken = False
-        tokens = ByteTokens()
-        stepper = ScriptedStepper(length=2000, script=script, before_step=self._before_step)
-        stepper.facts = replace(stepper.facts, adapters=adapters)
-        self.loop = StepLoop(stepper, tokens, LoopSettings("m", **settings), lambda: self.clock_ns, threaded=False)
-        self.generation: Generation | None = Generation(self.loop, tokens, served_names=("alias",))
-        self.users = 0
-
-    def _before_step(self, _extensions: Sequence[Extension]) -> None:
-        self.clock_ns += self.step_ns
-        if self.broken:
-            raise RuntimeError("the device is gone")
-
-    def acquire(self) -> bool:
-        self.users += 1
-        return True
-
-    def release(self) -> None:
-        self.users -= 1
-
-
-class FakeRouted(FakeModel):
-    """A model with a release, which chooses another version for the request."""
-
-    is_routed = is_divided = True
-
-    def __init__(self, canary: FakeModel) -> None:
-        super().__init__("from the stable version")
-        self._canary = canary
-        self.counted: list[object] = []
-        self.counter = lambda: self.counted.append
-
-    def bind_to(self, _carrier: object) -> FakeModel:
-        return self._canary
-
-
-class FakeEngine:
-    """An engine with one model."""
-
-    def __init__(self, model: FakeModel) -> None:
-        self.model = model
-        self.options = EngineOptions()
-        self.loading: Future[None] | None = None
-        self.started = True
-        self.traces = Traces(TraceSettings(), FakeClock(), {})
-
-    def models(self) -> list[FakeModel]:
-        return [self.model]
-
-    def resolve(self, name: str, version: int = -1) -> FakeModel:
-        if self.loading is not None:
-            raise LoadingError("the model is being loaded", self.loading)
-        if name != "m":
-            raise NotFoundError(f"no model {name}")
-        return self.model
-
-    def readiness(self) -> Readiness:
-        return Readiness(self.started, self.started, False, ())
-
-
-class Server:
-    """The routes over one model, without sockets."""
-
-    def __init__(self, model: FakeModel | None = None, *, chat: bool = False, **options: Any) -> None:
-        self.model = model or FakeModel()
-        if chat and self.model.generation is not None:
-            content = '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}'
-            source = "{% for m in messages %}{{ m.content }}{% endfor %}"
-            template = JinjaTemplate(source, TokenizerFile(content, "m"), {}, "m", lambda: 0, str)
-            self.model.generation = replace(self.model.generation, chat=template)
-        self.engine = FakeEngine(self.model)
-        self.waited: list[Callable[[], Cancellable | None]] = []
-        self.routes = OpenAiRoutes(self.engine, self._wait, None, 1 << 20, **options)  # type: ignore[arg-type]
-
-    def _wait(self, work: Any, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        try:
-            return work(head, body, exchange)
-        except LoadingError:
-            self.waited.append(lambda: work(head, body, exchange))
-            return None
-
-    def ask(
-        self, path: str = "/v1/completions", method: str = "POST", headers: Any = (), body: Any = None, **fields: Any
-    ):
-        exchange = FakeExchange()
-        head = Head(method, path, ((b"content-type", b"application/json"), *headers))
-        where = find_route(path)
-        assert where is not None
-        raw = body if body is not None else json.dumps({"model": "m", "prompt": "Hi", **fields}).encode()
-        return self.routes.handle(where, head, raw, exchange), exchange
-
-    async def turn(self, count: int = 1, runs: FakeModel | None = None) -> None:
-        """Run steps, and let the event loop deliver what they made."""
-        for _ in range(count):
-            (runs or self.model).loop.turn()
-            await asyncio.sleep(0)
-
-    async def answer(self, exchange: FakeExchange, runs: FakeModel | None = None) -> tuple[int, Any]:
-        for _ in range(100):
-            if exchange.answers:
-                break
-            await self.turn(runs=runs)
-        (answer,) = exchange.answers
-        return answer.status, json.loads(b"".join(answer.body))
-
-    def refusal(self, **fields: Any) -> tuple[int, dict[str, Any]]:
-        _, exchange = self.ask(**fields)
-        (answer,) = exchange.answers
-        return answer.status, json.loads(b"".join(answer.body))["error"]
-
-
-def running(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Run a test in an event loop."""
-
-    def run() -> None:
-        asyncio.run(test())
-
-    run.__name__ = test.__name__
-    return run
 
 
 @running
@@ -554,55 +406,14 @@ async def test_tokens_of_a_text_and_back() -> None:
     assert await server.answer(exchange) == (200, {"prompt": "Hi"})
 
 
-@running
-async def test_texts_are_converted_up_to_a_limit_and_long_ones_in_another_thread() -> None:
-    server = Server()
-    threads: list[int] = []
-    generation = server.model.generation
-    assert generation is not None
-    encode = generation.tokens.encode
-
-    def noted(text: str, **options: Any) -> tuple[int, ...]:
-        threads.append(get_ident())
-        return encode(text, **options)
-
-    generation.tokens.encode = noted  # type: ignore[method-assign]
-    for size, status in ((1 << 16, 200), ((1 << 16) + 1, 400)):
-        body = json.dumps({"model": "m", "prompt": "a" * size}).encode()
-        _, exchange = server.ask(path="/tokenize", body=body)
-        await eventually_in_loop(partial(len, exchange.answers))
-        assert exchange.answers[0].status == status
-        body = json.dumps({"model": "m", "tokens": [65] * size}).encode()
-        _, exchange = server.ask(path="/detokenize", body=body)
-        await eventually_in_loop(partial(len, exchange.answers))
-        assert exchange.answers[0].status == status
-    assert get_ident() not in threads
-
-
-@running
-async def test_a_long_prompt_is_refused_with_the_name_of_its_parameter() -> None:
-    server = Server(chat=True)
-    for path, fields in (
-        ("/v1/completions", {"prompt": "a" * 500_000}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 5_000_000}]}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}] * 20_000}),
-    ):
-        _, exchange = server.ask(path=path, body=json.dumps({"model": "m", "max_tokens": 4, **fields}).encode())
-        await eventually_in_loop(partial(len, exchange.answers))
-        (answer,) = exchange.answers
-        error = json.loads(b"".join(answer.body))["error"]
-        assert (answer.status, error["param"]) == (400, "messages" if "messages" in fields else "prompt"), error
-    assert server.model.users == 0
-
-
-@pytest.mark.parametrize("code", ["decode", "tasks_of"])
+@pytest.mark.parametrize("code", ["openai.decode", "openai_tasks.tasks_of"])
 def test_an_unexpected_fault_is_a_500_without_its_text(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_arguments: Any, **_options: Any) -> None:
         raise ZeroDivisionError("secret")
 
     async def ask() -> None:
         server = Server()
-        monkeypatch.setattr(f"remora.server.http.openai.{code}", fail)
+        monkeypatch.setattr(f"remora.server.http.{code}", fail)
         status, error = server.refusal()
         assert status == 500
         assert "secret" not in error["message"]
