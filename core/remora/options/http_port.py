@@ -75,7 +75,7 @@ class HttpOptions:
 
     allow_http: bool = option("Serve V2 over HTTP.", default=True)
     http_address: str = option(
-        "Address for HTTP; 0.0.0.0: all interfaces.",
+        "Address for HTTP; 0.0.0.0: all interfaces with IPv4, ::: with IPv4 and IPv6.",
         default="127.0.0.1",
         metavar="ADDR",
     )

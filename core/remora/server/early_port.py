@@ -11,7 +11,8 @@ import selectors
 import socket
 import threading
 
-_BACKLOG = 1024
+from remora.server.listening_sockets import listen
+
 _LIVEZ_REQUESTS = (b"GET /livez ", b"HEAD /livez ")
 _HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nCache-Control: no-store\r\n"
@@ -26,9 +27,7 @@ class EarlyPort:
     """
 
     def __init__(self, address: str, port: int, *, reuse_port: bool = False) -> None:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        socket.inet_pton(family, address)
-        self._listening = socket.create_server((address, port), family=family, backlog=_BACKLOG, reuse_port=reuse_port)
+        self._listening = listen(address, port, reuse_port=reuse_port)
         self._listening.setblocking(False)
         self._stop_receiver, self._stop_sender = socket.socketpair()
         self._waiting: dict[socket.socket, None] = {}  # in order of arrival

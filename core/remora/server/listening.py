@@ -17,13 +17,12 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from remora.server.listening_sockets import BACKLOG, is_numeric, listen
+
 if TYPE_CHECKING:
     from remora.server.tls import PortTls
 
 _log = logging.getLogger("remora.server")
-
-BACKLOG = 1024
-"""Connections that the kernel queues until they are accepted."""
 
 _AT_ONCE = 64
 """Connections to accept in one turn of the event loop."""
@@ -39,10 +38,9 @@ _SPARE = 16
 
 async def bind(address: str, port: int, *, reuse_port: bool) -> list[socket.socket]:
     """Return listening sockets for an address or a host name. Raises OSError."""
-    family = _family(address)
-    if family is not None:
+    if is_numeric(address):  # a numeric address needs no resolver, whose codec for names takes a millisecond to import
         try:
-            return [socket.create_server((address, port), family=family, backlog=BACKLOG, reuse_port=reuse_port)]
+            return [listen(address, port, reuse_port=reuse_port)]
         except OSError as error:
             if error.errno is None:
                 raise
@@ -56,19 +54,6 @@ async def bind(address: str, port: int, *, reuse_port: bool) -> list[socket.sock
     for each in sockets:
         each.listen(BACKLOG)
     return sockets
-
-
-def _family(address: str) -> socket.AddressFamily | None:
-    """Return the family of a numeric address, None for a host name.
-
-    A numeric address needs no resolver, whose codec for names takes a millisecond to import.
-    """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        socket.inet_pton(family, address)
-    except OSError:
-        return None
-    return family
 
 
 class Port:

@@ -5,8 +5,6 @@ Invariant: calls in flight are answered before their connection closes.
 
 from __future__ import annotations
 
-import errno
-import socket
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING
@@ -25,7 +23,7 @@ from remora.server.http.exchange import Service
 from remora.server.http.http1_listener import Handover
 from remora.server.http.http2 import ALPN, Http2Listener, OpenRequest
 from remora.server.http.http2_requests import Requests
-from remora.server.listening import BACKLOG, Port, bind
+from remora.server.listening import Port, bind
 from remora.server.tls import PortTls, grpc_files
 from remora.tensors.shared_memory import Regions
 
@@ -76,10 +74,8 @@ class OwnGrpc:
         files = grpc_files(options)
         tls = None if files is None else PortTls(files, (ALPN,))
         listener = self._listener(None, options.message_bytes)
-        reuse = options.reuse_grpc_port
         try:
-            bound = _everywhere(port, reuse) if address in _EVERYWHERE else None
-            sockets = [bound] if bound is not None else await bind(address, port, reuse_port=reuse)
+            sockets = await bind(address, port, reuse_port=options.reuse_grpc_port)
         except OSError as error:
             target = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
             raise UnavailableError(
@@ -146,26 +142,6 @@ class OwnGrpc:
         for front in self._fronts:
             front.close()
         return True
-
-
-_EVERYWHERE = ("0.0.0.0", "::")
-
-
-def _everywhere(port: int, reuse: bool) -> socket.socket | None:
-    """Return a dual-stack socket on all interfaces, as with grpcio.
-
-    Returns None without support for both families.
-    """
-    if not socket.has_dualstack_ipv6():
-        return None
-    try:
-        return socket.create_server(
-            ("", port), family=socket.AF_INET6, backlog=BACKLOG, reuse_port=reuse, dualstack_ipv6=True
-        )
-    except OSError as error:
-        if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-            return None
-        raise
 
 
 def terms_of(options: ServerOptions) -> KeepalivePolicy:

@@ -20,6 +20,8 @@ STREAM_BACKLOG = 16_777_216
 VERSION_HEADER = b"X-Model-Version"
 """Header of an answer while a release divides the requests to a model among versions."""
 _TLS_QUIET_S = 60.0
+_IPV4_MAPPED = "::ffff:"
+"""Beginning of a client's IPv4 address on a socket of IPv6."""
 SILENCE_S = 2.0
 """How long a partially received request may stay without data during shutdown."""
 
@@ -254,9 +256,12 @@ def arrival_of(head: Head, exchange: Exchange, *_: object) -> Arrival:
 
 
 def peer_of(transport: BaseTransport) -> str:
-    """Return the address of a connection's client, "" for a Unix socket."""
+    """Return the address of a connection's client, "" for a Unix socket.
+
+    A client of IPv4 has the same address on a socket of both families.
+    """
     peer = transport.get_extra_info("peername")
-    return str(peer[0]) if isinstance(peer, tuple) else ""
+    return str(peer[0]).removeprefix(_IPV4_MAPPED) if isinstance(peer, tuple) else ""
 
 
 class TlsNotice:
