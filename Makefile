@@ -329,7 +329,7 @@ bench: $(VENV)/dev.stamp  ## run the benchmarks of docs/performance.md
 	@$(PY) -m tests.bench
 
 proto: $(VENV)-proto/stamp  ## regenerate core/remora/proto/*_pb2.py from the .proto files
-	cd core && ../$(VENV)-proto/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. remora/proto/*.proto
+	$(VENV)-proto/bin/python .ci/proto.py core
 
 reference: $(VENV)/dev.stamp  ## regenerate the tables in docs/configuration.md and docs/architecture.md
 	$(PY) docs/reference.py
