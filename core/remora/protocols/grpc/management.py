@@ -23,15 +23,23 @@ class Rpc(NamedTuple):
     """Codec of a management RPC.
 
     ``decode`` turns request bytes into a call, ``encode`` its result into response bytes. ``decode`` raises
-    RemoraError, MalformedError for bytes that are not such a message.
+    RemoraError, MalformedError for bytes that are not such a message. ``absent`` is the response for a model that is
+    not there or not available, None if that is an error.
     """
 
     decode: Callable[[bytes], Call]
     encode: Callable[[Any], bytes]
+    absent: bytes | None = None
 
 
-def _rpc(kind: type[_M], call: Callable[[_M], Call], answer: Callable[[Any], Message]) -> Rpc:
-    return Rpc(lambda message: call(parsed(kind, message)), lambda result: answer(result).SerializeToString())
+def _rpc(
+    kind: type[_M], call: Callable[[_M], Call], answer: Callable[[Any], Message], absent: Message | None = None
+) -> Rpc:
+    return Rpc(
+        lambda message: call(parsed(kind, message)),
+        lambda result: answer(result).SerializeToString(),
+        None if absent is None else absent.SerializeToString(),
+    )
 
 
 def _model_metadata(info: calls.ModelInfo) -> Message:
@@ -180,6 +188,7 @@ RPCS: Mapping[str, Rpc] = {
         pb.ModelReadyRequest,
         lambda request: calls.ModelReady(request.name, version_of(request.version)),
         lambda ready: pb.ModelReadyResponse(ready=ready),
+        absent=pb.ModelReadyResponse(),  # [R04]
     ),
     "ServerMetadata": _rpc(
         pb.ServerMetadataRequest,

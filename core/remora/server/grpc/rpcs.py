@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from remora.calls import Call, ModelConfig, ModelMetadata, ServerReady
 from remora.engine import FrontEnd
-from remora.errors import CancelledError, RemoraError, UnavailableError, UnsupportedError, error_of
+from remora.errors import CancelledError, NotFoundError, RemoraError, UnavailableError, UnsupportedError, error_of
 from remora.messages import Outcome, Response, Ticket
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
@@ -194,8 +194,10 @@ class Rpcs:
             while True:
                 try:
                     return rpc.encode(self.engine.perform(call))
-                except LoadingError:
-                    if not isinstance(call, ModelMetadata | ModelConfig):
+                except (NotFoundError, UnavailableError) as error:
+                    if rpc.absent is not None:
+                        return rpc.absent
+                    if not isinstance(error, LoadingError) or not isinstance(call, ModelMetadata | ModelConfig):
                         raise
                     self.engine.wait_for(call.model, call.version, _seconds_left(context))
 
