@@ -6,6 +6,8 @@ import gzip
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import RunningServer, Serving
+from conftest import ROOT, RunningServer, Serving
 from hosting import ask
 
 grpc = pytest.importorskip("grpc", reason="needs grpcio: pip install '.[grpcio]'")
@@ -304,3 +306,34 @@ def test_junk_ends_its_own_connection_alone(server: RunningServer, rest: Any, ju
             while client.recv(65_536):
                 pass
     assert rest.get("/v2/health/ready").status_code == 200
+
+
+# -- Stubs of clients -----------------------------------------------------------------------------------------------
+
+CLIENT = """
+import sys, grpc
+import remora.proto.inference_pb2  # the server's own messages share the process
+import inference_pb2 as pb, inference_pb2_grpc as stubs
+with grpc.insecure_channel(sys.argv[1]) as channel:
+    stub = stubs.GRPCInferenceServiceStub(channel)
+    assert stub.ServerLive(pb.ServerLiveRequest()).live
+    name = stub.RepositoryIndex(pb.RepositoryIndexRequest()).models[0].name
+    assert stub.ModelReady(pb.ModelReadyRequest(name=name)).ready
+    assert not stub.ModelReady(pb.ModelReadyRequest(name="nope")).ready
+    config = stub.ModelConfig(pb.ModelConfigRequest(name=name)).config
+    info = stub.ModelMetadata(pb.ModelMetadataRequest(name=name))
+    assert (config.name, [each.name for each in config.input]) == (name, [each.name for each in info.inputs])
+"""
+
+
+def test_stubs_that_are_generated_from_the_published_file_call_the_server(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    pytest.importorskip("grpc_tools", reason="grpcio-tools is not installed")
+    output = [f"-I{ROOT / 'core/remora/proto'}", f"--python_out={tmp_path}", f"--grpc_python_out={tmp_path}"]
+    protoc = [sys.executable, "-m", "grpc_tools.protoc", *output, "inference.proto", "model_config.proto"]
+    subprocess.run(protoc, check=True)
+    (tmp_path / "client.py").write_text(CLIENT)
+    client = [sys.executable, "client.py", f"127.0.0.1:{server.grpc}"]
+    answer = subprocess.run(client, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert answer.returncode == 0, answer.stderr

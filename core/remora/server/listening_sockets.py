@@ -1,4 +1,7 @@
-"""Listening sockets of all ports, so that an address means the same on each. Light, because it is imported first."""
+"""Listening sockets of all ports, so that an address means the same on each.
+
+The module imports little, because the early port needs it before all others.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from conftest import ROOT
 from python_models import write_echo
 from remora.engine import Engine
 from remora.errors import ConfigError, RemoraError, UnavailableError
@@ -258,36 +256,6 @@ def test_files_that_are_not_certificates_are_reported_by_their_flags(
     ):
         with pytest.raises(ConfigError, match=told), serving(repository, **{**mutual(ours), **changed}):
             pass
-
-
-# -- Stubs of clients -----------------------------------------------------------------------------------------------
-
-CLIENT = """
-import sys, grpc
-import remora.proto.inference_pb2  # the server's own messages share the process
-import inference_pb2 as pb, inference_pb2_grpc as stubs
-with grpc.insecure_channel(sys.argv[1]) as channel:
-    stub = stubs.GRPCInferenceServiceStub(channel)
-    assert stub.ServerLive(pb.ServerLiveRequest()).live
-    name = stub.RepositoryIndex(pb.RepositoryIndexRequest()).models[0].name
-    assert stub.ModelReady(pb.ModelReadyRequest(name=name)).ready
-    assert not stub.ModelReady(pb.ModelReadyRequest(name="nope")).ready
-    config = stub.ModelConfig(pb.ModelConfigRequest(name=name)).config
-    info = stub.ModelMetadata(pb.ModelMetadataRequest(name=name))
-    assert (config.name, [each.name for each in config.input]) == (name, [each.name for each in info.inputs])
-"""
-
-
-def test_stubs_that_are_generated_from_the_published_file_call_the_server(repository: Path, tmp_path: Path) -> None:
-    pytest.importorskip("grpc_tools", reason="grpcio-tools is not installed")
-    output = [f"-I{ROOT / 'core/remora/proto'}", f"--python_out={tmp_path}", f"--grpc_python_out={tmp_path}"]
-    protoc = [sys.executable, "-m", "grpc_tools.protoc", *output, "inference.proto", "model_config.proto"]
-    subprocess.run(protoc, check=True)
-    (tmp_path / "client.py").write_text(CLIENT)
-    with serving(repository) as server:
-        client = [sys.executable, "client.py", server.target]
-        answer = subprocess.run(client, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert answer.returncode == 0, answer.stderr
 
 
 # -- Where it listens -----------------------------------------------------------------------------------------------
