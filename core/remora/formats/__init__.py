@@ -78,5 +78,5 @@ def needed(module: str, file: Path) -> Any:
         package = _PACKAGES.get(top, top)
         raise RuntimeError(
             f"'{file}' needs the package {package}: install it beside remora (pip install {package}), or put the file "
-            f"into a folder with a requirements.txt that names {package}, and serve the folder"
+            f"into a folder with a requirements.txt that names {package}, and serve the folder with --trust-pickle"
         ) from None

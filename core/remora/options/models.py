@@ -47,8 +47,8 @@ class RepositoryOptions:
         default=False,
     )
     trust_pickle: bool = option(
-        "Serve models at PATH that are pickles (joblib, MLflow). Reading a pickle runs the code in it: use this only "
-        "for files whose author you trust.",
+        "Serve models at PATH that are pickles (joblib, MLflow), and install the packages of a requirements.txt beside "
+        "a model file. Both run code that the file's author chose: use this only for authors whom you trust.",
         default=False,
     )
     id: str = option("Server name in the metadata.", default="triton", metavar="NAME")

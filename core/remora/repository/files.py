@@ -6,8 +6,10 @@ a ``model.py`` that reads it through `remora.formats`. The file itself is not op
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +25,8 @@ from remora.model_files import (
 )
 from remora.repository import BARE_SUFFIXES
 from remora.repository.written import WrittenRepository
+
+_log = logging.getLogger("remora.models")
 
 _HEAD_BYTES = 1 << 16
 _CONFIG_BYTES = 1 << 20
@@ -79,7 +83,15 @@ def recognise(place: Path) -> Found | None:
         return None
     if place.suffix in _WITHOUT_LAYOUT:
         raise ConfigError(f"'{place}' {_WITHOUT_LAYOUT[place.suffix]}")
+    if place.suffix in (".pt", ".pt2"):
+        _refuse_machine_code(place)
     return _file(place)
+
+
+def folder_of_another_library(place: Path) -> Found | None:
+    """Return what a folder is if another library wrote it whole, None for a folder with one file of it."""
+    found = _folder(place) if place.is_dir() else None
+    return found if found is not None and found.path == place else None
 
 
 def holds_other_files(paths: Collection[str]) -> bool:
@@ -154,6 +166,19 @@ def _file(path: Path) -> Found | None:
     if path.suffix in _BOOSTERS or path.name == _SAGEMAKER_XGBOOST:
         return _booster(path)
     return None
+
+
+def _refuse_machine_code(path: Path) -> None:
+    """Raise ConfigError for an AOTInductor package, whose library runs its author's code when it is opened."""
+    import zipfile  # imported here, because few models are PyTorch's
+
+    with suppress(zipfile.BadZipFile, ValueError, OSError), zipfile.ZipFile(path) as archive:
+        if any("/data/aotinductor/" in name.replace("\\", "/").lower() for name in archive.namelist()):
+            raise ConfigError(
+                f"'{path}' is an AOTInductor package, which contains machine code of its author and declares no inputs "
+                "and outputs: if you trust the author, serve it from a model repository whose config.pbtxt declares "
+                "them; otherwise save the model with torch.export.save"
+            )
 
 
 def _booster(path: Path) -> Found | None:
@@ -279,8 +304,17 @@ def _write_model(folder: Path, place: Path, found: Found, *, trust_pickle: bool)
         f"class TritonPythonModel(FileModel):\n    define = staticmethod({function})\n",
         encoding="utf-8",
     )
-    if place.is_dir() and (place / REQUIREMENTS).is_file():
-        (folder / REQUIREMENTS).symlink_to((place / REQUIREMENTS).resolve())
+    requirements = place / REQUIREMENTS
+    if not place.is_dir() or not requirements.is_file():
+        return
+    if trust_pickle:
+        (folder / REQUIREMENTS).symlink_to(requirements.resolve())
+    else:
+        _log.warning(
+            "'%s' is not installed, because packages run code that its author chose: install what the model needs "
+            "beside remora or, if you trust the author, start with --trust-pickle",
+            requirements,
+        )
 
 
 def _write_config(folder: Path, config: Mapping[str, Any]) -> None:

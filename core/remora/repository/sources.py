@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from remora.errors import ConfigError
 from remora.model_files import CONFIG_FILENAMES
 from remora.repository import CacheSettings, Repository
-from remora.repository.files import file_repository, holds_other_files, recognise
+from remora.repository.files import file_repository, folder_of_another_library, holds_other_files, recognise
 from remora.repository.local import LocalRepository
 from remora.storage.archive import is_archive
 
@@ -69,6 +69,7 @@ def open_repository(
         )
     source = function_source(text) if any_layout else ""
     if source:
+        _refuse_code_in_folder(Path(text))
         from remora.repository.functions import function_repository  # imports subprocess, which model files never need
 
         return function_repository(source, bare_name=bare_name, settings=python_settings)
@@ -91,6 +92,16 @@ def _open_path(place: Path, *, any_layout: bool, bare_name: str, trust_pickle: b
                 f"{' ...' if len(names) > 5 else ''}. Serve one of the files, or write an app.py that loads them"
             )
     return LocalRepository(place, any_layout=any_layout, bare_name=bare_name)
+
+
+def _refuse_code_in_folder(place: Path) -> None:
+    """Raise ConfigError for a folder of another library with an app.py, which may be its author's."""
+    found = folder_of_another_library(place)
+    if found is not None:
+        raise ConfigError(
+            f"'{place}' is {found.title} and has an {APP} that declares models, whose code runs only if it is named: "
+            f"serve '{place / APP}', or serve the folder without that file"
+        )
 
 
 def function_source(place: str) -> str:

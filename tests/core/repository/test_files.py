@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +125,59 @@ def test_a_model_is_named_after_its_file_or_its_folder(tmp_path: Path) -> None:
     assert list(open_repository(root / "prices.cbm", any_layout=True, bare_name="p").models()) == ["p"]
 
 
-def test_requirements_of_a_folder_belong_to_its_model(tmp_path: Path) -> None:
-    place = _place(tmp_path / "churn", {"model.cbm": "CBM1", "requirements.txt": "catboost\n"})
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"model.cbm": "CBM1"},
+        {"model.skops": ""},
+        {"config.json": '{"model_type": "bert"}', "model.safetensors": ""},
+        {"modules.json": '[{"type": "sentence_transformers.models.Transformer"}]'},
+    ],
+    ids=["catboost", "skops", "transformers", "sentence-transformers"],
+)
+def test_requirements_of_a_folder_are_used_only_with_trust(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, files: dict[str, str]
+) -> None:
+    place = _place(tmp_path / "churn", {**files, "requirements.txt": "./evil\n"})
     repository = open_repository(place, any_layout=True)
     repository.models()
-    assert (repository.fetch("churn").path / "requirements.txt").read_text() == "catboost\n"
+    assert not (repository.fetch("churn").path / "requirements.txt").exists()
+    assert "requirements.txt' is not installed, because packages run code that its author chose" in caplog.text
+    trusted = open_repository(place, any_layout=True, trust_pickle=True)
+    trusted.models()
+    assert (trusted.fetch("churn").path / "requirements.txt").read_text() == "./evil\n"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"config.json": '{"model_type": "bert"}', "model.safetensors": ""},
+        {"modules.json": '[{"type": "sentence_transformers.models.Transformer"}]'},
+        {"saved_model.pb": ""},
+        {"MLmodel": ""},
+    ],
+    ids=["transformers", "sentence-transformers", "saved model", "mlflow"],
+)
+def test_an_app_in_the_folder_of_another_library_runs_only_by_its_name(tmp_path: Path, files: dict[str, str]) -> None:
+    code = "import remora\nraise SystemExit('this code ran')\n@remora.model\ndef f(): ...\n"
+    place = _place(tmp_path / "m", {**files, "app.py": code})
+    for trust in (False, True):
+        with pytest.raises(ConfigError, match=r"has an app\.py that declares models, .*: serve '.*app\.py'"):
+            open_repository(place, any_layout=True, trust_pickle=trust)
+
+
+@pytest.mark.parametrize("prefix", ["m", "M", "a b"])
+@pytest.mark.parametrize("member", ["data/aotinductor/model/m.so", "data/AOTInductor/model/m.wrapper.so"])
+@pytest.mark.parametrize("suffix", ["pt", "pt2"])
+def test_machine_code_in_a_file_is_refused_before_it_is_opened(
+    tmp_path: Path, prefix: str, member: str, suffix: str
+) -> None:
+    path = tmp_path / f"m.{suffix}"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{prefix}/archive_format", "pt2")
+        archive.writestr(f"{prefix}/{member}", b"ELF")
+    with pytest.raises(ConfigError, match="is an AOTInductor package, which contains machine code"):
+        open_repository(path, any_layout=True)
 
 
 def test_versions_of_a_saved_model_are_versions(tmp_path: Path) -> None:
