@@ -36,6 +36,8 @@ TRUST_PICKLE: Final = "TRUST_PICKLE"
 """Parameter of a Python model's configuration that allows this file to be a pickle."""
 JSON_TENSORS: Final = "JSON_TENSORS"
 """Parameter of a configuration: inputs and outputs, joined by commas, whose elements are JSON documents."""
+NAMED_OUTPUTS: Final = "named_outputs"
+"""Parameter of a forest: a classifier answers ``label`` and ``probabilities`` instead of FIL's one output."""
 SOURCE_FILES: Final = "source.txt"
 """Name of the file in a repository of Python functions that lists the imported files."""
 

@@ -36,6 +36,7 @@ def complete_from_tensors(
     default_max_batch: int = 4,
     axes: Mapping[str, str] = _UNNAMED,
     trial: Callable[[], Trial] = lambda: Trial.UNKNOWN,
+    independent: str = "",
 ) -> BatchingChoice | None:
     """Fill in the inputs, outputs, batch size and batching that ``config`` lacks.
 
@@ -50,6 +51,7 @@ def complete_from_tensors(
         default_max_batch: the batch size for a model that can batch and has none configured.
         axes: the names that the model's file gives to first axes, by tensor.
         trial: compares two rows together with each alone.
+        independent: why rows cannot depend on each other, which needs no trial; "" if they may.
 
     Returns:
         The choice of batching, None if the configuration already decides it.
@@ -60,7 +62,7 @@ def complete_from_tensors(
     choice = None
     if not (_expected_inputs(config) and config.output):
         fed, kept = _fed_by_sequences(config), {row.output_name for row in config.sequence_batching.state}
-        choice = _complete_batching(config, inputs, outputs, default_max_batch, axes, trial)
+        choice = _complete_batching(config, inputs, outputs, default_max_batch, axes, trial, independent)
         if not _expected_inputs(config):
             _declare(config.input, [row for row in inputs if row.name not in fed], config.max_batch_size)
         if not config.output:
@@ -82,6 +84,7 @@ def _complete_batching(
     default_max_batch: int,
     axes: Mapping[str, str],
     trial: Callable[[], Trial],
+    independent: str,
 ) -> BatchingChoice | None:
     choice = None
     if config.max_batch_size:
@@ -91,7 +94,10 @@ def _complete_batching(
                 "max_batch_size is specified"
             )
     elif default_max_batch > 0 and not _declares_whole_shapes(config, inputs, outputs):
-        choice = choose_batching(inputs, outputs, axes, trial)
+        if independent and has_batch_axis(inputs, outputs):
+            choice = BatchingChoice(True, independent)
+        else:
+            choice = choose_batching(inputs, outputs, axes, trial)
         config.max_batch_size = default_max_batch if choice.batched else 0
     if config.max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
         config.dynamic_batching.SetInParent()

@@ -19,6 +19,7 @@ from remora.model_files import (
     JSON_TENSORS,
     MODEL_FILE,
     MODEL_FILENAMES,
+    NAMED_OUTPUTS,
     REQUIREMENTS,
     TRUST_PICKLE,
     parse_version,
@@ -60,6 +61,7 @@ class Found(NamedTuple):
         path: the file or folder to read.
         links: for a backend: the original of each file of each version directory.
         backend: the backend's name, if the names of the linked files do not imply it.
+        parameters: those of the backend.
         define: for `remora.formats`: module and function.
         refusal: why it is served only with ``--trust-pickle``, "" for other files.
     """
@@ -68,6 +70,7 @@ class Found(NamedTuple):
     path: Path
     links: Mapping[int, Mapping[str, Path]] = {}
     backend: str = ""
+    parameters: Mapping[str, str] = {}
     define: str = ""
     refusal: str = ""
 
@@ -89,7 +92,7 @@ def recognise(place: Path) -> Found | None:
 
 
 def folder_of_another_library(place: Path) -> Found | None:
-    """Return what a folder is if another library wrote it whole, None for a folder with one file of it."""
+    """Return what a folder is that another library wrote whole, else None."""
     found = _folder(place) if place.is_dir() else None
     return found if found is not None and found.path == place else None
 
@@ -169,7 +172,7 @@ def _file(path: Path) -> Found | None:
 
 
 def _refuse_machine_code(path: Path) -> None:
-    """Raise ConfigError for an AOTInductor package, whose library runs its author's code when it is opened."""
+    """Raise ConfigError for an AOTInductor package, whose code runs when it is opened."""
     import zipfile  # imported here, because few models are PyTorch's
 
     with suppress(zipfile.BadZipFile, ValueError, OSError), zipfile.ZipFile(path) as archive:
@@ -185,16 +188,20 @@ def _booster(path: Path) -> Found | None:
     """Return the kind of a booster's file by its content, because its name may be any."""
     head = _head(path)
     if head.startswith(b"tree\n"):
-        return Found("a LightGBM model", path, links={1: {"model.txt": path}}, backend="fil")
+        return _forest("a LightGBM model", path, "model.txt")
     if head.startswith(b"{L"):
-        return Found("an XGBoost model", path, links={1: {"xgboost.ubj": path}})
+        return _forest("an XGBoost model", path, "xgboost.ubj")
     if head.lstrip().startswith(b"{") and b'"learner"' in head:
-        return Found("an XGBoost model", path, links={1: {"xgboost.json": path}})
+        return _forest("an XGBoost model", path, "xgboost.json")
     if path.name == _SAGEMAKER_XGBOOST:
         return Found(
             "a pickle", path, define="estimators:define_pickle", refusal=_WHY_TRUST + "save it with save_model"
         )
     return None
+
+
+def _forest(title: str, path: Path, name: str) -> Found:
+    return Found(title, path, links={1: {name: path}}, backend="fil", parameters={NAMED_OUTPUTS: "true"})
 
 
 def _folder(folder: Path) -> Found | None:
@@ -287,17 +294,14 @@ def _write_model(folder: Path, place: Path, found: Found, *, trust_pickle: bool)
         for name, original in files.items():
             (version / name).symlink_to(original.resolve())
     if found.backend:
-        _write_config(folder, {"backend": found.backend})
+        _write_config(folder, {"backend": found.backend}, found.parameters)
     if not found.define:
         return
     module, _, function = found.define.partition(":")
     parameters = {MODEL_FILE: str(found.path.resolve()), JSON_TENSORS: _DOCUMENTS}
     if trust_pickle:
         parameters[TRUST_PICKLE] = "true"
-    _write_config(
-        folder,
-        {"backend": "python", "parameters": {key: {"string_value": value} for key, value in parameters.items()}},
-    )
+    _write_config(folder, {"backend": "python"}, parameters)
     (folder / "1" / "model.py").write_text(
         f'"""Model of {found.title}, written by remora."""\n\nfrom remora.formats import FileModel\n'
         f"from remora.formats.{module} import {function}\n\n\n"
@@ -317,7 +321,8 @@ def _write_model(folder: Path, place: Path, found: Found, *, trust_pickle: bool)
         )
 
 
-def _write_config(folder: Path, config: Mapping[str, Any]) -> None:
+def _write_config(folder: Path, config: Mapping[str, Any], parameters: Mapping[str, str]) -> None:
     import json
 
-    (folder / "config.json").write_text(json.dumps({"name": folder.name, **config}), encoding="utf-8")
+    written = {"parameters": {key: {"string_value": value} for key, value in parameters.items()}}
+    (folder / "config.json").write_text(json.dumps({"name": folder.name, **config, **written}), encoding="utf-8")

@@ -95,7 +95,7 @@ def _open_path(place: Path, *, any_layout: bool, bare_name: str, trust_pickle: b
 
 
 def _refuse_code_in_folder(place: Path) -> None:
-    """Raise ConfigError for a folder of another library with an app.py, which may be its author's."""
+    """Raise ConfigError for a folder of another library that also has an app.py."""
     found = folder_of_another_library(place)
     if found is not None:
         raise ConfigError(

@@ -46,6 +46,33 @@ def plan(*, classes: bool = False, probabilities: bool = False, threshold: float
 
 
 @pytest.mark.parametrize(
+    ("classes", "width", "labels", "probabilities"),
+    [(2, 1, [[0], [0]], [[1, 0], [1, 0]]), (3, 3, [[2], [2]], [[0, 0.1, 0.2], [0, 0.1, 0.2]])],
+)
+def test_a_classifier_may_answer_under_the_names_of_estimators(
+    tmp_path: Path, classes: int, width: int, labels: list[list[int]], probabilities: list[list[float]]
+) -> None:
+    config = parameters(named_outputs="true")
+    made = forest(classes, width)
+    model = TreesModel(source(tmp_path), made, plan_trees(config, {}, "xgboost_ubj", classes))
+    model.complete(config)
+    assert [(row.name, list(row.dims)) for row in config.output] == [("label", [1]), ("probabilities", [classes])]
+    instance = model.instance(config, Placement("m"))
+    (answer,) = run(instance, request_of({"input__0": np.zeros((2, 4), "f4")}, ("label", "probabilities")))
+    assert isinstance(answer, Response)
+    found = {tensor.name: tensor.data for tensor in answer.outputs}
+    assert found["label"].tolist() == labels
+    np.testing.assert_allclose(found["probabilities"], probabilities)
+
+
+def test_a_regression_keeps_its_output_name(tmp_path: Path) -> None:
+    config = parameters(named_outputs="true")
+    model = TreesModel(source(tmp_path), forest(0, 1), plan_trees(config, {}, "xgboost_ubj", 0))
+    model.complete(config)
+    assert [row.name for row in config.output] == ["output__0"]
+
+
+@pytest.mark.parametrize(
     ("values", "made", "classes", "width", "expected"),
     [
         ([[1.5], [-2.0]], plan(), 0, 1, [[1.5], [-2.0]]),  # a regression

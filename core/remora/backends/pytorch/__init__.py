@@ -15,13 +15,14 @@ from typing import Any
 
 from remora.backends import Instance, Placement, Source
 from remora.backends.arrays import input_types, output_types
+from remora.backends.batching_trial import try_rows
 from remora.backends.model_files import cpu_as_device, default_max_batch, load_failure, model_path, require_file
 from remora.backends.onnxruntime.plan import concurrent_instances
 from remora.backends.pytorch.archive import SCRIPT
 from remora.backends.pytorch.plan import Bound, RunPlan, bind_inputs, bind_outputs, plan_run
 from remora.backends.pytorch.program import Program, load_program, load_torch, share_parameters, to_array, to_value
 from remora.backends.ragged import array_instance
-from remora.config import complete_from_tensors
+from remora.config import BatchingChoice, Trial, complete_from_tensors
 from remora.errors import ConfigError, InternalError, RemoraError
 from remora.messages import Array, Tensor
 from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
@@ -63,6 +64,7 @@ class PyTorchModel:
         self._programs: dict[str, Program] = {}
         self._assigned: set[str] = set()
         self._opening = threading.Lock()
+        self.batching: BatchingChoice | None = None
         self._runners = concurrent_instances(config)
         self._set_inter_op_threads()
         self._first = self._device(_first_placement(config, torch.cuda.device_count()))
@@ -92,7 +94,23 @@ class PyTorchModel:
             return
         if not config.input and not config.output:
             batch = default_max_batch(self._source.settings)
-            complete_from_tensors(config, program.inputs, program.outputs, default_max_batch=batch)
+            self.batching = complete_from_tensors(
+                config,
+                program.inputs,
+                program.outputs,
+                default_max_batch=batch,
+                trial=lambda: self._try_rows(config, program),
+            )
+
+    def _try_rows(self, config: ModelConfig, program: Program) -> Trial:
+        """Compare rows that run together with each alone, on the device of the first instance."""
+        assert program.inputs is not None
+        assert program.outputs is not None
+        unbatched = ModelConfig()
+        unbatched.CopyFrom(config)
+        complete_from_tensors(unbatched, program.inputs, program.outputs, default_max_batch=0)
+        run = ProgramRun(self._torch, program, self._plan, unbatched, self._first, self._threads())
+        return try_rows(run, program.inputs, program.outputs)
 
     def instance(self, config: ModelConfig, placement: Placement) -> Instance:
         """Return an instance on its device, which shares the weights there.

@@ -15,7 +15,7 @@ from remora.backends.model_files import import_framework, load_failure, model_pa
 from remora.backends.ragged import array_instance
 from remora.backends.tensorrt.context import TrtContext, TrtEngine, describe, log_of
 from remora.backends.transfers import transfer_for
-from remora.config import complete_from_tensors
+from remora.config import BatchingChoice, complete_from_tensors
 from remora.errors import ConfigError, UnsupportedError
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.system import cuda
@@ -59,6 +59,7 @@ class TensorRtModel:
         self._path = path
         self._engines: dict[int, TrtEngine] = {}
         self._opening = threading.Lock()
+        self.batching: BatchingChoice | None = None
         self._profile = _profile(config)
         if _named_gpu(config) is not None:  # otherwise the GPU is chosen before `complete`
             self._engine(_first_gpu(config))
@@ -73,7 +74,9 @@ class TensorRtModel:
         most = engine.most_rows(self._profile)
         inputs = [tensor.info for tensor in engine.tensors if tensor.is_input]
         outputs = [tensor.info for tensor in engine.tensors if not tensor.is_input]
-        complete_from_tensors(config, inputs, outputs, default_max_batch=most)
+        built = f"the engine's optimization profile {self._profile} has batches of up to {most} rows"
+        choice = complete_from_tensors(config, inputs, outputs, default_max_batch=most, independent=built)
+        self.batching = choice or self.batching
         if config.max_batch_size > most > 0:
             raise ConfigError(
                 f"model '{config.name}': max_batch_size is {config.max_batch_size}, but the engine's optimization "

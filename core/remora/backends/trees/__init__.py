@@ -29,6 +29,7 @@ from remora.calls import TensorInfo
 from remora.config import complete_from_tensors
 from remora.errors import ConfigError
 from remora.messages import Array, Tensor
+from remora.model_files import NAMED_OUTPUTS
 from remora.proto.model_config_pb2 import ModelConfig
 
 _INPUT, _OUTPUT, _CONTRIBUTIONS = "input__0", "output__0", "treeshap_output"
@@ -38,7 +39,8 @@ _TYPES: Mapping[str, tuple[str, Callable[[str, Path, int], Forest]]] = {
     "lightgbm": ("model.txt", lightgbm_forest),
     "treelite_checkpoint": ("checkpoint.tl", treelite_forest),
 }
-_USED = frozenset({"model_type", "output_class", "is_classifier", "predict_proba", "threshold"})
+_LABEL, _PROBABILITIES = "label", "probabilities"
+_USED = frozenset({"model_type", "output_class", "is_classifier", "predict_proba", "threshold", NAMED_OUTPUTS})
 # These change how FIL stores its trees and do not affect answers.
 _WITHOUT_EFFECT = frozenset(
     {"storage_type", "algo", "blocks_per_sm", "threads_per_tree", "transfer_threshold", "chunk_size", "layout",
@@ -49,13 +51,15 @@ _WITHOUT_EFFECT = frozenset(
 class TreePlan(NamedTuple):
     """Requested form of a forest's output.
 
-    ``classes`` requests class numbers; ``threshold`` applies to binary ones.
+    ``classes`` requests class numbers; ``threshold`` applies to binary ones. ``named`` requests the outputs of a
+    classifier under the names that estimators of other libraries have: ``label`` (INT64) and ``probabilities``.
     """
 
     model_type: str
     classes: bool
     probabilities: bool
     threshold: float
+    named: bool = False
 
 
 class TreesBackend:
@@ -103,6 +107,11 @@ class TreesModel:
         if self._plan.probabilities and self.forest.classes == 2 and dims == [1]:
             width = 1
         outputs = [TensorInfo(_OUTPUT, "FP32", (-1, width))]
+        if self._plan.named:
+            outputs = [
+                TensorInfo(_LABEL, "INT64", (-1, 1)),
+                TensorInfo(_PROBABILITIES, "FP32", (-1, self.forest.classes)),
+            ]
         if any(row.name == _CONTRIBUTIONS for row in config.output):  # costly, so computed only if configured
             outputs.append(TensorInfo(_CONTRIBUTIONS, "FP32", (-1, *contributions_shape(config.name, self.forest))))
         complete_from_tensors(
@@ -110,6 +119,7 @@ class TreesModel:
             [TensorInfo(_INPUT, "FP32", (-1, self.forest.features))],
             outputs,
             default_max_batch=default_max_batch(self._source.settings),
+            independent="a forest computes each row alone",
         )
 
     def instance(self, config: ModelConfig, placement: Placement) -> Instance:
@@ -122,19 +132,25 @@ class TreesModel:
         forest, plan = self.forest, self._plan
         dims = {row.name: tuple(row.dims) for row in config.output}
 
-        def values(table: Array) -> Array:
-            return finished(forest.predict(table), plan, forest.classes, (*dims.get(_OUTPUT, ()), 1)[0])
-
-        def contributions(table: Array) -> Array:
-            assert forest.contributions is not None  # otherwise `complete` has refused the configuration
-            return forest.contributions(table).reshape(len(table), *dims[_CONTRIBUTIONS])
-
-        answers = {_OUTPUT: values, _CONTRIBUTIONS: contributions}
+        labels = plan._replace(classes=True, probabilities=False)
+        both = plan._replace(probabilities=True)
 
         def run(inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
             rows = inputs[_INPUT]
             table = np.ascontiguousarray(rows if config.max_batch_size else rows.reshape(-1, forest.features))
-            return [Tensor(name, "FP32", answers[name](table)) for name in wanted]
+            values = forest.predict(table) if wanted != (_CONTRIBUTIONS,) else table
+
+            def answer(name: str) -> Tensor:
+                if name == _CONTRIBUTIONS:
+                    assert forest.contributions is not None  # otherwise `complete` has refused the configuration
+                    return Tensor(name, "FP32", forest.contributions(table).reshape(len(table), *dims[name]))
+                if name == _LABEL:
+                    return Tensor(name, "INT64", finished(values, labels, forest.classes, 1).astype(np.int64))
+                if name == _PROBABILITIES:
+                    return Tensor(name, "FP32", finished(values, both, forest.classes, forest.classes))
+                return Tensor(name, "FP32", finished(values, plan, forest.classes, (*dims.get(name, ()), 1)[0]))
+
+            return [answer(name) for name in wanted]
 
         return array_instance(placement.name, config, run, quick=True)
 
@@ -160,7 +176,8 @@ def plan_trees(config: ModelConfig, settings: Mapping[str, str], kind: str, clas
             f"model '{config.name}' asks for classes, but its forest is a regression: set output_class and "
             "predict_proba to false"
         )
-    return TreePlan(kind, output_class, probabilities, threshold)
+    named = classes > 0 and get_bool(config, settings, NAMED_OUTPUTS, default=False)
+    return TreePlan(kind, output_class, probabilities, threshold, named)
 
 
 def output_width(plan: TreePlan, forest: Forest) -> int:
