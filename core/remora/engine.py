@@ -313,16 +313,27 @@ class Engine:
         retired: ServedModel | None = None
         for _ in range(_ATTEMPTS):
             model = self.resolve(name, version) if wait_s == 0.0 else self.wait_for(name, version, wait_s)
+            known: ServedModel = model
             if not model.is_plain:
                 arguments = _prepared(model, front_end, arguments)
+                if model.generation is not None:
+                    known = cast("ServedModel", self._with_caller(model, front_end.arrival(*arguments)))
             if self.traces.on:
-                model = self.traces.wrap_model(model, front_end.arrival(*arguments), retired)
-            captured = model if self.capture is None else self.capture.wrap_model(model)
+                model = known = self.traces.wrap_model(known, front_end.arrival(*arguments), retired)
+            captured = known if self.capture is None else self.capture.wrap_model(known)
             try:
                 return front_end.submit(captured, *arguments)
             except RetiredError as error:
                 retired, replaced = model, error
         raise replaced
+
+    def _with_caller(self, model: ServedModel, arrival: Arrival | None) -> object:
+        """Return a language model that knows the caller of the next request."""
+        if arrival is None:
+            return model
+        from remora.models.callers import CallerModel, caller_of  # imported here, because few servers need it
+
+        return CallerModel(model, caller_of(arrival.carrier, self.traces.key_of))
 
     def infer(
         self,

@@ -187,13 +187,14 @@ class Request:
         cancelled: may become True at any time.
         blocking_instances: instances that are blocked until this request completes, because they issued it [L04].
         states: the server-side state of the request's sequence by the model's input names [S13], or None.
+        caller: identifies the credential of a request to a language model, "" without one.
         keep_on_device: True if the outputs may stay on the device where the model computes them, as `DeviceArray`s.
         trace: the trace of the request, or None.
     """
 
     __slots__ = (
-        "_watchers", "blocking_instances", "cancelled", "form", "inputs", "keep_on_device", "requested", "rows",
-        "shape_key", "states", "trace",
+        "_watchers", "blocking_instances", "caller", "cancelled", "form", "inputs", "keep_on_device", "requested",
+        "rows", "shape_key", "states", "trace",
     )  # fmt: skip
 
     def __init__(
@@ -207,6 +208,7 @@ class Request:
         self.cancelled = False
         self.blocking_instances: frozenset[object] = _NO_INSTANCES
         self.states: dict[str, Array] | None = None
+        self.caller = ""
         self.keep_on_device = False
         self.trace: RequestTrace | None = None
         self._watchers: list[Callable[[], None]] = []

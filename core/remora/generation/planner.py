@@ -1,8 +1,9 @@
 """Planning of a language model's steps: admission, prefill, decode and preemption. Pure.
 
 Each step carries one token of every run that decodes and, within a budget, parts of prompts, so that a long prompt
-delays no other request for longer than one step. Users share rows and prompt tokens equally: of several users with
-waiting work, the one with the fewest computed tokens is next.
+delays no other request for longer than one step. Callers share rows and prompt tokens equally: of several callers with
+waiting work, the one with the fewest computed tokens is next. What requests name themselves orders the work of their
+caller alone: first the priority, then equal shares of its users.
 
 Invariants: no part of a prompt makes a kernel compute a single position, because matrix products of one row are rounded
 otherwise than those of several: a part has at least two tokens, and not one more than a multiple of four. Tokens of an
@@ -61,11 +62,33 @@ class StepPlan(NamedTuple):
 
 @dataclass(slots=True)
 class _User:
-    """Runs and computed tokens of one user."""
+    """Runs and computed tokens of one user of a caller."""
 
     computed: float
     waiting: list[Run] = field(default_factory=list)
     running: int = 0
+
+
+@dataclass(slots=True)
+class _Caller:
+    """Users and computed tokens of one caller."""
+
+    number: int
+    computed: float
+    users: dict[str, _User] = field(default_factory=dict)
+
+    @property
+    def running(self) -> int:
+        """Number of runs with a row."""
+        return sum(user.running for user in self.users.values())
+
+    @property
+    def waiting(self) -> int:
+        """Number of runs without a row."""
+        return sum(len(user.waiting) for user in self.users.values())
+
+
+_Turn = tuple[tuple[float, int, int], int, float, int]
 
 
 class Planner:
@@ -74,7 +97,7 @@ class Planner:
     def __init__(self, limits: PlannerLimits) -> None:
         self._limits = limits
         self._rows = RowTable(limits.rows, decode_first=limits.decode_first)
-        self._users: dict[str, _User] = {}
+        self._callers: dict[str, _Caller] = {}
         self._copies: list[Copy] = []
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -88,7 +111,12 @@ class Planner:
     @property
     def waiting(self) -> int:
         """Number of runs without a row."""
-        return sum(len(user.waiting) for user in self._users.values())
+        return sum(caller.waiting for caller in self._callers.values())
+
+    @property
+    def waiting_by_caller(self) -> dict[str, int]:
+        """Number of runs without a row by caller."""
+        return {name: caller.waiting for name, caller in self._callers.items()}
 
     @property
     def cache_tokens(self) -> int:
@@ -103,28 +131,35 @@ class Planner:
     @property
     def is_idle(self) -> bool:
         """True if the plan has no work."""
-        return not self._users
+        return not self._callers
 
     def add(self, run: Run) -> None:
         """Queue a run."""
-        name = run.task.user
-        user = self._users.get(name)
+        task = run.task
+        caller = self._callers.get(task.caller)
+        if caller is None:
+            caller = self._callers[task.caller] = _Caller(run.order, _least(self._callers.values()))
+        user = caller.users.get(task.user)
         if user is None:
-            # A new user starts level with the least served one: idle time earns no credit.
-            least = min((each.computed for each in self._users.values()), default=0.0)
-            user = self._users[name] = _User(least)
+            user = caller.users[task.user] = _User(_least(caller.users.values()))
         user.waiting.append(run)
+
+    def _of(self, run: Run) -> tuple[_Caller, _User]:
+        caller = self._callers[run.task.caller]
+        return caller, caller.users[run.task.user]
 
     def remove(self, run: Run, *, keep: bool = True) -> None:
         """Forget a run that has ended. Its prompt is kept for reuse."""
-        user = self._users[run.task.user]
+        caller, user = self._of(run)
         if run.row >= 0:
             self._copies += self._rows.release(run, keep=keep and self._limits.prefix_cache)
             user.running -= 1
         else:
             user.waiting.remove(run)
         if not user.running and not user.waiting:
-            del self._users[run.task.user]
+            del caller.users[run.task.user]
+        if not caller.users:
+            del self._callers[run.task.caller]
 
     def lose_rows(self) -> list[Run]:
         """Forget the contents of all rows and return their runs, which the caller removes."""
@@ -132,7 +167,7 @@ class Planner:
         self._rows.clear()
         self._copies.clear()
         for run in lost:
-            user = self._users[run.task.user]
+            _, user = self._of(run)
             user.running -= 1
             user.waiting.append(run)
         return lost
@@ -159,14 +194,16 @@ class Planner:
             run.computed += len(extension.tokens)
             run.steps += 1
             run.rows_beside += len(runs) - 1
-            self._users[run.task.user].computed += len(extension.tokens)
+            for share in self._of(run):
+                share.computed += len(extension.tokens)
         copies, self._copies = self._copies, []
         return StepPlan(copies, extensions, runs, late)
 
     # -- Admission -----------------------------------------------------------------------------------------------------
 
     def _all(self) -> Iterable[Run]:
-        return [*self._rows.owners, *(run for user in self._users.values() for run in user.waiting)]
+        users = (user for caller in self._callers.values() for user in caller.users.values())
+        return [*self._rows.owners, *(run for user in users for run in user.waiting)]
 
     def _admit(self, now_ns: int) -> None:
         while (run := self._next_waiting()) is not None:
@@ -174,7 +211,7 @@ class Planner:
                 return
             if not self._fits(run):
                 return
-            user = self._users[run.task.user]
+            _, user = self._of(run)
             user.waiting.remove(run)
             user.running += 1
             run.admitted_ns = run.admitted_ns or now_ns
@@ -190,17 +227,27 @@ class Planner:
             self._trim()
 
     def _next_waiting(self) -> Run | None:
-        """Return the run to admit next: by priority, then the least served user, then arrival."""
-        best: tuple[tuple[int, float, int], Run] | None = None
-        for user in self._users.values():
-            for run in user.waiting:
-                leader = run.leader
-                if leader is not None and leader.row >= 0 and not leader.decodes:
-                    continue  # its prompt is being computed for this run, too
-                key = (run.task.priority, user.computed, run.order)
-                if best is None or key < best[0]:
-                    best = key, run
+        """Return the run to admit next, the first in the order of `_turn`."""
+        best: tuple[_Turn, Run] | None = None
+        for caller in self._callers.values():
+            for user in caller.users.values():
+                for run in user.waiting:
+                    leader = run.leader
+                    if leader is not None and leader.row >= 0 and not leader.decodes:
+                        continue  # its prompt is being computed for this run, too
+                    key = self._turn(run)
+                    if best is None or key < best[0]:
+                        best = key, run
         return None if best is None else best[1]
+
+    def _turn(self, run: Run) -> _Turn:
+        """Return a key that is smaller for runs that are next.
+
+        The least served caller, then its best priority, then its least served user, then arrival. Equally served
+        callers are ordered by their rows and arrival, so that no priority counts between them.
+        """
+        caller, user = self._of(run)
+        return (caller.computed, caller.running, caller.number), run.task.priority, user.computed, run.order
 
     def _fits(self, run: Run) -> bool:
         """Return True if there is memory for a run's tokens beside those of the others."""
@@ -210,28 +257,35 @@ class Planner:
         return needed <= self._limits.cache_tokens or not self._rows.owners
 
     def _make_way(self, run: Run, now_ns: int) -> bool:
-        """Put back a run of a user with more than an equal share of the rows, if there is one.
+        """Put back another run for the sake of this one, if there is one that gives way.
 
-        Only for the first row of a user, and for runs of a better priority.
+        Runs give way to the first row of a caller if their own has more than an equal share of the rows; within a
+        caller, to runs of a better priority, and to the first row of a user likewise.
         """
         owners = self._rows.owners
-        worse = [each for each in owners if each.task.priority > run.task.priority]
-        if not worse and not self._users[run.task.user].running:
-            share = max(self._limits.sequences // len(self._users), 1)
+        caller, user = self._of(run)
+        share = max(self._limits.sequences // len(self._callers), 1)
+        own = [each for each in owners if each.task.caller == run.task.caller]
+        worse = [each for each in own if each.task.priority > run.task.priority]
+        if not worse and not caller.running:
+            worse = [each for each in owners if self._of(each)[0].running > share]
+        if not worse and not user.running:
+            part = max(share // len(caller.users), 1)
             # never a better priority, whose run would take the row back at once
-            peers = [each for each in owners if each.task.priority == run.task.priority]
-            worse = [each for each in peers if self._users[each.task.user].running > share]
+            peers = [each for each in own if each.task.priority == run.task.priority]
+            worse = [each for each in peers if self._of(each)[1].running > part]
         if not worse:
             return False
         self._put_back(max(worse, key=self._entitlement), now_ns)
         return True
 
-    def _entitlement(self, run: Run) -> tuple[int, int, int]:
+    def _entitlement(self, run: Run) -> tuple[int, int, int, int]:
         """Return a key that is larger for runs that should be put back sooner."""
-        return run.task.priority, self._users[run.task.user].running, run.order
+        caller, user = self._of(run)
+        return caller.running, run.task.priority, user.running, run.order
 
     def _put_back(self, run: Run, now_ns: int) -> None:
-        user = self._users[run.task.user]
+        _, user = self._of(run)
         self._copies += self._rows.release(run, keep=self._limits.prefix_cache)
         user.running -= 1
         user.waiting.insert(0, run)
@@ -261,7 +315,7 @@ class Planner:
         """Append parts of prompts within the budget, at least one if nothing else runs."""
         room = self._limits.cache_tokens - self._rows.owned_tokens - decoding
         reading = [run for run in self._rows.owners if not run.decodes]
-        reading.sort(key=lambda run: (run.task.priority, self._users[run.task.user].computed, run.order))
+        reading.sort(key=self._turn)
         for run in reading:
             part = self._part(run.left, min(budget, room), must=not decoding and not runs)
             if not part:
@@ -295,3 +349,11 @@ class Planner:
             return part
         least = _LEAST_PART if left != _LEAST_PART + 1 else left
         return least if must else 0
+
+
+def _least(shares: Iterable[_Caller | _User]) -> float:
+    """Return the computed tokens of the least served one.
+
+    A new one starts level with it, because idle time earns no credit.
+    """
+    return min((each.computed for each in shares), default=0.0)

@@ -3,6 +3,8 @@
 Invariants: the runs that decode have the first rows, without gaps; a row has at most one owner; a copy never reads
 tokens that an earlier copy of the same list has overwritten.
 
+A prompt is reused for the caller that sent it alone, because the tokens that were saved are visible to a client.
+
 Only tokens of prompts are reused, because a token that was computed in a decode step may differ in its last bits from
 one that was computed with the tokens beside it.
 """
@@ -102,6 +104,8 @@ class RowTable:
     def __init__(self, rows: int, *, decode_first: bool = True) -> None:
         self._owners: list[Run | None] = [None] * rows
         self._kept: list[_Prompt | None] = [None] * rows
+        self._callers = [""] * rows
+        """The callers of the kept prompts."""
         self._used: list[int] = [0] * rows
         self._decode_first = decode_first
         self._tick = 0
@@ -132,7 +136,8 @@ class RowTable:
         most = len(run.prompt) - 2
         for row, (owner, kept) in enumerate(zip(self._owners, self._kept, strict=True)):
             there = kept if owner is None else owner.prompt[: owner.computed]
-            if there is None or owner is run:
+            caller = self._callers[row] if owner is None else owner.task.caller
+            if there is None or owner is run or caller != run.task.caller:
                 continue
             size = min(len(there), most)
             if size <= length:
@@ -182,6 +187,7 @@ class RowTable:
             if spare >= 0:
                 copies.append(Copy(target, spare, len(kept)))
                 self._kept[spare], self._used[spare] = kept, self._used[target]
+                self._callers[spare] = self._callers[target]
         copies.append(Copy(row, target, run.computed))
         self._owners[row], self._owners[target], run.row = None, run, target
         return copies
@@ -194,18 +200,18 @@ class RowTable:
         prompt = run.prompt[: min(run.computed, len(run.prompt))] if keep else run.prompt[:0]
         promoted, run.promoted, run.computed = run.promoted, False, 0
         if not promoted:
-            self._keep(row, prompt)
+            self._keep(row, prompt, run.task.caller)
             return []
         self.decoding -= 1
         last = self.decoding
         if row == last or not self._decode_first:
-            self._keep(row, prompt)
+            self._keep(row, prompt, run.task.caller)
             return []
         copies: list[Copy] = []
         if len(prompt):
             spare = self._free_row(avoid=row)
             copies.append(Copy(row, spare, len(prompt)))
-            self._keep(spare, prompt)
+            self._keep(spare, prompt, run.task.caller)
         moved = self._owners[last]
         assert moved is not None
         copies.append(Copy(last, row, moved.computed))
@@ -227,8 +233,9 @@ class RowTable:
         size = len(self._owners)
         self._owners, self._kept, self.decoding = [None] * size, [None] * size, 0
 
-    def _keep(self, row: int, prompt: _Prompt) -> None:
+    def _keep(self, row: int, prompt: _Prompt, caller: str) -> None:
         self._kept[row] = prompt if len(prompt) else None
+        self._callers[row] = caller
         self._used[row] = self._tick
 
     def _has_empty(self) -> bool:

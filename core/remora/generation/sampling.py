@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from remora.errors import InternalError
-from remora.generation.tasks import Sampling, Task, TokenLogprob
+from remora.generation.tasks import LEAST_TEMPERATURE, Sampling, Task, TokenLogprob
 
 _Row = npt.NDArray[np.float32]
 _Ids = npt.NDArray[np.int64]
@@ -81,7 +81,7 @@ class Sampler:
                 from_model=True,
             )
         token = best
-        if sampling.temperature > 0:
+        if sampling.temperature >= LEAST_TEMPERATURE:
             token = draw(row, float(row[best]), sampling, random_number(sampling.seed, self._choice, position))
         if self._task.logprobs is None:
             return Chosen(token)

@@ -51,7 +51,7 @@ class LoopSettings:
         prefill_chunk: maximum number of prompt tokens of one choice in a step.
         step_tokens: maximum number of tokens of a step.
         prefix_cache: prompts of ended tasks are reused.
-        max_waiting: number of waiting choices beyond which tasks are refused.
+        max_waiting: number of waiting choices beyond which tasks are refused; half of it for one caller.
     """
 
     name: str
@@ -138,6 +138,8 @@ class StepLoop:
         self.trouble = ""
         """Why the engine cannot run tasks, empty if it can."""
         self._stats = EngineStats(cache_capacity=self._capacity)
+        self._waiting: dict[str, int] = {}
+        """Waiting choices by caller, as of the last step."""
 
     def _new_planner(self) -> Planner:
         settings, stepper = self._settings, self._stepper
@@ -195,6 +197,13 @@ class StepLoop:
         waiting = self._entering + self._stats.waiting
         if waiting and waiting + task.choices > self._settings.max_waiting:
             raise QueueFullError(f"model '{name}' has {waiting} waiting requests, its limit; try again later")
+        if task.caller:
+            own = self._waiting.get(task.caller, 0)
+            own += sum(each.task.choices for each in self._inbox if each.task.caller == task.caller)
+            if own and own + task.choices > self._settings.max_waiting // 2:
+                raise QueueFullError(
+                    f"this key has {own} waiting requests to model '{name}', its share; try again later"
+                )
 
     def cancel(self, task: Task) -> None:
         """End a task early; see `TokenEngine`."""
@@ -454,6 +463,7 @@ class StepLoop:
 
     def _publish(self) -> None:
         planner = self._planner
+        self._waiting = planner.waiting_by_caller
         self._stats = replace(
             self._stats,
             running=len(planner.running),

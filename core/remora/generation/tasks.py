@@ -20,6 +20,8 @@ MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1 << 12
 MAX_CHOICES = 128
 MAX_BIASES = 1 << 10
+LEAST_TEMPERATURE = 1e-5
+"""Least temperature whose quotients with logits are numbers."""
 _SEED_LIMIT = 1 << 64
 
 
@@ -41,11 +43,11 @@ class Sampling:
     """Choice of the next token from a model's logits.
 
     Attributes:
-        temperature: 0 chooses the likeliest token.
+        temperature: 0 chooses the likeliest token, and so does any below `LEAST_TEMPERATURE`.
         top_k: number of likeliest tokens to choose from; 0 for all.
         top_p: smallest share of the probability that the likeliest tokens together must have.
         min_p: least probability of a token, relative to the likeliest one.
-        repetition_penalty: divisor for the logits of tokens of prompt and answer.
+        repetition_penalty: between 0.01 and 100; divisor for the logits of tokens of prompt and answer.
         presence_penalty: subtracted once for each token of the answer.
         frequency_penalty: subtracted as often as the token occurs in the answer.
         logit_bias: pairs of token and addend.
@@ -314,19 +316,15 @@ def _check_sampling(sampling: Sampling, facts: ModelFacts) -> None:
         ("temperature", 0.0, 100.0),
         ("top_p", 0.0, 1.0),
         ("min_p", 0.0, 1.0),
-        ("repetition_penalty", 0.0, 100.0),
+        ("repetition_penalty", 0.01, 100.0),
         ("presence_penalty", -100.0, 100.0),
         ("frequency_penalty", -100.0, 100.0),
     )
     for name, least, most in ranges:
         value = getattr(sampling, name)
-        excluded = name in ("top_p", "repetition_penalty") and value == 0
+        excluded = name == "top_p" and value == 0
         if not (math.isfinite(value) and least <= value <= most) or excluded:
-            bound = (
-                f"greater than {least:g} and at most"
-                if name in ("top_p", "repetition_penalty")
-                else f"between {least:g} and"
-            )
+            bound = f"greater than {least:g} and at most" if name == "top_p" else f"between {least:g} and"
             raise ParameterError(name, f"{name} is {value}; it must be {bound} {most:g}")
     if sampling.top_k < 0:
         raise ParameterError("top_k", f"top_k is {sampling.top_k}; it must be 0 (all tokens) or positive")

@@ -153,6 +153,7 @@ class ServedModel:
         timeout_ns: int = 0,
         keep_on_device: bool = False,
         trace: RequestTrace | None = None,
+        caller: str = "",
     ) -> Ticket:
         """Validate a request and queue it.
 
@@ -166,6 +167,7 @@ class ServedModel:
             timeout_ns: time after which the request is not started any more; 0 for none.
             keep_on_device: see ``Request``.
             trace: follows the request.
+            caller: see ``Request``.
 
         Raises:
             InvalidArgumentError: the request does not match the signature [H18-H22].
@@ -184,12 +186,14 @@ class ServedModel:
                 blocking_instances=blocking_instances,
                 timeout_ns=timeout_ns,
                 trace=trace,
+                caller=caller,
             )
         try:
             request = self.signature.request(form, data)
         except UnreadableError as error:
             raise self.unreadable(error) from None
         request.keep_on_device = keep_on_device
+        request.caller = caller
         if trace is not None:
             request.trace = trace
             trace.record_inputs(request)

@@ -27,8 +27,9 @@ class Simulation:
         self.steps = 0
         self._order = 0
 
-    def add(self, prompt: list[int], answer: int, user: str = "", priority: int = 0) -> Run:
-        run = Run(Task(tuple(prompt), max(answer, 1), user=user, priority=priority), 0, self._order)
+    def add(self, prompt: list[int], answer: int, user: str = "", priority: int = 0, caller: str = "") -> Run:
+        task = Task(tuple(prompt), max(answer, 1), caller=caller, user=user, priority=priority)
+        run = Run(task, 0, self._order)
         self._order += 1
         self.alive[run] = answer
         self.planner.add(run)
@@ -147,6 +148,40 @@ def test_users_get_equal_shares_whatever_number_of_requests_they_have() -> None:
     assert computed["c"] >= 0.2 * sum(computed.values())
 
 
+@pytest.mark.parametrize("claims", ["users", "priorities", "both"])
+def test_callers_get_equal_shares_whatever_users_and_priorities_their_requests_name(claims: str) -> None:
+    simulation = Simulation(rows=5, sequences=4, cache_tokens=1 << 20, prefix_cache=False)
+    for number in range(40):
+        named = {"user": f"{number}"} if claims != "priorities" else {}
+        simulation.add([1] * 40, 60, caller="a", **named, priority=-number if claims != "users" else 0)  # type: ignore[arg-type]
+        simulation.add([1] * 40, 60, caller="b", priority=5)
+    computed: Counter[str] = Counter()
+    for _ in range(200):
+        for run, extension in zip((plan := simulation.step()).runs, plan.extensions, strict=True):
+            computed[run.task.caller] += len(extension.tokens)
+    assert 0.45 <= computed["a"] / sum(computed.values()) <= 0.55
+
+
+def test_a_callers_first_request_gets_a_row_from_the_caller_with_most_whatever_that_claims() -> None:
+    simulation = Simulation(rows=5, sequences=4, cache_tokens=1 << 20)
+    urgent = [simulation.add([1, 2, 3], 50, caller="a", user=f"{number}", priority=-9) for number in range(20)]
+    simulation.step()
+    late = simulation.add([4, 5, 6], 5, caller="b", priority=9)
+    simulation.step()
+    assert late.row >= 0
+    assert sum(run.row >= 0 for run in urgent) == 3
+
+
+def test_within_a_caller_priority_and_users_count_as_before() -> None:
+    simulation = Simulation(rows=3, sequences=2)
+    low = [simulation.add([1, 2, 3], 50, caller="a", user="u", priority=1) for _ in range(4)]
+    simulation.step()
+    high = simulation.add([4, 5, 6], 5, caller="a", user="v", priority=0)
+    simulation.step()
+    assert high.row >= 0
+    assert sum(run.row >= 0 for run in low) == 1
+
+
 def test_a_better_priority_goes_first_and_takes_a_row() -> None:
     simulation = Simulation(rows=3, sequences=2)
     low = [simulation.add([1, 2, 3], 50, priority=1) for _ in range(4)]
@@ -179,6 +214,18 @@ def test_parts_leave_no_single_position(left: int, budget: int) -> None:
         assert part > 0 or not must
         assert left - part != 1 or not part
         assert part == left == 1 or part % 4 != 1
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["an ended request", "a running request"])
+def test_a_prompt_is_reused_for_its_own_caller_alone(ended: bool) -> None:
+    simulation = Simulation(rows=7, sequences=4, prefill_chunk=64)
+    first = simulation.add([9] * 40, 2 if ended else 500, caller="a")
+    while first in simulation.alive if ended else not first.decodes:
+        simulation.step()
+    others = {caller: simulation.add([9] * 40, 1, caller=caller) for caller in ("b", "", "a")}
+    while any(run in simulation.alive for run in others.values()):
+        simulation.step()
+    assert {caller: run.cached for caller, run in others.items()} == {"b": 0, "": 0, "a": 38}
 
 
 def test_prompts_are_shared_only_up_to_their_common_beginning() -> None:

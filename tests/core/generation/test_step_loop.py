@@ -266,6 +266,21 @@ def test_a_full_queue_refuses_tasks() -> None:
         loop.begin(sampled(b"d", 1), sink)
 
 
+def test_a_caller_fills_at_most_half_of_the_queue() -> None:
+    loop = loop_of(ScriptedStepper(rows=2), max_waiting=4)
+    sink = Collector()
+    loop.begin(sampled(b"a", 1, caller="one"), sink)
+    loop.turn()
+    for _ in range(2):
+        loop.begin(sampled(b"b", 1, caller="one"), sink)
+    with pytest.raises(QueueFullError, match="this key has 2 waiting"):
+        loop.begin(sampled(b"c", 1, caller="one"), sink)
+    loop.turn()
+    with pytest.raises(QueueFullError, match="this key has 2 waiting"):
+        loop.begin(sampled(b"c", 1, caller="one"), sink)
+    loop.begin(sampled(b"d", 1, caller="two"), sink)
+
+
 def test_end_tokens_stop_strings_and_lengths_have_their_reasons() -> None:
     def answer(**more: object) -> tuple[str, str, object]:
         task = replace(Task(tuple(b"p"), 50, GREEDY), **more)  # type: ignore[arg-type]

@@ -121,7 +121,10 @@ def parse_request(request: Request, generation: Generation, seed: int, received_
     tokens = generation.tokens.encode(prompt, most=generation.engine.facts.context)
     room = generation.engine.facts.context - len(tokens)
     task = replace(
-        parse_parameters(parameters, tokens, seed=seed, room=room), id=request.form.id, received_ns=received_ns
+        parse_parameters(parameters, tokens, seed=seed, room=room),
+        id=request.form.id,
+        caller=request.caller,
+        received_ns=received_ns,
     )
     outputs = {name for name in request.requested if name == "text_output" or _returns(request.inputs, name)}
     return Asked(task, stream, "" if exclude else prompt, frozenset(outputs))

@@ -212,7 +212,10 @@ class VllmEngine:
     async def _generate(self, key: str, answer: LibraryAnswer, parameters: Any) -> None:
         """Pass the tokens of one choice on, until it ends."""
         more = {"lora_request": self._library.adapters[answer.task.adapter]} if answer.task.adapter else {}
-        outputs = self._llm.generate({"prompt_token_ids": list(answer.task.prompt)}, parameters, key, **more)
+        prompt: dict[str, object] = {"prompt_token_ids": list(answer.task.prompt)}
+        if answer.task.caller:  # prompts are reused for the same caller alone
+            prompt["cache_salt"] = answer.task.caller
+        outputs = self._llm.generate(prompt, parameters, key, **more)
         try:
             async for output in outputs:
                 answer.cached = output.num_cached_tokens or 0

@@ -14,7 +14,6 @@ import logging
 import secrets
 from collections.abc import Callable
 from functools import partial
-from hashlib import blake2b
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
@@ -27,9 +26,9 @@ from remora.generation import Generation
 from remora.generation.expectation import refuse_if_late
 from remora.generation.tasks import ParameterError
 from remora.messages import Buffer, Mailbox
+from remora.models.callers import caller_of
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
-from remora.protocols.api_keys import credential_of
 from remora.protocols.http1 import Head
 from remora.protocols.openai.mapping import TensorUse, derive_use
 from remora.protocols.openai.replies import Heading
@@ -400,8 +399,13 @@ class _Call:
         request.count = self._count
         request.follow(trace, self._routes.now_ns)
         deadline_ns = self._received_ns + timeout_ns if timeout_ns else 0
-        changes = {"adapter": adapter, "deadline_ns": deadline_ns, "received_ns": self._received_ns}
-        begin = partial(request.begin, changes, _key_of(self._head), self._routes.heading)
+        changes = {
+            "adapter": adapter,
+            "caller": _caller_of(self._head),
+            "deadline_ns": deadline_ns,
+            "received_ns": self._received_ns,
+        }
+        begin = partial(request.begin, changes, self._routes.heading)
         if query.is_constrained or self._size > _LARGE:
             self.in_thread(begin, partial(self._began, request))
         else:
@@ -450,13 +454,6 @@ class _Call:
         return error
 
 
-def _key_of(head: Head) -> str:
-    """Return the name or a digest of the client's key, "" without one.
-
-    A key has a name if this server checks keys. It is the user of a request that names none, so that keys share the
-    rows equally.
-    """
-    if head.caller is not None:
-        return head.caller.name
-    key = credential_of(head.headers) or head.get(b"authorization")
-    return "" if key is None else blake2b(key, digest_size=8).hexdigest()
+def _caller_of(head: Head) -> str:
+    """Return what identifies the caller; see `remora.models.callers.caller_of`."""
+    return caller_of(head.get, lambda _carrier: "" if head.caller is None else head.caller.name)

@@ -110,8 +110,8 @@ class TaskRequest:
         if trace is not None:
             self._follow = FollowedTasks(trace, self._query, self._model.name, now_ns)
 
-    def begin(self, changes: Mapping[str, Any], user: str, heading: Callable[[str, str], Heading]) -> None:
-        """Begin the tasks with changed attributes, and with this user where the request names none.
+    def begin(self, changes: Mapping[str, Any], heading: Callable[[str, str], Heading]) -> None:
+        """Begin the tasks with changed attributes.
 
         May run in another thread. Raises RemoraError; then no task runs and the model is released.
         """
@@ -121,8 +121,7 @@ class TaskRequest:
             made = heading(query.model or self._model.name, engine.facts.fingerprint)
             answer_id = made.answer_id(query)
             tasks = [
-                replace(task, id=answer_id, user=task.user or user, **changes)
-                for task in tasks_of(query, generation, secrets.randbits(63))
+                replace(task, id=answer_id, **changes) for task in tasks_of(query, generation, secrets.randbits(63))
             ]
             reply = reply_to(query, tasks, made, generation.tokens, generation.tool_parser)
             self._delivery = Delivery(self._exchange, query, reply, self.cancel)

@@ -128,3 +128,22 @@ def test_hostile_numbers_are_refused_before_anything_runs(engine: Engine, parame
     with pytest.raises(InvalidArgumentError):
         whole(engine, **parameters)
     assert generation_of(engine).engine.stats().steps == before
+
+
+NUMBERS = (
+    *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "top_k", "seed"),
+    *("max_tokens", "min_tokens", "n", "logprobs", "priority"),
+)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", NUMBERS)
+def test_an_extreme_number_is_obeyed_or_refused(engine: Engine, name: str) -> None:
+    values = [0, 1, -1, 1e-300, 1e-30, 1e-6, 1e-5, 0.009, 0.01, 99.9, 100, 1e30, 1e300, 2**31, 2**63, 2**64, 10**30]
+    for value in [*values, "nan", "inf", "-inf"]:
+        parameters = {"max_tokens": 4, "temperature": 0.5, name: value}
+        with suppress(InvalidArgumentError):
+            assert whole(engine, **parameters) is not None
+    whole(engine, temperature=1e-300, logit_bias={"5": -100, "6": 100})
+    whole(engine, repetition_penalty=100, presence_penalty=-100, frequency_penalty=-100, max_tokens=100)
+    assert whole(engine)

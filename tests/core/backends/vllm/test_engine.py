@@ -46,6 +46,7 @@ class FakeLlm:
     """
 
     begun: list[tuple[str, Any]] = field(default_factory=list)
+    salts: list[str | None] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     errored = False
     dead_error = "EngineDeadError"
@@ -58,6 +59,7 @@ class FakeLlm:
         self, prompt: dict[str, Any], parameters: Any, key: str, lora_request: Any = None
     ) -> AsyncIterator[Any]:
         self.begun.append((key, lora_request))
+        self.salts.append(prompt.get("cache_salt"))
         self.output_handler = self.output_handler or asyncio.get_running_loop().create_future()
         name = lora_request.name if lora_request is not None else "base"
         for place in range(parameters.max_tokens):
@@ -115,6 +117,12 @@ def test_an_adapter_is_passed_to_vllm_by_its_name(engine: VllmEngine, llm: FakeL
     assert [None if request is None else request.name for _, request in llm.begun] == [None, "french", "legal"]
     with pytest.raises(ParameterError, match="no adapter 'spanish'; available: french, legal"):
         engine.begin(task_of(adapter="spanish"), Collector())
+
+
+def test_vllm_reuses_prompts_for_the_same_caller_alone(engine: VllmEngine, llm: FakeLlm) -> None:
+    for caller in ("", "ann", "bob"):
+        answered(engine, task_of(caller=caller))
+    assert llm.salts == [None, "ann", "bob"]
 
 
 def test_a_client_that_leaves_has_its_requests_aborted(engine: VllmEngine, llm: FakeLlm) -> None:

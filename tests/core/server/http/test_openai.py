@@ -282,13 +282,13 @@ async def test_too_many_requests_are_a_429_with_the_time_of_the_next_attempt() -
 
 
 @running
-async def test_without_a_user_each_key_counts_as_one() -> None:
+async def test_each_key_is_one_caller_whatever_user_it_names() -> None:
     server = Server()
-    users: list[str] = []
+    callers: list[str] = []
     begin = server.model.loop.begin
 
     def watched(task: Task, sink: Sink) -> None:
-        users.append(task.user)
+        callers.append(task.caller)
         begin(task, sink)
 
     server.model.loop.begin = watched  # type: ignore[method-assign]
@@ -296,9 +296,9 @@ async def test_without_a_user_each_key_counts_as_one() -> None:
         server.ask(headers=((b"authorization", key),))
     server.ask(user="me", headers=((b"authorization", b"Bearer one"),))
     server.ask()
-    assert users[0] == users[2] != users[1]
-    assert users[3:] == ["me", ""]
-    assert "one" not in users[0]
+    assert callers[0] == callers[2] != callers[1]
+    assert callers[3:] == [callers[0], ""]
+    assert "one" not in callers[0]
 
 
 @running

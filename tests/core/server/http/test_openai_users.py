@@ -1,16 +1,16 @@
-"""Users of requests that name none: each key is one."""
+"""Callers of requests: each key is one."""
 
 from __future__ import annotations
 
 from remora.protocols.api_keys import INFER, Caller
 from remora.protocols.http1 import Head
-from remora.server.http.openai import _key_of
+from remora.server.http.openai import _caller_of
 
 
 def user_of(*headers: tuple[bytes, bytes], caller: Caller | None = None) -> str:
     head = Head("POST", "/v1/completions", headers)
     head.caller = caller
-    return _key_of(head)
+    return _caller_of(head)
 
 
 def test_clients_with_the_preferred_header_are_as_many_users_as_they_have_keys() -> None:
