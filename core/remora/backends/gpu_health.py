@@ -36,6 +36,12 @@ class GpuHealth:
         """Reason why the process can use no GPU until a restart, or ""."""
         return "" if self._runtime is None else self._runtime.lost
 
+    def probed(self) -> str:
+        """Return `trouble` after a harmless call of the CUDA runtime, which finds it."""
+        if self._runtime is not None:
+            self._runtime.probe(self._number)
+        return self.trouble
+
     def guarded(self, run: Run) -> Run:
         """Return ``run`` with a check before each call and a probe of the GPU after its failures."""
 
@@ -49,8 +55,7 @@ class GpuHealth:
             except (InvalidArgumentError, UnsupportedError):  # the request is invalid and nothing has run
                 raise
             except Exception:
-                if self._runtime is not None:
-                    self._runtime.probe(self._number)
+                self.probed()
                 raise
 
         return call
@@ -68,8 +73,20 @@ class GpuInstance:
         self.name = inner.name
         self.execute = inner.execute
         self.close = inner.close
-        self.capabilities = Capabilities(
-            devices=capabilities_of(inner).devices, unhealthy_reason=lambda: health.trouble, fatal=True
+        own = capabilities_of(inner)
+        self._health = health
+        self._trouble: Callable[[], str] = lambda: own.trouble
+        self._devices = own.devices
+        self._may_recover = own.unhealthy_reason is not None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Capabilities of the inner instance; its trouble is fatal if the GPU is lost."""
+        health, trouble = self._health, self._trouble
+        return Capabilities(
+            devices=self._devices,
+            unhealthy_reason=lambda: health.trouble or trouble(),
+            fatal=not self._may_recover or bool(health.trouble),
         )
 
 
@@ -79,3 +96,13 @@ def health_of(number: int) -> GpuHealth:
     from remora.system.cuda import cuda  # imported only on machines with a GPU
 
     return GpuHealth(number, cuda)
+
+
+def free_gpu_bytes(number: int) -> int | None:
+    """Return the free memory of a GPU of this process, None if it is unknown."""
+    from remora.system.cuda import cuda  # imported only on machines with a GPU
+
+    try:
+        return cuda().free_bytes(number)
+    except UnsupportedError:
+        return None

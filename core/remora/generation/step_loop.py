@@ -93,7 +93,8 @@ class StepLoop:
         settings: see `LoopSettings`.
         now_ns: monotonic clock, the one of the tasks' deadlines.
         compile_grammar: returns the matcher of a caller's grammar; None if the model cannot enforce any.
-        reopen: returns a new stepper after repeated failures; None to keep the old one.
+        reopen: returns a new stepper after repeated failures, when the old one is closed; None to keep the old one.
+        lost: returns after a failure why the process can use its device no more, "" if it can; None without a device.
         threaded: False for tests, which call `turn` themselves.
     """
 
@@ -106,6 +107,7 @@ class StepLoop:
         *,
         compile_grammar: Callable[[Grammar, str], Matcher] | None = None,
         reopen: Callable[[], Stepper] | None = None,
+        lost: Callable[[], str] | None = None,
         threaded: bool = True,
     ) -> None:
         self.facts = stepper.facts
@@ -115,6 +117,7 @@ class StepLoop:
         self._now = now_ns
         self._compile = compile_grammar
         self._reopen = reopen
+        self._lost = lost
         self._capacity = settings.cache_tokens or stepper.rows * stepper.length
         self._planner = self._new_planner()
         self._open: dict[Task, list[_Open]] = {}
@@ -193,7 +196,7 @@ class StepLoop:
         if self._closing:
             raise UnavailableError(f"model '{name}' is being unloaded")
         if self.trouble:
-            raise UnavailableError(f"model '{name}' cannot run: {self.trouble}; reload it")
+            raise UnavailableError(f"model '{name}' cannot run: {self.trouble}")
         waiting = self._entering + self._stats.waiting
         if waiting and waiting + task.choices > self._settings.max_waiting:
             raise QueueFullError(f"model '{name}' has {waiting} waiting requests, its limit; try again later")
@@ -412,16 +415,20 @@ class StepLoop:
         for run in self._planner.lose_rows():
             self._end(self._by_run[run], "error", error=failure)
         self._failures += 1
+        if self._lost is not None and (lost := self._lost()):
+            self.trouble = lost
+            self._fail_all(UnavailableError(f"model '{name}' cannot run: {lost}"))
+            return
         if self._failures < _FAILURES_BEFORE_REOPENING or self._reopen is None:
             return
         try:
-            old, self._stepper = self._stepper, self._reopen()
-            old.close()
+            self._stepper.close()  # first, because two would not fit into memory
+            self._stepper = self._reopen()
             self._failures = 0
         except Exception as again:
-            self.trouble = f"it failed in a step ({error}) and cannot be opened again ({again})"
+            self.trouble = f"it failed in a step ({error}) and cannot be opened again ({again}); reload it"
             _log.exception("model '%s' cannot be opened again", name)
-            self._fail_all(UnavailableError(f"model '{name}' cannot run: {self.trouble}; reload it"))
+            self._fail_all(UnavailableError(f"model '{name}' cannot run: {self.trouble}"))
 
     def _fail_all(self, error: RemoraError) -> None:
         for opened in list(self._by_run.values()):

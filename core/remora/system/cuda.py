@@ -61,6 +61,7 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "cudaIpcGetMemHandle": (ctypes.POINTER(IpcHandle), _POINTER),
     "cudaIpcOpenMemHandle": (_OUT, IpcHandle, ctypes.c_uint),
     "cudaIpcCloseMemHandle": (_POINTER,),
+    "cudaMemGetInfo": (ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)),
     "cudaThreadExchangeStreamCaptureMode": (ctypes.POINTER(_INT),),
 }
 """The argument types of the functions in use; each returns a cudaError_t."""
@@ -153,6 +154,13 @@ class Cuda:
             return None  # restoring the runtime's default device would create a context on it
         self._call("cudaGetDevice", ctypes.byref(device))
         return device.value
+
+    def free_bytes(self, device: int) -> int:
+        """Return the free memory of a device in bytes. Raises CudaError."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        with self.on(device):
+            self._call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
+        return free.value
 
     def take(self, size: int) -> int:
         """Allocate device memory and return its address."""

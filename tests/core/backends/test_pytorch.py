@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import logging
 import pickle
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remora.backends import Placement
+from remora.backends import Placement, Source
 from remora.backends.pytorch import PyTorchBackend
 from remora.backends.pytorch.program import load_program
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, UnsupportedError
 from remora.messages import Array, Response
+from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from remora.testing.backend import Example, Opened, open_model, request_of, run
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed here: make test-torch")
@@ -303,3 +307,49 @@ def test_what_an_exported_program_creates_is_on_the_device_that_it_is_read_onto(
     program = load_program(torch, file, torch.device("meta"), runners=1, compiling=None)
     found = program.call(torch.ones(3, 2, device="meta"))
     assert (found[0] if isinstance(found, tuple) else found).device.type == "meta"
+
+
+def exported(tmp_path: Path, name: str) -> Example:
+    (tmp_path / name / "1").mkdir(parents=True)
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()).eval()
+    program = torch.export.export(module, (torch.ones(1, 2),))
+    torch.export.save(program, str(tmp_path / name / "1" / "model.pt2"))
+    text = 'backend: "pytorch" default_model_filename: "model.pt2" instance_group { kind: KIND_CPU }'
+    (tmp_path / name / "config.pbtxt").write_text(text)
+    return Example(tmp_path / name, {}, {})
+
+
+def test_exported_programs_load_at_the_same_time(tmp_path: Path) -> None:
+    examples = [exported(tmp_path, f"m{number}") for number in range(6)]
+    with ThreadPoolExecutor(len(examples)) as pool:
+        for _ in range(3):
+            assert len(list(pool.map(opened, examples))) == len(examples)
+
+
+class FakePackage:
+    """Compiled program that a test does not run."""
+
+    def __call__(self, *_values: Any) -> Any:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(("device", "right", "wrong"), [("cpu", "CPU", "GPU"), ("cuda", "GPU", "CPU")])
+def test_a_compiled_package_runs_on_its_own_kind_of_device_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, right: str, wrong: str
+) -> None:
+    version = tmp_path / "m" / "1"
+    version.mkdir(parents=True)
+    with zipfile.ZipFile(version / "model.pt2", "w") as made:
+        made.writestr("m/archive_format", "pt2")
+        made.writestr("m/data/aotinductor/model/c.wrapper_metadata.json", json.dumps({"AOTI_DEVICE_KEY": device}))
+    package = importlib.import_module("torch._inductor.package")
+    monkeypatch.setattr(package, "load_package", lambda *_, **__: FakePackage())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    source = Source("m", 1, tmp_path / "m", version, tmp_path, {}, cpus=1)
+    kinds = ModelInstanceGroup
+    config = ModelConfig(name="m", platform="torch_aoti")
+    model = PyTorchBackend().open(source, config)
+    assert model.preferred_kinds == (right,)
+    config.instance_group.add(kind=getattr(kinds, f"KIND_{wrong}"))
+    with pytest.raises(ConfigError, match=f"compiled for a {right}.*asks for a {wrong}.*KIND_{right}"):
+        PyTorchBackend().open(source, config)

@@ -177,6 +177,7 @@ def test_repeated_failures_open_the_stepper_again_and_a_failure_of_that_is_the_e
     def reopen() -> Stepper:
         if not made:
             raise RuntimeError("no device")
+        assert broken.closed, "two steppers would not fit into memory"
         return made.pop()
 
     broken = ScriptedStepper(before_step=fail)
@@ -202,6 +203,31 @@ def test_repeated_failures_open_the_stepper_again_and_a_failure_of_that_is_the_e
     assert "no device" in loop.trouble
     with pytest.raises(UnavailableError, match="device lost"):
         loop.begin(sampled(b"first", 1), Collector())
+
+
+def test_a_lost_device_is_the_engines_trouble_at_once_and_nothing_is_opened_again() -> None:
+    def fail(_extensions: Sequence[Extension]) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    def reopen() -> Stepper:
+        raise AssertionError("the process can use no device")
+
+    reasons = ["", "error 700: restart the server"]
+    loop = StepLoop(
+        ScriptedStepper(before_step=fail),
+        ByteTokens(),
+        LoopSettings("m"),
+        Clock(),
+        reopen=reopen,
+        lost=lambda: reasons.pop(0),
+        threaded=False,
+    )
+    assert run(loop, task := sampled(b"a", 1)).ends(task)[0].reason == "error"
+    assert loop.trouble == ""
+    assert run(loop, task := sampled(b"a", 1)).ends(task)[0].reason == "error"
+    assert loop.trouble == "error 700: restart the server"
+    with pytest.raises(UnavailableError, match="restart the server"):
+        loop.begin(sampled(b"b", 1), Collector())
 
 
 def test_logits_that_are_not_numbers_fail_their_row_alone() -> None:

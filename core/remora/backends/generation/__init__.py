@@ -24,7 +24,10 @@ from remora.backends.generation.folder import (
 from remora.backends.generation.onnx_stepper import CacheSize, OnnxStepper, cache_type, token_bytes
 from remora.backends.generation.settings import GenerationSettings, parse_settings
 from remora.backends.generation.tensors import complete_config, open_instance
+from remora.backends.gpu_health import free_gpu_bytes, health_of
 from remora.backends.model_files import import_framework, load_failure, require_file
+from remora.backends.onnxruntime.plan import CPU_PROVIDER, CUDA_PROVIDER
+from remora.backends.onnxruntime.session import ProviderLostError, open_session, usable_providers
 from remora.errors import ConfigError
 from remora.generation import Generation, Stepper
 from remora.generation.grammar import KINDS, GrammarCompiler
@@ -37,6 +40,7 @@ from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from remora.system.clock import SystemClock
 from remora.system.cpus import memory_in_use_bytes, memory_limit_bytes
 from remora.system.environment import keep_runtimes_quiet
+from remora.system.install_advice import install_command
 from remora.system.machine import memory_bytes
 from remora.tensors.device import CUDA, HOST, memory_of
 
@@ -104,6 +108,7 @@ class GenerationModel:
             SystemClock().monotonic_ns,
             compile_grammar=compiler.compile,
             reopen=self._reopen,
+            lost=health_of(self._gpu).probed if self._on_gpu else None,
         )
         self._loop = loop
         self.generation = Generation(
@@ -169,16 +174,23 @@ class GenerationModel:
         options.intra_op_num_threads = self._settings.intra_op_threads or self._source.cpus
         # threads that spin between the steps would take the processor from the front ends
         options.add_session_config_entry("session.force_spinning_stop", "1")
-        providers: list[Any] = ["CPUExecutionProvider"]
+        chain: list[tuple[str, dict[str, str]]] = [(CPU_PROVIDER, {})]
+        needed: tuple[str, ...] = ()
         if self._on_gpu:
-            if "CUDAExecutionProvider" not in runtime.get_available_providers():
+            if CUDA_PROVIDER not in usable_providers(runtime, on_gpu=True):
                 raise ConfigError(
                     f"model '{self._source.name}' asks for a GPU, but onnxruntime {runtime.__version__} is built "
                     "without CUDA: install onnxruntime-gpu, or set the instance group's kind to KIND_CPU"
                 )
-            providers.insert(0, ("CUDAExecutionProvider", {"device_id": str(self._gpu)}))
+            chain.insert(0, (CUDA_PROVIDER, {"device_id": str(self._gpu)}))
+            needed = (CUDA_PROVIDER,)
         try:
-            return runtime.InferenceSession(str(self._folder.path), options, providers=providers)
+            return open_session(runtime, str(self._folder.path), options, chain, needed)
+        except ProviderLostError as error:
+            raise ConfigError(
+                f"model '{self._source.name}' asks for a GPU, but {error}; {install_command('gpu')} and check the "
+                "driver, or set the instance group's kind to KIND_CPU"
+            ) from None
         except Exception as error:  # ONNX Runtime's classes have no common parent but Exception
             raise load_failure(self._source, self._folder.path, error) from error
 
@@ -188,30 +200,31 @@ class GenerationModel:
         dtype = cache_type(self._session, folder, name)
         rows = settings.max_sequences + (_SPARE_ROWS if settings.prefix_cache else 1)
         size = CacheSize(rows, self._facts.context)
-        if not self._on_gpu:
-            free = _free_bytes()
-            needed = size.nbytes(folder, dtype.itemsize)
-            if needed > free * _MEMORY_SHARE:
-                fits = int(free * _MEMORY_SHARE) // (rows * token_bytes(folder, dtype.itemsize))
-                if settings.context_length or fits < _LEAST_CONTEXT:
-                    raise ConfigError(
-                        f"model '{name}': its cache of {rows} rows of {size.length} tokens takes {needed >> 20} MiB, "
-                        f"{free >> 20} MiB are free, of which it may take {_MEMORY_SHARE:.0%}: reduce max_sequences "
-                        "or context_length"
-                    )
-                _log.warning(
-                    "model '%s': context reduced from %d to %d tokens, because its cache would take %d MiB",
-                    name,
-                    size.length,
-                    fits,
-                    needed >> 20,
+        free = free_gpu_bytes(self._gpu) if self._on_gpu else _free_bytes()
+        needed = size.nbytes(folder, dtype.itemsize)
+        if free is not None and needed > free * _MEMORY_SHARE:
+            fits = int(free * _MEMORY_SHARE) // (rows * token_bytes(folder, dtype.itemsize))
+            if settings.context_length or fits < _LEAST_CONTEXT:
+                where = f" of GPU {self._gpu}" if self._on_gpu else ""
+                raise ConfigError(
+                    f"model '{name}': its cache of {rows} rows of {size.length} tokens takes {needed >> 20} MiB, "
+                    f"{free >> 20} MiB{where} are free, of which it may take {_MEMORY_SHARE:.0%}: reduce max_sequences "
+                    "or context_length"
                 )
-                size = CacheSize(rows, fits)
-                self._facts = replace(self._facts, context=fits)
+            _log.warning(
+                "model '%s': context reduced from %d to %d tokens, because its cache would take %d MiB",
+                name,
+                size.length,
+                fits,
+                needed >> 20,
+            )
+            size = CacheSize(rows, fits)
+            self._facts = replace(self._facts, context=fits)
         memory = memory_of((CUDA, self._gpu) if self._on_gpu else HOST)
         return OnnxStepper(self._session, folder, size, settings.prefill_chunk + 1, self._facts, memory, dtype)
 
     def _reopen(self) -> Stepper:
+        self._session = None  # its memory is needed for the new one
         self._session = self._open_session()
         return self._open_stepper()
 
@@ -221,7 +234,8 @@ class GenerationModel:
 
     def instance(self, config: ModelConfig, placement: Placement) -> Instance:
         """Return a place for one V2 request."""
-        return open_instance(placement, config, self.generation, lambda: self._loop.trouble)
+        health = health_of(self._gpu) if self._on_gpu else None
+        return open_instance(placement, config, self.generation, lambda: self._loop.trouble, health)
 
     def close(self) -> None:
         """End all tasks and release the model."""

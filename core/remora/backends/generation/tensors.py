@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from remora.backends import Capabilities, Execution, Placement
+from remora.backends import Capabilities, Execution, Instance, Placement
+from remora.backends.gpu_health import GpuHealth, GpuInstance
 from remora.errors import CancelledError, ConfigError, InternalError, InvalidArgumentError, RemoraError
 from remora.generation import Generation, Sink
 from remora.generation.measurements import TracedSink
@@ -276,14 +277,19 @@ def _bytes(texts: Sequence[str]) -> Array:
 
 
 def open_instance(
-    placement: Placement, config: ModelConfig, generation: Generation, trouble: Callable[[], str]
-) -> TensorInstance:
+    placement: Placement,
+    config: ModelConfig,
+    generation: Generation,
+    trouble: Callable[[], str],
+    health: GpuHealth | None = None,
+) -> Instance:
     """Return a place for one V2 request, with random seeds and the system's clock.
 
-    See `TensorInstance`.
+    See `TensorInstance`. ``health`` is that of the engine's GPU, None if the engine does not use one in this process.
     """
     now_ns = SystemClock().monotonic_ns
-    return TensorInstance(placement.name, config.name, generation, lambda: secrets.randbits(63), trouble, now_ns)
+    made = TensorInstance(placement.name, config.name, generation, lambda: secrets.randbits(63), trouble, now_ns)
+    return made if health is None else GpuInstance(made, health)
 
 
 class TensorInstance:

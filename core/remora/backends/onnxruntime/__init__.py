@@ -35,7 +35,14 @@ from remora.backends.onnxruntime.plan import (
     plan_session,
     requires_gpu,
 )
-from remora.backends.onnxruntime.session import OnnxSession, reason_of, session_options
+from remora.backends.onnxruntime.session import (
+    OnnxSession,
+    ProviderLostError,
+    open_session,
+    reason_of,
+    session_options,
+    usable_providers,
+)
 from remora.backends.ragged import array_instance
 from remora.backends.transfers import transfer_for
 from remora.calls import TensorInfo
@@ -112,10 +119,8 @@ class OnnxModel:
         for key in plan_session(config, source.settings, source.cpus).ignored:
             _log.warning("model '%s': the onnxruntime backend does not know the parameter '%s'", source.name, key)
         self._requires_gpu = requires_gpu(config)
-        # first, because a provider may register only with its libraries loaded
-        if first_device(config, (CUDA_PROVIDER,)).kind == "GPU":
-            self._preload()
-        self._device = first_device(config, runtime.get_available_providers())
+        on_gpu = first_device(config, (CUDA_PROVIDER,)).kind == "GPU"
+        self._device = first_device(config, usable_providers(runtime, on_gpu=on_gpu))
         self._signature = self._session(config, self._device).signature
 
     @property
@@ -263,9 +268,7 @@ class OnnxModel:
     def _open(self, config: ModelConfig, device: Device) -> OnnxSession:
         """Open a session on a device, without the accelerators that cannot be used."""
         name, runtime = self._source.name, self._runtime
-        if device.kind == "GPU":
-            self._preload()
-        available = set(runtime.get_available_providers())
+        available = usable_providers(runtime, on_gpu=device.kind == "GPU")
         first = plan_providers(config, device, available)
         if device.kind == "GPU" and CUDA_PROVIDER in first.missing:
             raise self._unusable(f"onnxruntime {runtime.__version__} is built without it")
@@ -290,15 +293,6 @@ class OnnxModel:
                     raise
                 _log.warning("%s; continuing without %s", error, less)
 
-    def _preload(self) -> None:
-        """Make ONNX Runtime load CUDA's libraries from pip's directories.
-
-        Has no effect once they are loaded.
-        """
-        preload = getattr(self._runtime, "preload_dlls", None)
-        if preload is not None:
-            preload()
-
     def _open_with(self, config: ModelConfig, providers: ProviderPlan, device: Device) -> OnnxSession:
         name, runtime = self._source.name, self._runtime
         plan = plan_session(config, self._source.settings, self._source.cpus)
@@ -307,8 +301,6 @@ class OnnxModel:
             plan = plan._replace(run_entries={**plan.run_entries, "gpu_graph_id": "-1"})
         inner = self._create(plan, providers, device)
         lost = tuple(wanted for wanted in providers.names if wanted not in inner.get_providers())
-        if device.kind == "GPU" and CUDA_PROVIDER in lost:
-            raise self._unusable("its libraries or the GPU cannot be used")
         for missing in lost:
             hint = ""
             if missing == TENSORRT_PROVIDER:
@@ -367,10 +359,8 @@ class OnnxModel:
             options = session_options(runtime, plan)
             for key, value in changes.items():
                 setattr(options, key, value)
-            # No fallback, because it would print to stdout and run on the CPU instead of the GPU.
-            session = runtime.InferenceSession(str(file), options, providers=list(providers.chain), enable_fallback=0)
-            session.disable_fallback()
-            return session
+            needed = (CUDA_PROVIDER,) if device.kind == "GPU" else ()
+            return open_session(runtime, str(file), options, providers.chain, needed)
 
         try:
             if building:
@@ -393,6 +383,8 @@ class OnnxModel:
             return create(path)
         except RemoraError:
             raise
+        except ProviderLostError:
+            raise self._unusable("its libraries or the GPU cannot be used") from None
         except Exception as error:  # ONNX Runtime's classes have no common parent but Exception
             raise InternalError(self._load_failure(error)) from error
 

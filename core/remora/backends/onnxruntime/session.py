@@ -10,7 +10,7 @@ import copy
 import ctypes
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -193,6 +193,48 @@ class OnnxSession:
             _bfloat16_bits(value) if self._outputs[name] == "BF16" else value.numpy()
             for name, value in zip(wanted, values, strict=True)
         ]
+
+
+class ProviderLostError(Exception):
+    """The opened session lacks a required execution provider."""
+
+
+def usable_providers(runtime: Any, *, on_gpu: bool) -> set[str]:
+    """Return the names of ONNX Runtime's execution providers.
+
+    For a GPU CUDA's libraries are loaded from pip's directories first, because a provider may register only with them.
+    That has no effect once they are loaded.
+    """
+    preload = getattr(runtime, "preload_dlls", None)
+    if on_gpu and preload is not None:
+        preload()
+    return set(runtime.get_available_providers())
+
+
+def open_session(
+    runtime: Any, file: str, options: Any, chain: Sequence[tuple[str, Mapping[str, str]]], needed: Sequence[str] = ()
+) -> Any:
+    """Open a session without ONNX Runtime's fallback to the CPU.
+
+    The fallback would print to stdout and run on the CPU instead of the GPU.
+
+    Args:
+        runtime: the module.
+        file: the model.
+        options: the session's.
+        chain: execution providers with their options; `usable_providers` was called before.
+        needed: providers without which the session is of no use.
+
+    Raises:
+        ProviderLostError: the session has no provider of ``needed``.
+    """
+    session = runtime.InferenceSession(file, options, providers=list(chain), enable_fallback=0)
+    session.disable_fallback()
+    there = session.get_providers()
+    lost = [name for name in needed if name not in there]
+    if lost:
+        raise ProviderLostError(f"the {lost[0]} is not there: its libraries or the GPU cannot be used")
+    return session
 
 
 def session_options(runtime: Any, plan: SessionPlan) -> Any:

@@ -18,7 +18,7 @@ from remora.backends.arrays import input_types, output_types
 from remora.backends.batching_trial import try_rows
 from remora.backends.model_files import cpu_as_device, default_max_batch, load_failure, model_path, require_file
 from remora.backends.onnxruntime.plan import concurrent_instances
-from remora.backends.pytorch.archive import SCRIPT
+from remora.backends.pytorch.archive import COMPILED, SCRIPT, archive_kind, compiled_kind
 from remora.backends.pytorch.plan import Bound, RunPlan, bind_inputs, bind_outputs, plan_run
 from remora.backends.pytorch.program import Program, load_program, load_torch, share_parameters, to_array, to_value
 from remora.backends.ragged import array_instance
@@ -29,6 +29,8 @@ from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from remora.tensors.device import CUDA, HOST, DeviceId
 
 _log = logging.getLogger(__name__)
+_READING = threading.Lock()
+"""Held while a program is read, moved or copied."""
 _FILES = {"torch_aoti": "model.pt2"}
 
 
@@ -63,16 +65,20 @@ class PyTorchModel:
             _log.warning("model '%s': the pytorch backend does not use the parameter '%s'", source.name, key)
         self._programs: dict[str, Program] = {}
         self._assigned: set[str] = set()
-        self._opening = threading.Lock()
         self.batching: BatchingChoice | None = None
         self._runners = concurrent_instances(config)
         self._set_inter_op_threads()
-        self._first = self._device(_first_placement(config, torch.cuda.device_count()))
+        with self._failing():
+            self._compiled_for = compiled_kind(path) if archive_kind(path) == COMPILED else ""
+        gpus = 0 if self._compiled_for == "CPU" else torch.cuda.device_count()
+        self._first = self._device(_first_placement(config, gpus))
         self._program(self._first)
 
     @property
     def preferred_kinds(self) -> tuple[str, ...]:
         """Kinds that KIND_AUTO resolves to (`Backend`)."""
+        if self._compiled_for:
+            return (self._compiled_for,)
         return ("GPU", "CPU") if self._torch.cuda.device_count() else ("CPU",)
 
     def complete(self, config: ModelConfig) -> None:
@@ -148,6 +154,12 @@ class PyTorchModel:
         torch = self._torch
         if placement.kind == "MODEL":
             return None
+        if self._compiled_for not in ("", placement.kind):
+            raise ConfigError(
+                f"model '{self._source.name}': its package was compiled for a {self._compiled_for}, and its instance "
+                f"group asks for a {placement.kind}: compile it for a {placement.kind}, or set the instance group's "
+                f"kind to KIND_{self._compiled_for}"
+            )
         if placement.kind == "CPU":
             return torch.device("cpu")
         if placement.device_id >= torch.cuda.device_count():
@@ -164,7 +176,8 @@ class PyTorchModel:
         With ``own`` an instance gets a separate copy if instances could disturb each other.
         """
         key = str(device)
-        with self._opening, self._failing():
+        # one lock for the process, because torch's readers and passes have global state
+        with _READING, self._failing():
             if key not in self._programs:
                 self._programs[key] = load_program(
                     self._torch, self._path, device, runners=self._runners, compiling=self._plan.compiling

@@ -70,6 +70,24 @@ def archive_kind(path: Path) -> str:
     raise InternalError("it is a zip archive, but neither TorchScript nor torch.export wrote it")
 
 
+def compiled_kind(path: Path) -> str:
+    """Return the kind of instances that an AOTInductor package was compiled for, "CPU" or "GPU".
+
+    Returns "" if the package does not tell. Its code reads raw memory and checks no device.
+    """
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if name.endswith("_metadata.json") and "/aotinductor/" in f"/{name}":
+                try:
+                    found = json.loads(archive.read(name))
+                except (ValueError, RecursionError) as error:
+                    raise InternalError(f"its {name} is not JSON: {error}") from error
+                device = found.get("AOTI_DEVICE_KEY") if isinstance(found, dict) else None
+                if isinstance(device, str) and device:
+                    return "CPU" if device == "cpu" else "GPU"
+    return ""
+
+
 def check_exported(path: Path, safely_loads: Callable[[io.BytesIO], object]) -> None:
     """Refuse an exported program that could run code while it is read or run.
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.backends.pytorch import archive
-from remora.backends.pytorch.archive import archive_kind, check_exported
+from remora.backends.pytorch.archive import archive_kind, check_exported, compiled_kind
 from remora.errors import InternalError
 
 GRAPH: dict[str, Any] = {
@@ -210,3 +210,19 @@ def test_the_old_format_and_what_cannot_be_read_are_refused(tmp_path: Path) -> N
         check_exported(path, refuse)
     with pytest.raises(InternalError, match="is not JSON"):
         check_exported(written(tmp_path / "q", **{"models/model.json": b"{"}), refuse)
+
+
+@pytest.mark.parametrize(("device", "kind"), [("cpu", "CPU"), ("cuda", "GPU"), ("", ""), (None, "")])
+def test_a_compiled_package_tells_the_kind_of_its_device(tmp_path: Path, device: str | None, kind: str) -> None:
+    metadata = {} if device is None else {"AOTI_DEVICE_KEY": device}
+    name = "data/aotinductor/model/c.wrapper_metadata.json"
+    path = written(tmp_path / "p.pt2", archive_format=b"pt2", **{name: json.dumps(metadata).encode()})
+    assert archive_kind(path) == "AOTInductor package"
+    assert compiled_kind(path) == kind
+
+
+def test_metadata_of_a_package_that_are_not_json_are_refused(tmp_path: Path) -> None:
+    members = {"data/aotinductor/model/c.wrapper_metadata.json": b"{"}
+    path = written(tmp_path / "p.pt2", archive_format=b"pt2", **members)
+    with pytest.raises(InternalError, match=r"wrapper_metadata\.json is not JSON"):
+        compiled_kind(path)
