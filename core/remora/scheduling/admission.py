@@ -109,6 +109,21 @@ class AdmittingQueue:
         self._subtract_rows(ticket for ticket, _ in dropped)
         return dropped
 
+    @property
+    def has_timeouts(self) -> bool:
+        """See `BatchQueue.has_timeouts`."""
+        return self._inner.has_timeouts
+
+    def next_refusal_ns(self) -> int:
+        """See `BatchQueue.next_refusal_ns`."""
+        return self._inner.next_refusal_ns()
+
+    def drop_expired(self, now_ns: int) -> list[tuple[Ticket, RemoraError]]:
+        """See `BatchQueue.drop_expired`."""
+        dropped = self._inner.drop_expired(now_ns)
+        self._subtract_rows(ticket for ticket, _ in dropped)
+        return dropped
+
     def stop_waiting(self) -> None:
         """See `BatchQueue.stop_waiting`."""
         self._inner.stop_waiting()

@@ -6,7 +6,7 @@ performs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from remora.config import BatchPolicy
@@ -118,6 +118,16 @@ class Queue(Protocol):
         """Remove the cancelled tickets and return each with its error."""
 
     @property
+    def has_timeouts(self) -> bool:
+        """True if queue timeouts may refuse tickets."""
+
+    def next_refusal_ns(self) -> int:
+        """Return when a queue timeout refuses the next ticket, or 0."""
+
+    def drop_expired(self, now_ns: int) -> list[tuple[Ticket, RemoraError]]:
+        """Remove the tickets that a queue timeout refuses and return each with its error."""
+
+    @property
     def oldest_ns(self) -> int:
         """The arrival of the ticket that has waited longest, or 0."""
 
@@ -148,7 +158,7 @@ class BatchQueue:
         self._largest = max(policy.preferred, default=policy.max_batch_size)
         self._delay_ns = policy.max_delay_ns
         self._hold = hold  # not used without a batcher
-        self._has_timeouts = not isinstance(self._waiting, Line)
+        self.has_timeouts = not isinstance(self._waiting, Line)
         self._rows = 0
 
     def __len__(self) -> int:
@@ -186,10 +196,20 @@ class BatchQueue:
         limit = self._policy.max_batch_size
         choice = choose(self._walk(), now_ns, limit=limit, largest=self._largest, delay_ns=self._delay_ns)
         if not choice.tickets:
-            wake_ns = min(choice.wake_ns, self._waiting.next_expiry_ns() or choice.wake_ns)
-            return Plan([], dropped=dropped, wake_ns=wake_ns)
+            return Plan([], dropped=dropped, wake_ns=min([choice.wake_ns, *self._changes_ns()]))
         self._rows -= choice.rows
         return Plan(self._waiting.take(choice.tickets), choice.rows, choice.reason, dropped)
+
+    def _changes_ns(self) -> Iterator[int]:
+        """Yield when time alone changes the tickets that may share the next batch.
+
+        A ticket that times out is removed or goes behind the others, and these may then have a preferred size.
+        """
+        if self.has_timeouts and (expiry_ns := self._waiting.next_expiry_ns()):
+            yield expiry_ns
+        for ticket in self._waiting:  # a batch may have all of them, because otherwise it would run now
+            if ticket.deadline_ns:
+                yield ticket.deadline_ns
 
     def crowded(self, instances: int) -> bool:
         """Return True if `ahead` might return a batch.
@@ -261,12 +281,7 @@ class BatchQueue:
         These are all tickets that a queue timeout refuses, and cancelled or expired ones within reach of the next
         batch.
         """
-        dropped: list[tuple[Ticket, RemoraError]] = []
-        if self._has_timeouts:
-            for ticket in self._waiting.expire(now_ns):
-                error = cancelled_in_queue(ticket) if ticket.request.cancelled else ExpiredError(_TIMED_OUT)
-                dropped.append((ticket, error))
-                self._rows -= ticket.request.rows
+        dropped = self.drop_expired(now_ns) if self.has_timeouts else []
         dead: list[Ticket] = []
         reach = self._policy.max_batch_size
         rows = 0
@@ -283,6 +298,19 @@ class BatchQueue:
                     break
         if dead:
             self._discard(dead)
+        return dropped
+
+    def next_refusal_ns(self) -> int:
+        """Return when a queue timeout refuses the next ticket, or 0."""
+        return self._waiting.next_refusal_ns()
+
+    def drop_expired(self, now_ns: int) -> list[tuple[Ticket, RemoraError]]:
+        """Remove the tickets that a queue timeout refuses and return each with its error."""
+        dropped: list[tuple[Ticket, RemoraError]] = []
+        for ticket in self._waiting.expire(now_ns):
+            error = cancelled_in_queue(ticket) if ticket.request.cancelled else ExpiredError(_TIMED_OUT)
+            dropped.append((ticket, error))
+            self._rows -= ticket.request.rows
         return dropped
 
     def _discard(self, dead: list[Ticket]) -> None:

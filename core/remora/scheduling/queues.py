@@ -47,7 +47,13 @@ class Waiting(Protocol):
         """
 
     def next_expiry_ns(self) -> int:
-        """Return when the next ticket times out, or 0."""
+        """Return when the next ticket times out, or 0.
+
+        It is then removed or demoted, and both change the next batch.
+        """
+
+    def next_refusal_ns(self) -> int:
+        """Return when the next ticket is refused, or 0."""
 
     def oldest_ns(self) -> int:
         """Return the arrival of the ticket that has waited longest, or 0."""
@@ -109,6 +115,9 @@ class Line(deque[Ticket]):
         return []
 
     def next_expiry_ns(self) -> int:
+        return 0
+
+    def next_refusal_ns(self) -> int:
         return 0
 
     def oldest_ns(self) -> int:
@@ -185,12 +194,14 @@ class Level:
         return refused
 
     def next_expiry_ns(self) -> int:
-        """Return when the next ticket times out, or 0. Demotions need no wake-up."""
-        if not self._policy.reject_on_timeout:
-            return 0
+        """See `Waiting.next_expiry_ns`."""
         while self._expiries and self._expiries[0][2] not in self._fresh:
             heapq.heappop(self._expiries)
         return self._expiries[0][0] if self._expiries else 0
+
+    def next_refusal_ns(self) -> int:
+        """See `Waiting.next_refusal_ns`."""
+        return self.next_expiry_ns() if self._policy.reject_on_timeout else 0
 
 
 class Levels:
@@ -252,6 +263,9 @@ class Levels:
 
     def next_expiry_ns(self) -> int:
         return min((ns for level in self._levels.values() if (ns := level.next_expiry_ns())), default=0)
+
+    def next_refusal_ns(self) -> int:
+        return min((ns for level in self._levels.values() if (ns := level.next_refusal_ns())), default=0)
 
     def oldest_ns(self) -> int:
         return min((ticket.arrival_ns for level in self._levels.values() for ticket in level.heads()), default=0)

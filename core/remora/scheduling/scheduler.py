@@ -24,6 +24,7 @@ from remora.messages import Ticket
 from remora.scheduling.batching import Plan, Queue
 from remora.scheduling.costs import CostModel
 from remora.scheduling.delivery import OrderedDelivery, deliver, stopping
+from remora.scheduling.expiry import QueueTimeouts
 from remora.scheduling.loop_dispatch import LoopDispatch
 from remora.scheduling.pool import BatchRunner, DispatchPolicy, Pool
 from remora.scheduling.running import OpenRequests, Recorder, Runner, StreamRunner
@@ -123,6 +124,8 @@ class Scheduler:
         self._batches = BatchRunner(pool, runner, streaming, recorder, self._deliver)
         turn_of = dict(zip(pool.slots, turns, strict=True)) if turns else {}
         self._threads = ThreadDispatch(pool, self._batches, turn_of, enabled=policy.threads)
+        timeouts = QueueTimeouts(pool, self._refuse_expired, enabled=policy.threads)
+        self._timeouts = timeouts if queue.has_timeouts else None
         self._loop = LoopDispatch(pool, self._batches, self._threads, self.costs, policy)
         self._loop.update_capabilities(instances)
 
@@ -146,6 +149,8 @@ class Scheduler:
                 pool.queue.push(ticket)
                 if self._ordered is not None:
                     self._ordered.expect(ticket)
+                if self._timeouts is not None:
+                    self._timeouts.expect()
                 if pool.armed or not self._loop.arm(mailbox) or mailbox is None:
                     return
             self._loop.defer(mailbox)
@@ -181,6 +186,8 @@ class Scheduler:
                         self._ordered.expect(ticket)
                     if not arms and not pool.armed:  # by the first request, as for requests that arrive one by one
                         arms = self._loop.arm(mailbox)
+                if self._timeouts is not None:
+                    self._timeouts.expect()
             if arms and mailbox is not None:
                 self._loop.defer(mailbox)
         except NoThreadError as error:
@@ -213,6 +220,10 @@ class Scheduler:
             self._sweep_in = max(_SWEEP_AFTER, len(self._pool.queue))
         if dropped:
             self._deliver(self._batches.drop(dropped))
+
+    def _refuse_expired(self, dropped: Sequence[tuple[Ticket, RemoraError]]) -> None:
+        """Answer the requests that a queue timeout has removed."""
+        self._deliver(self._batches.drop(dropped))
 
     @property
     def pending(self) -> int:

@@ -205,6 +205,26 @@ def test_the_next_refusal_is_what_the_queue_wakes_up_for() -> None:
     assert queue.poll(START + 9 * MS).dropped
 
 
+def test_a_demoted_request_lets_the_others_fill_a_preferred_size_at_that_moment() -> None:
+    lenient = QueuePolicy(reject_on_timeout=False, default_timeout_ns=9000 * MS, allow_override=True)
+    policy = BatchPolicy(32, dynamic=True, preferred=(4, 32), max_delay_ns=5000 * MS, queue=lenient)
+    queue = BatchQueue(policy)
+    for rows, timeout_us in ((2, 0), (1, 1_000_000), (2, 0)):
+        queue.push(ticket_of(rows, arrival_ns=START, timeout_us=timeout_us))
+    assert queue.poll(START).wake_ns == START + 1000 * MS
+    assert queue.poll(START + 1000 * MS).rows == 4
+
+
+def test_a_deadline_that_passes_lets_the_others_fill_a_preferred_size_at_that_moment() -> None:
+    queue = BatchQueue(BatchPolicy(32, dynamic=True, preferred=(4, 32), max_delay_ns=5000 * MS))
+    for rows, deadline_ns in ((2, 0), (1, START + MS), (2, 0)):
+        ticket = ticket_of(rows, arrival_ns=START)
+        ticket.deadline_ns = deadline_ns
+        queue.push(ticket)
+    assert queue.poll(START).wake_ns == START + MS
+    assert queue.poll(START + MS).rows == 4
+
+
 def test_a_ticket_that_may_run_late_runs_last() -> None:
     lenient = QueuePolicy(reject_on_timeout=False, default_timeout_ns=5 * MS)
     queue = BatchQueue(BatchPolicy(1, dynamic=True, queue=lenient))

@@ -17,6 +17,7 @@ from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import CancelledError, InternalError, UnavailableError
 from remora.messages import Outcome, Response, Ticket, Watcher
 from remora.scheduling import delivery as delivery_module
+from remora.scheduling import expiry as expiry_module
 from remora.scheduling import pool as pool_module
 from remora.scheduling import running as running_module
 from remora.scheduling import thread_dispatch as thread_dispatch_module
@@ -112,7 +113,7 @@ class Play:
     def __init__(self, seed: int, policy: BatchPolicy, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
         self.clock = FakeClock()
         self.stage = stage = Interleaving(seed, self.clock)
-        for module in (pool_module, thread_dispatch_module, delivery_module, running_module):
+        for module in (pool_module, thread_dispatch_module, expiry_module, delivery_module, running_module):
             monkeypatch.setattr(module, "threading", stage.threading)
         self.loop = Loop(stage)
         self.elsewhere: list[Callable[[], None]] = []

@@ -91,6 +91,16 @@ class DirectQueue:
         tickets = [self._ready.pop(slot) for slot in cancelled]
         return [(ticket, cancelled_in_queue(ticket)) for ticket in tickets]
 
+    has_timeouts = False
+
+    def next_refusal_ns(self) -> int:
+        """Return 0, because no queue timeout applies to the ready request of a sequence."""
+        return 0
+
+    def drop_expired(self, now_ns: int) -> list[tuple[Ticket, RemoraError]]:
+        """Return nothing, see `next_refusal_ns`."""
+        return []
+
     def stop_waiting(self) -> None:
         """Dispatch without queue delays from now on, for a shutdown."""
         self._delay_ns = 0
