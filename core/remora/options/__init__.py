@@ -117,7 +117,7 @@ class _SharedMemoryOptions:
 
     allow_client_shm: bool = option(
         "Let local clients put tensors into POSIX or CUDA shared memory. Enable only for trusted clients: they can "
-        "read and write /dev/shm and crash the server.",
+        "read and write /dev/shm.",
         default=False,
     )
     max_client_shm_regions: int = option(

@@ -1,9 +1,9 @@
-"""Shared memory regions of clients, mapped into this process.
+"""Shared memory regions of clients.
 
-POSIX shared memory is opened in one directory, GPU memory by the IPC handle of its owner. A region is mapped once.
-Views keep their mapping alive, so an unregistered region is unmapped after the last request that uses it. A client that
-shrinks an object below a registered region crashes every process that reads there (SIGBUS), this server included;
-therefore the feature is off by default.
+POSIX shared memory is opened in one directory, GPU memory by the IPC handle of its owner. A region is opened once, and
+an unregistered one is closed after the last request that uses it. POSIX objects are read and written through their
+descriptor and never mapped: a client may shrink its object at any time, and touching a page beyond its end would end
+this process (SIGBUS).
 
 Only this module opens names that clients send.
 """
@@ -77,11 +77,10 @@ class SharedMemory:
                 raise unopenable(region.key)
             check_name(region)
             check_new(region, state.st_size, mmap.ALLOCATIONGRANULARITY)
-            return _HostMapping(memoryview(mmap.mmap(descriptor, region.byte_size, offset=region.offset)))
-        except (OSError, ValueError):  # ValueError if the client has shrunk the object since fstat
-            raise unopenable(region.key) from None
-        finally:
+        except BaseException:
             os.close(descriptor)
+            raise
+        return _HostMapping(region, descriptor)
 
     def status(self, kind: type[R], name: str = "", /) -> Sequence[R]:
         """Return one region of a kind or all, sorted by name."""
@@ -100,7 +99,7 @@ class SharedMemory:
                     del self._regions[key]
 
     def view(self, place: Place, /) -> memoryview:
-        """Return the bytes of a place: shared with the client, or copied from the device."""
+        """Return a copy of the bytes of a place."""
         return self._found(place).view(place.offset, place.byte_size)
 
     def target(self, place: Place, /) -> Target:
@@ -125,14 +124,61 @@ class _Mapping(Protocol):
     def target(self, offset: int, size: int) -> Target: ...
 
 
-class _HostMapping(NamedTuple):
-    memory: memoryview
+class _HostMapping:
+    """A POSIX shared memory object, closed with the last reference."""
+
+    def __init__(self, region: Region, descriptor: int) -> None:
+        self._region = region
+        self._descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
 
     def view(self, offset: int, size: int) -> memoryview:
-        return self.memory[offset : offset + size]
+        self._check(offset, size)
+        copied = np.empty(size, np.uint8).data
+        at, rest = self._region.offset + offset, copied
+        while rest:
+            count = os.preadv(self._descriptor, [rest], at)
+            if not count:  # the client has shrunk the object since the check
+                self._check(offset, size)
+                raise self._shrunk(offset + size)
+            at, rest = at + count, rest[count:]
+        return copied
 
     def target(self, offset: int, size: int) -> Target:
-        return HostTarget(self.view(offset, size))
+        self._check(offset, size)
+        return _HostTarget(self, offset, size)
+
+    def write(self, offset: int, data: memoryview | bytes) -> None:
+        rest = memoryview(data).cast("B")
+        self._check(offset, len(rest))
+        at = self._region.offset + offset
+        while rest:
+            try:
+                count = os.pwrite(self._descriptor, rest, at)
+            except OSError as error:  # the system has no room for pages that the client has not touched
+                name = self._region.name
+                raise InternalError(f"shared memory region '{name}' cannot be written: {error.strerror}") from None
+            at, rest = at + count, rest[count:]
+
+    def _check(self, offset: int, size: int) -> None:
+        """Refuse a range that the object does not have any more."""
+        if self._region.offset + offset + size > os.fstat(self._descriptor).st_size:
+            raise self._shrunk(offset + size)
+
+    def _shrunk(self, end: int) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            f"shared memory region '{self._region.name}' has become smaller: its object '{self._region.key}' ends "
+            f"before byte {self._region.offset + end}. Register the region again"
+        )
+
+
+class _HostTarget(NamedTuple):
+    mapping: _HostMapping
+    offset: int
+    byte_size: int
+
+    def put(self, data: memoryview | bytes) -> None:
+        self.mapping.write(self.offset, data)
 
 
 class _CudaMapping:
@@ -247,21 +293,6 @@ class Target(Protocol):
         """Write from the start of the target. ``data`` must fit."""
 
 
-class HostTarget(NamedTuple):
-    """A destination in main memory."""
-
-    place: memoryview
-
-    @property
-    def byte_size(self) -> int:
-        """The capacity in bytes."""
-        return len(self.place)
-
-    def put(self, data: memoryview | bytes) -> None:
-        """Write from the start of the target."""
-        self.place[: len(data)] = data
-
-
 class Regions(Protocol):
     """The regions that clients have registered [X01-X03], in one namespace.
 
@@ -278,7 +309,7 @@ class Regions(Protocol):
         """Unregister one region of a kind or all. Regions stay mapped while requests use them."""
 
     def view(self, place: Place, /) -> memoryview:
-        """Return the bytes of a place: the client's memory, or a copy if it is on a device.
+        """Return a copy of the bytes of a place.
 
         Raises NotFoundError, InvalidArgumentError.
         """

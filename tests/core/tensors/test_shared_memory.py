@@ -33,10 +33,58 @@ def memory(tmp_path: Path) -> SharedMemory:
     return SharedMemory(tmp_path / "shm")
 
 
-def test_a_view_is_the_memory_itself(memory: SharedMemory, tmp_path: Path) -> None:
+def test_a_place_is_read_and_written_where_its_region_lies(memory: SharedMemory, tmp_path: Path) -> None:
     memory.register(Region("r", "/a", PAGE, 64))
-    memory.view(Place("r", 8, 4))[:] = b"abcd"
+    write("OUT", memory.target(Place("r", 8, 4)), b"abcd")
     assert (tmp_path / "shm" / "a").read_bytes()[PAGE + 8 : PAGE + 12] == b"abcd"
+    assert bytes(memory.view(Place("r", 7, 6))) == b"\0abcd\0"
+
+
+def test_an_object_that_its_client_has_shrunk_is_refused_for_inputs_and_outputs(
+    memory: SharedMemory, tmp_path: Path
+) -> None:
+    memory.register(Region("r", "/a", PAGE, PAGE))
+    target = memory.target(Place("r", 0, 64))
+    os.truncate(tmp_path / "shm" / "a", PAGE + 63)
+    for use in (
+        lambda: memory.view(Place("r", 0, 64)),
+        lambda: memory.target(Place("r", 0, 64)),
+        lambda: write("OUT", target, bytes(64)),  # shrunk while its request ran
+    ):
+        with pytest.raises(InvalidArgumentError, match="region 'r' has become smaller: its object '/a' ends before"):
+            use()
+    assert len(memory.view(Place("r", 0, 63))) == 63, "what is left"
+    write("OUT", target, bytes(63))
+    os.truncate(tmp_path / "shm" / "a", 2 * PAGE)
+    assert len(memory.view(Place("r", 0, 64))) == 64
+
+
+def test_an_object_that_shrinks_while_it_is_read_is_refused(
+    memory: SharedMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.register(Region("r", "/a", 0, 2 * PAGE))
+    ask = os.fstat
+
+    def cutting(descriptor: int) -> os.stat_result:
+        found = ask(descriptor)
+        os.truncate(tmp_path / "shm" / "a", PAGE)
+        return found
+
+    monkeypatch.setattr(os, "fstat", cutting)
+    with pytest.raises(InvalidArgumentError, match="region 'r' has become smaller"):
+        memory.view(Place("r", 0, 2 * PAGE))
+
+
+def test_an_unregistered_region_is_closed_after_its_last_use(memory: SharedMemory) -> None:
+    open_files = len(os.listdir("/proc/self/fd"))
+    memory.register(Region("r", "/a", 0, 16))
+    target = memory.target(Place("r", 0, 16))
+    memory.unregister(Region, "r")
+    write("OUT", target, bytes(16))
+    assert len(os.listdir("/proc/self/fd")) == open_files + 1
+    del target
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == open_files
 
 
 @pytest.mark.parametrize(
@@ -74,21 +122,6 @@ def test_a_region_beyond_its_object_is_refused(memory: SharedMemory, offset: int
     with pytest.raises(InvalidArgumentError) as caught:
         memory.register(Region("r", "/a", offset, size))
     assert caught.value.message == f"failed to register shared memory region 'r': {why}"
-
-
-def test_an_object_that_is_cut_short_while_it_is_registered_is_refused(
-    memory: SharedMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ask = os.fstat
-
-    def cutting(descriptor: int) -> os.stat_result:
-        told = ask(descriptor)
-        os.truncate(tmp_path / "shm" / "a", PAGE)
-        return told
-
-    monkeypatch.setattr(os, "fstat", cutting)
-    with pytest.raises(InternalError, match="Unable to open shared memory region: '/a'"):
-        memory.register(Region("r", "/a", 0, 2 * PAGE))
 
 
 def test_a_name_is_taken_until_it_is_given_back(memory: SharedMemory) -> None:
