@@ -8,9 +8,12 @@ Invariant: normalising is idempotent.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
-from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup, ModelOutput
+
+_log = logging.getLogger("remora.models")
 
 SEQUENCE_IDLE_US = 1_000_000
 """Idle time after which a sequence loses its slot, in microseconds [C12]."""
@@ -39,6 +42,7 @@ def normalise(config: ModelConfig, name: str, *, gpus: Sequence[int] = (), kinds
         kinds: the backend's preferred kinds for KIND_AUTO; the first available one is used.
     """
     config.name = config.name or name
+    _drop_repeated_outputs(config)
     if not config.HasField("version_policy"):
         config.version_policy.latest.num_versions = 1
     _fill_batching(config)
@@ -50,6 +54,19 @@ def normalise(config: ModelConfig, name: str, *, gpus: Sequence[int] = (), kinds
         if not config.optimization.HasField(pinned):
             getattr(config.optimization, pinned).enable = True
     _fill_instance_groups(config, gpus, kinds)
+
+
+def _drop_repeated_outputs(config: ModelConfig) -> None:
+    """Drop outputs that repeat an earlier one, which Triton serves once; others of one name are refused later."""
+    kept: list[ModelOutput] = []
+    for row in config.output:
+        if row in kept:
+            _log.warning("model '%s': output '%s' is written more than once and served once", config.name, row.name)
+        else:
+            kept.append(row)
+    if len(kept) < len(config.output):
+        del config.output[:]
+        config.output.extend(kept)
 
 
 def _fill_batching(config: ModelConfig) -> None:

@@ -61,7 +61,7 @@ class Lifecycle:
         self._failures: Failures = {}
         """Failures that startup and polls have logged."""
         self._polls: RepositoryPolls | None = None
-        self._readiness = ReadinessState(options, self.table, loader.gpu_count)
+        self._readiness = ReadinessState(options, self.table, loader.gpu_count, self._catalog.unseen)
         self.table.missing = self._missing
         if loader.cache is not None:
             self.table.changed = loader.cache.models_changed  # at once, because the answers of ensembles change
@@ -252,11 +252,12 @@ class Lifecycle:
     def start(self) -> dict[str, RemoraError]:
         """Load the models of the startup and return the failures by model name.
 
-        Raises NotFoundError when a repository does not exist.
+        Raises NotFoundError when a repository does not exist, unless ``exit_on_error`` is off: the engine then serves
+        what it has and is not ready until the repository was read.
         """
         try:
             self._resume_releases()
-            self._catalog.look()
+            self._catalog.look(forgiving=not self._options.exit_on_error)
             if self._catalog.repositories and not self._catalog.all_keys():
                 self._warn_of_no_models()
             with occasion("", self._failures):

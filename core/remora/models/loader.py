@@ -39,7 +39,7 @@ from remora.models.policy import Revision, revision_of
 from remora.models.served_model import ModelParts, ServedModel
 from remora.options import EngineOptions, cache_settings, cache_size, rate_limits
 from remora.proto.model_config_pb2 import ModelConfig, ModelSequenceBatching
-from remora.repository import Fingerprint, ModelFolder, Repository
+from remora.repository import Fingerprint, ModelFolder, Repository, is_stray
 from remora.scheduling.assembly import SchedulingOptions, Steps
 from remora.startup import Ledger
 from remora.statistics import (
@@ -178,7 +178,7 @@ class ModelLoader:
             config = self._written_config(folder, parameters)
             config.name = config.name or folder.name
             check_names(config, folder.name)
-            versions = select_versions(config.version_policy, sorted(folder.versions))
+            versions = select_versions(config.version_policy, _whole_versions(folder, config))
             if select is not None:
                 versions = select(versions)
             # A policy that selects no version is refused later, with a specific error text.
@@ -409,6 +409,22 @@ def _make_cache(options: EngineOptions, clock: Clock) -> ResponseCache | None:
     from remora.cache import LocalCache  # imported here because it loads hashing, which most servers do not need
 
     return LocalCache(cache_size(cache_options), clock.monotonic_ns)
+
+
+def _whole_versions(folder: ModelFolder, config: ModelConfig) -> list[int]:
+    """Return the versions among which the policy chooses: those with files, if any has files.
+
+    An upload may be under way in an empty folder, and the versions of ensembles have no files. A version that the
+    policy names is not left out.
+    """
+    versions = sorted(folder.versions)
+    if config.version_policy.HasField("specific") or config.HasField("ensemble_scheduling"):
+        return versions
+    whole = [number for number in versions if not all(map(is_stray, folder.filenames(number)))]
+    if whole and len(whole) < len(versions):
+        empty = ", ".join(str(folder.versions[number]) for number in versions if number not in whole)
+        _log.warning("model '%s': %s has no files and is left out", folder.name, empty)
+    return whole or versions
 
 
 def _fingerprint(config: ModelConfig, path: Path) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import NamedTuple
@@ -35,12 +35,20 @@ class ReadinessState:
         options: the conditions of readiness.
         table: the models and their state.
         gpu_count: number of GPUs that models may use.
+        unseen: returns why repositories were never read.
     """
 
-    def __init__(self, options: EngineOptions, table: ModelTable, gpu_count: int) -> None:
+    def __init__(
+        self,
+        options: EngineOptions,
+        table: ModelTable,
+        gpu_count: int,
+        unseen: Callable[[], Sequence[str]] = lambda: (),
+    ) -> None:
         self._options = options
         self._table = table
         self._gpu_count = gpu_count
+        self._unseen = unseen
         self._holds: list[str] = []
         self.started = False
         """True once the models of the startup have been loaded or have failed."""
@@ -58,13 +66,14 @@ class ReadinessState:
 
         It must be started, not draining, and its table healthy.
         """
-        away = self.draining or self.stopping or self._holds or not self.is_live() or self.idle_gpu()
+        away = self.draining or self.stopping or self._holds or not self.is_live() or self.idle_gpu() or self._unseen()
         return self.started and not away and (not self._options.strict_readiness or self._table.is_fine())
 
     def now(self) -> Readiness:
         """Return the readiness and the reasons against it."""
         reasons = [] if self.started else ["the models of the start are being loaded"]
         reasons += self._holds
+        reasons += self._unseen()
         fatal = self._table.fatal()
         reasons += [fatal] if fatal else []
         idle_gpu = self.idle_gpu()

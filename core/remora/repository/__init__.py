@@ -21,6 +21,17 @@ BARE_SUFFIXES = (".onnx",)
 FOREIGN_SUFFIXES = (".joblib", ".pkl", ".skops", ".cbm", ".bst")
 """Suffixes of other libraries' files, for errors; `remora.repository.files` also recognises files by content."""
 
+_STRAY_FOLDERS = frozenset(
+    ("lost+found", "__pycache__", "__MACOSX", "$RECYCLE.BIN", "System Volume Information", "@eaDir", "#recycle")
+)
+"""Folders that file systems, interpreters and archive tools leave behind."""
+
+
+def is_stray(name: str) -> bool:
+    """Return True for a name that is no model's and no version's: hidden, or left behind by a file system or a tool."""
+    return name.startswith(".") or name in _STRAY_FOLDERS
+
+
 _NAMES_OF_SUFFIXES = {".ubj": "xgboost.ubj"}
 _NOT_LISTED: Mapping[int, tuple[str, ...]] = {}
 

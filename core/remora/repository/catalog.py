@@ -47,6 +47,8 @@ class Catalog:
         self._lock = threading.Lock()
         self._seen: list[dict[str, list[ModelFolder]]] = [{} for _ in repositories]
         self._offered: dict[str, list[CatalogEntry]] = {}
+        self._known: set[int] = set()  # locations that were read at least once
+        self._unseen: dict[int, str] = {}
         self._scans = 0
         self._running = 0
         self._scanned: list[dict[str, int]] = [{} for _ in repositories]
@@ -67,8 +69,12 @@ class Catalog:
             except RemoraError as error:
                 if not forgiving:
                     raise
+                if index not in self._known:
+                    self._unseen[index] = f"model repository '{repository.location}' was never read: {error}"
                 _log.warning("cannot scan model repository '%s': %s", repository.location, error)
             else:
+                self._known.add(index)
+                self._unseen.pop(index, None)
                 with self._lock:  # else concurrent scans of two names would each drop the other's result
                     self._record(index, number, name, found)
             finally:
@@ -96,6 +102,10 @@ class Catalog:
         later = {other for other, at in scanned.items() if at > number}
         kept = {other: folders for other, folders in seen.items() if other in later}
         self._seen[index] = {**{other: folders for other, folders in found.items() if other not in later}, **kept}
+
+    def unseen(self) -> list[str]:
+        """Return why locations were never read, for each of which that is so."""
+        return list(self._unseen.values())
 
     def models(self) -> list[str]:
         """Return the unambiguous keys."""

@@ -8,15 +8,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
 from remora.errors import NotFoundError, UnavailableError
 from remora.model_files import CONFIG_FILENAMES, KINDS, MODEL_FILENAMES, parse_version
-from remora.repository import BARE_SUFFIXES, FOREIGN_SUFFIXES, Fingerprint, ModelFolder
+from remora.repository import BARE_SUFFIXES, FOREIGN_SUFFIXES, Fingerprint, ModelFolder, is_stray
 
+_log = logging.getLogger("remora.models")
 _FILE_SUFFIXES = (*BARE_SUFFIXES, ".pt", ".pt2", ".plan", ".ubj")
 """Files that are served as models if named explicitly. In a directory, most of these are not models."""
 
@@ -79,9 +82,19 @@ def scan_repository(repository: Path, name: str = "") -> dict[str, list[ModelFol
         )
     found: dict[str, list[ModelFolder]] = {}
     for entry in sorted(repository.iterdir()):
-        if (not name or entry.name == name) and not entry.name.startswith(".") and entry.is_dir():
+        if (name and entry.name != name) or not entry.is_dir():
+            continue
+        if is_stray(entry.name):
+            _report_stray(entry)
+        else:
             found[entry.name] = [model_folder(entry, entry.name)]
     return found
+
+
+@lru_cache(maxsize=256)  # because a repository may be scanned every few seconds
+def _report_stray(folder: Path) -> None:
+    if not folder.name.startswith("."):
+        _log.warning("'%s' is not a model: a file system or a tool has left it there", folder)
 
 
 def scan(paths: Iterable[Path]) -> dict[str, list[ModelFolder]]:
@@ -193,8 +206,7 @@ def _is_model_of_repository(directory: Path) -> bool:
 def model_folder(directory: Path, name: str) -> ModelFolder:
     """Return the model in a directory.
 
-    An unreadable directory (such as lost+found of a volume) has no versions: it hides no other model, and loading it
-    fails with an error.
+    An unreadable directory has no versions: it hides no other model, and loading it fails with an error.
     """
     try:
         entries = sorted(directory.iterdir())
@@ -220,15 +232,11 @@ def _files_of(folder: ModelFolder) -> Iterator[Path]:
         yield from bare
         return
     for entry in sorted(folder.path.iterdir()):
-        if _is_ignored(entry.name):
+        if is_stray(entry.name):
             continue
         if not entry.is_dir():
             yield entry
             continue
         for directory, inner, names in os.walk(entry):  # follows a link at the version level, not below
-            inner[:] = [name for name in inner if not _is_ignored(name)]
-            yield from (Path(directory, name) for name in sorted(names) if not _is_ignored(name))
-
-
-def _is_ignored(name: str) -> bool:
-    return name.startswith(".") or name == "__pycache__"
+            inner[:] = [name for name in inner if not is_stray(name)]
+            yield from (Path(directory, name) for name in sorted(names) if not is_stray(name))

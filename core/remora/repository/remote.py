@@ -9,7 +9,7 @@ from pathlib import Path
 
 from remora.errors import NotFoundError, UnavailableError
 from remora.model_files import CONFIG_FILENAMES, MODEL_FILENAMES, parse_version
-from remora.repository import BARE_SUFFIXES, Fingerprint, ModelFolder, Repository
+from remora.repository import BARE_SUFFIXES, Fingerprint, ModelFolder, Repository, is_stray
 from remora.repository.files import holds_other_files
 from remora.startup import Ledger
 from remora.storage import ChangedError, Storage, StoredObject
@@ -247,5 +247,5 @@ def _is_marker(path: str, item: StoredObject) -> bool:
 
 
 def _is_ignored(path: str) -> bool:
-    """Return True for hidden files and Python's caches, which belong to no model."""
-    return any(part.startswith(".") or part == "__pycache__" for part in path.split("/"))
+    """Return True for files that belong to no model."""
+    return any(map(is_stray, path.split("/")))

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from remora.errors import ConfigError
 from remora.model_files import CONFIG_FILENAMES
-from remora.repository import CacheSettings, Repository
 from remora.repository.files import file_repository, folder_of_another_library, holds_other_files, recognise
+from remora.repository import CacheSettings, Repository, is_stray
+from remora.repository.files import file_repository, holds_other_files, recognise
 from remora.repository.local import LocalRepository
 from remora.storage.archive import is_archive
 
@@ -60,7 +61,7 @@ def open_repository(
         from remora.repository.clouds import open_elsewhere  # imports the storage client, which local paths never need
 
         def open_local(place: Path) -> Repository:
-            files = [entry for entry in place.iterdir() if not entry.name.startswith(".")]
+            files = [entry for entry in place.iterdir() if not is_stray(entry.name)]
             only = files[0] if len(files) == 1 and files[0].is_file() else place
             return _open_path(only, any_layout=True, bare_name=bare_name or place.name, trust_pickle=trust_pickle)
 
@@ -85,7 +86,7 @@ def _open_path(place: Path, *, any_layout: bool, bare_name: str, trust_pickle: b
     if found is not None:
         return file_repository(place, found, bare_name=bare_name, trust_pickle=trust_pickle)
     if any_layout and place.is_dir():
-        names = sorted(entry.name + "/" * entry.is_dir() for entry in place.iterdir() if not entry.name.startswith("."))
+        names = sorted(entry.name + "/" * entry.is_dir() for entry in place.iterdir() if not is_stray(entry.name))
         if holds_other_files(names) and set(names).isdisjoint(CONFIG_FILENAMES):
             raise ConfigError(
                 f"'{place}' is neither a repository nor the folder of one model: it has {', '.join(names[:5])}"

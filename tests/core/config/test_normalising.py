@@ -278,3 +278,19 @@ def test_text_is_bytes_on_the_wire_and_the_unknown_is_refused() -> None:
         dtype_name(TYPE_INVALID)
     with pytest.raises(ConfigError, match="'STRING' is not a datatype"):
         data_type_of("STRING")
+
+
+def test_an_output_that_is_written_twice_is_served_once_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    rows = (
+        "backend: 'python' "
+        + "output { name: 'Y' data_type: TYPE_FP32 dims: 1 }" * 2
+        + "output { name: 'Z' data_type: TYPE_FP32 dims: 1 }"
+    )
+    config = parse_config(rows, path="c", syntax="pbtxt")
+    normalise(config, "m")
+    assert [row.name for row in config.output] == ["Y", "Z"]
+    assert "model 'm': output 'Y' is written more than once" in caplog.text
+    other = parse_config(rows + "output { name: 'Z' data_type: TYPE_FP32 dims: 2 }", path="c", syntax="pbtxt")
+    normalise(other, "m")
+    with pytest.raises(ConfigError, match="model output 'Z' is specified more than once for m"):
+        validate(other, "m")

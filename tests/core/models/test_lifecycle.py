@@ -108,6 +108,34 @@ def test_a_repository_that_is_not_there_is_an_error(bench: Bench) -> None:
         bench.lifecycle(model_repository=(bench.repository / "nope",)).start()
 
 
+def test_without_exit_on_error_a_repository_that_is_not_there_leaves_the_server_alive_and_not_ready(
+    bench: Bench,
+) -> None:
+    write_model(bench.repository, "m")
+    absent = bench.repository.parent / "absent"
+    lifecycle = bench.lifecycle("poll", model_repository=(bench.repository, absent), exit_on_error=False)
+    assert lifecycle.start() == {}
+    assert versions(lifecycle, "m") == [1]
+    assert not lifecycle.is_ready()
+    assert "was never read: failed to open model repository" in "".join(lifecycle.readiness().waits_for)
+    absent.mkdir()
+    lifecycle.poll()
+    assert lifecycle.is_ready()
+
+
+@pytest.mark.parametrize("policy", ["", "version_policy { all {} }", "version_policy { latest { num_versions: 2 } }"])
+def test_an_empty_version_is_left_out_while_another_has_files(
+    bench: Bench, policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_model(bench.repository, "m", config=DOUBLER + policy)
+    (bench.repository / "m" / "2").mkdir()
+    (bench.repository / "m" / "2" / ".keep").touch()
+    lifecycle = bench.started("none")
+    assert versions(lifecycle, "m") == [1]
+    assert lifecycle.is_ready()
+    assert "m/2 has no files and is left out" in caplog.text
+
+
 def test_a_model_without_a_config_is_completed_by_its_backend(bench: Bench) -> None:
     write_model(bench.repository, "m", config=None, file="model.onnx")
     model = bench.started("none").resolve("m")

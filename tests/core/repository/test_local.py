@@ -292,18 +292,33 @@ def test_models_with_folders_keep_their_names(tmp_path: Path) -> None:
 
 def test_a_folder_that_may_not_be_read_hides_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_model(tmp_path, "m")
-    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "closed").mkdir()
     entries = Path.iterdir
 
     def guarded(path: Path) -> Iterator[Path]:  # modes do not keep root out, as which tests may run
-        if path.name == "lost+found":
+        if path.name == "closed":
             raise PermissionError(13, "Permission denied", str(path))
         return entries(path)
 
     monkeypatch.setattr(Path, "iterdir", guarded)
     repository = LocalRepository(tmp_path)
     assert list(only(repository.models(), "m").versions) == [1]
-    assert not only(repository.models(), "lost+found").versions
+    assert not only(repository.models(), "closed").versions
+
+
+@pytest.mark.parametrize("name", ["lost+found", "__pycache__", "__MACOSX", "$RECYCLE.BIN", ".git"])
+@pytest.mark.parametrize("any_layout", [False, True])
+def test_a_folder_that_a_file_system_or_a_tool_has_left_is_no_model(
+    tmp_path: Path, name: str, any_layout: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_model(tmp_path, "m")
+    (tmp_path / name / "1").mkdir(parents=True)
+    repository = LocalRepository(tmp_path, any_layout=any_layout)
+    for _ in range(3):
+        assert set(repository.models()) == {"m"}
+    assert repository.models(name) == {}
+    warnings = [record.getMessage() for record in caplog.records if name in record.getMessage()]
+    assert len(warnings) == (0 if name.startswith(".") else 1), "once, though it is scanned again and again"
 
 
 @pytest.mark.parametrize("any_layout", [False, True])
