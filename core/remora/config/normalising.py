@@ -57,7 +57,10 @@ def normalise(config: ModelConfig, name: str, *, gpus: Sequence[int] = (), kinds
 
 
 def _drop_repeated_outputs(config: ModelConfig) -> None:
-    """Drop outputs that repeat an earlier one, which Triton serves once; others of one name are refused later."""
+    """Drop outputs that repeat an earlier one, which Triton serves once.
+
+    Different outputs of one name are refused later.
+    """
     kept: list[ModelOutput] = []
     for row in config.output:
         if row in kept:

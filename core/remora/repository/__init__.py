@@ -28,7 +28,10 @@ _STRAY_FOLDERS = frozenset(
 
 
 def is_stray(name: str) -> bool:
-    """Return True for a name that is no model's and no version's: hidden, or left behind by a file system or a tool."""
+    """Return True for a hidden name and for one that a file system or a tool leaves behind.
+
+    Neither belongs to a model.
+    """
     return name.startswith(".") or name in _STRAY_FOLDERS
 
 

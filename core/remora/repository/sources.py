@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from remora.errors import ConfigError
 from remora.model_files import CONFIG_FILENAMES
-from remora.repository.files import file_repository, folder_of_another_library, holds_other_files, recognise
 from remora.repository import CacheSettings, Repository, is_stray
-from remora.repository.files import file_repository, holds_other_files, recognise
+from remora.repository.files import file_repository, folder_of_another_library, holds_other_files, recognise
 from remora.repository.local import LocalRepository
 from remora.storage.archive import is_archive
 

@@ -1,6 +1,6 @@
-"""Thread that refuses requests at the time of their queue timeout, also while all instances are busy [D10].
+"""Thread that refuses requests at the time of their queue timeout [D10].
 
-Polling an idle instance refuses them as well, but no instance may be idle for as long as a batch takes.
+Polling an idle instance refuses them as well, but all instances may be busy for as long as a batch takes.
 """
 
 from __future__ import annotations
