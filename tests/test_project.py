@@ -41,6 +41,7 @@ READS_CLOCK = (
 )
 STARTS_THREADS = (
     "core/remora/scheduling/running.py",
+    "core/remora/scheduling/expiry.py",
     "core/remora/scheduling/thread_dispatch.py",
     "core/remora/scheduling/sequences/scheduler.py",
     "core/remora/models/loads.py",

@@ -179,6 +179,8 @@ class WorkerConnection:
         self.ended = threading.Event()
         self.polled_slowly = False
         """True while the supervisor polls slowly, so that a new execution must wake it."""
+        self.answered = False
+        """True once the process has answered an execution."""
         self.reason = ""
         self.restarts = False
         self.instance = instance
@@ -422,6 +424,7 @@ class WorkerConnection:
             case MessageKind.DONE | MessageKind.FAILED:
                 running = self._running.get(message.number)
                 future = self._pending.pop(message.number, None)
+                self.answered = self.answered or running is not None
                 if running is not None and not running.streams and message.kind is MessageKind.DONE:
                     self._expect_late(message, running)
                 if running is not None and running.done is not None:

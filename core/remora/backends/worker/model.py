@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic_ns
@@ -21,6 +22,7 @@ from remora.backends.worker.encoding import RequestWriter
 from remora.backends.worker.polling import poll_limit_ns
 from remora.backends.worker.settings import WorkerSettings, asks_for_environment
 from remora.backends.worker.supervisor import Steps, Supervisor
+from remora.backends.worker.suspects import Suspects, Verdict, error_of_end, refusal
 from remora.backends.worker.wire import Draft, MessageKind, head, nbytes_of
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, RemoraError
 from remora.messages import Outcome, Watcher
@@ -45,10 +47,11 @@ class WorkerModel:
         self._settings = settings._replace(poll_ns=poll_limit_ns(settings.poll_ns, source.cpus))
         self._python = _interpreter(source, config)
         self._opening = [_opening(source, config)]
+        self._suspects = Suspects(time.monotonic)
         self._spare: WorkerInstance | None = self._open()
 
     def _open(self) -> WorkerInstance:
-        instance = WorkerInstance(self._source, self._settings, self._python)
+        instance = WorkerInstance(self._source, self._settings, self._python, self._suspects)
         try:
             instance.supervisor.request(MessageKind.OPEN, self._opening)
         except InvalidArgumentError as error:
@@ -94,8 +97,9 @@ class WorkerInstance:
 
     quick = False
 
-    def __init__(self, source: Source, settings: WorkerSettings, python: Path) -> None:
+    def __init__(self, source: Source, settings: WorkerSettings, python: Path, suspects: Suspects) -> None:
         self.name = source.name
+        self._suspects = suspects
         self._settings = settings
         self._decoupled = False
         self._writer = RequestWriter()
@@ -128,13 +132,49 @@ class WorkerInstance:
         """Run the batch in the worker, see ``Instance.execute``.
 
         Raises:
-            RemoraError: an error of the model's code [Y03, Y04], or an InternalError if the worker died, was killed
-                because it took too long, or cannot run now.
+            RemoraError: an error of the model's code [Y03, Y04], an InternalError if the worker died or was killed
+                because it took too long, or an UnavailableError if it cannot run now.
         """
+        verdicts = self._suspects.verdicts(execution.requests)
+        return self._execute(execution) if verdicts is None else self._execute_apart(execution, verdicts)
+
+    def _execute_apart(self, execution: Execution, verdicts: Sequence[Verdict]) -> Sequence[Outcome | None]:
+        """Run suspected requests alone, and refuse those that have ended two processes."""
+        if verdicts == [Verdict.REFUSED]:
+            raise refusal(execution.requests[0])
+        if verdicts == [Verdict.SUSPECTED]:
+            outcome = self._execute(execution)
+            self._suspects.clear(execution.requests[0])
+            return outcome
+        outcomes: list[Outcome | None] = []
+        while (start := len(outcomes)) < len(verdicts):
+            if verdicts[start] is Verdict.REFUSED:
+                outcomes.append(refusal(execution.requests[start]))
+                continue
+            end = start + 1
+            while verdicts[start] is Verdict.TRUSTED and verdicts[end : end + 1] == [Verdict.TRUSTED]:
+                end += 1
+            part = execution.part(start, end)
+            try:
+                outcomes += self._execute(part)
+            except RemoraError as error:
+                outcomes += [error] * (end - start)
+            else:
+                if verdicts[start] is Verdict.SUSPECTED:
+                    self._suspects.clear(execution.requests[start])
+            execution.add_part(start, part)
+        return outcomes
+
+    def _execute(self, execution: Execution) -> Sequence[Outcome | None]:
         connection = self.supervisor.wait_for_connection()
         drafts = self._writer.drafts(execution.requests)
         try:
             return connection.execute(drafts, execution, self._settings.execute_timeout_s, decoupled=self._decoupled)
+        except InternalError as error:
+            if not connection.ended.is_set():
+                raise
+            self._suspects.record_end(execution.requests)
+            raise error_of_end(error, execution.requests) from None
         except NoRoomError as error:
             if isinstance(error, TooLargeError) and len(execution.requests) > 1:
                 return self._execute_halves(execution)
@@ -165,12 +205,19 @@ class WorkerInstance:
         Returns False for large batches, because a thread should copy them.
         """
         connection = self.supervisor.serving
-        if connection is None:
+        if connection is None or self._suspects.verdicts(execution.requests) is not None:
             return False
         drafts = self._writer.drafts(execution.requests)
         if nbytes_of(drafts) > LOOP_BYTES:
             return False
-        return connection.begin(drafts, execution, self._settings.execute_timeout_s, watcher, done)
+
+        def ended(result: Sequence[Outcome | None] | Exception) -> None:
+            if isinstance(result, InternalError) and connection.ended.is_set():
+                self._suspects.record_end(execution.requests)
+                result = error_of_end(result, execution.requests)
+            done(result)
+
+        return connection.begin(drafts, execution, self._settings.execute_timeout_s, watcher, ended)
 
     def close(self) -> None:
         """Let the model finalize and end its process."""

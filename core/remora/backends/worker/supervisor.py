@@ -1,8 +1,9 @@
 """Supervisor that starts a worker process, logs its output and restarts it after its end.
 
-A worker that has served is restarted immediately after its first failure, and with growing delay after repeated ones.
-The first start belongs to the load: if it fails, so does the load. One thread owns the process, and callers get an
-error immediately while there is no worker.
+A worker that has answered an execution is restarted immediately after its end, which a request may have caused. One
+that ends before it has answered anything is restarted with growing delay, because it may never serve. The first start
+belongs to the load: if it fails, so does the load. One thread owns the process, and callers get an error immediately
+while there is no worker.
 """
 
 from __future__ import annotations
@@ -27,13 +28,12 @@ from remora.backends.worker.pipes import PipeChannel
 from remora.backends.worker.process import WorkerProcess
 from remora.backends.worker.ring import RingError
 from remora.backends.worker.settings import WorkerSettings
+from remora.backends.worker.suspects import restarting
 from remora.backends.worker.wire import Draft, Item, MessageKind, WireError
-from remora.errors import InternalError, RemoraError
+from remora.errors import RemoraError
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
-STEADY_S = 60.0
-"""A failure after this run time counts as a first failure."""
 START_WAIT_S = 30.0
 """How long a load waits for its process to start, which is slow if many start at once."""
 RESTART_WAIT_S = 5.0
@@ -45,17 +45,17 @@ Steps = Sequence[tuple[MessageKind, Sequence[Draft]]]
 
 
 class Backoff:
-    """Restart delays as a function of the run times of earlier processes. Pure."""
+    """Restart delays as a function of what earlier processes have answered. Pure."""
 
     def __init__(self) -> None:
         self._failures = 0
 
-    def delay_s(self, run_s: float) -> float:
-        """Return the seconds to wait after a worker that ran for ``run_s``.
+    def delay_s(self, *, answered: bool) -> float:
+        """Return the seconds to wait after the end of a worker.
 
-        The result is 0 for the first failure in a long time.
+        The result is 0 for one that has ``answered`` an execution, and for the first that has not.
         """
-        self._failures = 1 if run_s >= STEADY_S else self._failures + 1
+        self._failures = 1 if answered else self._failures + 1
         return 0.0 if self._failures == 1 else min(FIRST_DELAY_S * 2 ** (self._failures - 2), LONGEST_DELAY_S)
 
 
@@ -93,6 +93,7 @@ class Supervisor:
         """True if messages travel through shared memory."""
         self._steps: Steps | None = None  # sent to a new process before it serves
         self._current: WorkerConnection | None = None
+        self._answered = False  # by the process that has ended
         self._lines = {1: Lines(), 2: Lines()}
         self._thread = threading.Thread(target=self._run, name=f"remora worker {name}", daemon=True)
         self._log = callbacks.logger
@@ -119,7 +120,7 @@ class Supervisor:
     def wait_for_connection(self) -> WorkerConnection:
         """Return the connection, waiting a moment for a worker that is starting.
 
-        Raises InternalError if there is none.
+        Raises UnavailableError if there is none.
         """
         state = self._state
         if state.connection is not None:
@@ -132,7 +133,7 @@ class Supervisor:
             return state.connection
         remaining_s = max(state.retry_at - time.monotonic(), 0.0)
         again = "it is being started again" if state.starting else f"the server starts it again in {remaining_s:.1f} s"
-        raise InternalError(f"Stub process '{self.name}' is not healthy: {state.trouble}; {again}", from_model=True)
+        raise restarting(f"Stub process '{self.name}' is not healthy: {state.trouble}; {again}", remaining_s)
 
     def request(self, kind: MessageKind, items: Sequence[Draft] = ()) -> Sequence[Item]:
         """Send a request to the worker and return its answer.
@@ -168,12 +169,12 @@ class Supervisor:
     def _run(self) -> None:
         backoff = Backoff()
         while True:
-            begin = time.monotonic()
+            self._answered = False
             reason = self._run_process()
             if self._closing.is_set() or self._steps is None:
                 self._set(_State(reason))
                 return
-            delay = backoff.delay_s(time.monotonic() - begin)
+            delay = backoff.delay_s(answered=self._answered)
             self._log.error(
                 "instance '%s' is not healthy: %s; starting it again%s", self.name, reason,
                 f" in {delay:g} s" if delay else "",
@@ -211,6 +212,7 @@ class Supervisor:
         reason = reason or connection.process.reason()
         self._set(_State(connection.reason or reason, starting=True))
         self._current = None
+        self._answered = connection.answered
         connection.end(reason)
         self._callbacks.forget(connection)
         return connection.reason

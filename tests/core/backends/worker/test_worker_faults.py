@@ -19,7 +19,7 @@ from remora.backends.worker import connection as connections
 from remora.backends.worker import supervisor as supervisors
 from remora.backends.worker.logs import LINES_PER_SECOND
 from remora.backends.worker.model import WorkerInstance, WorkerModel
-from remora.errors import ConfigError, InternalError, InvalidArgumentError, NotFoundError, RemoraError
+from remora.errors import ConfigError, InternalError, InvalidArgumentError, NotFoundError, RemoraError, UnavailableError
 from remora.messages import Request, Response, Streamed
 from remora.proto.model_config_pb2 import ModelConfig
 
@@ -130,7 +130,7 @@ def test_another_datatype_than_declared_is_answered_as_it_is(models: Models) -> 
 def test_a_dead_worker_is_told_of_and_started_again(models: Models, fault: str, text: str) -> None:
     instance = models.start(once(fault))
     pid = instance.supervisor.pid
-    said = failure(instance, request("now"), request("neighbour"))
+    said = failure(instance, request("now"))
     assert said.startswith("Stub process 'm_0_0' is not healthy: ")
     assert text in said
     assert values(run(instance)[0]) == [7]
@@ -139,20 +139,60 @@ def test_a_dead_worker_is_told_of_and_started_again(models: Models, fault: str, 
     assert instance.capabilities.trouble == ""
 
 
-def test_a_worker_that_dies_again_and_again_is_refused_at_once_and_says_when_it_is_back(
+def unavailable(instance: WorkerInstance, *requests: Request) -> UnavailableError:
+    with pytest.raises(UnavailableError) as caught:
+        run(instance, *requests)
+    return caught.value
+
+
+def test_a_worker_that_dies_before_it_has_answered_anything_is_started_later_and_requests_may_be_repeated(
     fast: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("FIRST_DELAY_S", "LONGEST_DELAY_S"):  # longer than this test
         monkeypatch.setattr(supervisors, name, 1000.0)
     instance = fast.start(once("os._exit(3)"))
     failure(instance, request("now"))
-    run(instance)
     failure(instance, request("now"))
-    said = failure(instance)
-    assert "exit code 3" in said
-    assert re.search(r"starts it again in \d+\.\d s", said)
+    error = unavailable(instance, request("", np.zeros(1, np.int32)))
+    assert 990 < error.retry_after_s <= 1000
+    assert "exit code 3" in str(error)
+    assert re.search(r"starts it again in \d+\.\d s", str(error))
     assert "exit code 3" in instance.capabilities.trouble
     instance.close()
+
+
+def test_a_worker_that_has_answered_is_started_again_at_once_however_often_it_dies(
+    fast: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FIRST_DELAY_S", "LONGEST_DELAY_S"):
+        monkeypatch.setattr(supervisors, name, 1000.0)
+    instance = fast.start(once("os._exit(3)"))
+    for number in range(3):
+        assert values(run(instance)[0]) == [7]
+        failure(instance, request("now", np.array([number], np.int32)))
+    assert values(run(instance)[0]) == [7]
+
+
+def test_a_request_that_has_ended_two_workers_is_refused_and_its_neighbours_run(fast: Models) -> None:
+    instance = fast.start(once("os._exit(3)"))
+    poison, good = np.array([666], np.int32), request("good", np.array([1], np.int32))
+    error = unavailable(instance, request("now", poison), good)
+    assert "exit code 3" in str(error), "any of them may have been the cause"
+    assert error.retry_after_s == 1
+    third = request("", np.array([2], np.int32))
+    assert values(run(instance, third)[0]) == [7]
+    ended, *others = run(instance, request("now", poison), good, third)
+    assert [values(other) for other in others] == [[7], [7]]
+    assert isinstance(ended, InternalError)
+    pid = instance.supervisor.wait_for_connection().process.pid
+    with pytest.raises(InvalidArgumentError, match="is refused"):
+        run(instance, request("again", poison))
+    refused, answered = run(instance, request("now", poison), good)
+    assert values(answered) == [7]
+    assert isinstance(refused, InvalidArgumentError)
+    assert "[request id: now] the request is refused: the model's process has ended twice" in str(refused)
+    assert instance.supervisor.pid == pid
+    assert values(run(instance, request("", poison.repeat(2)))[0]) == [7]
 
 
 def test_a_worker_that_does_not_come_back_is_refused_with_the_reason(fast: Models) -> None:
@@ -162,7 +202,7 @@ def test_a_worker_that_does_not_come_back_is_refused_with_the_reason(fast: Model
         f"        open({str(marker)!r}, 'w').close()\n" + once("os._exit(3)")
     )
     failure(instance, request("now"))
-    assert "once is enough" in failure(instance)
+    assert "once is enough" in str(unavailable(instance, request("", np.zeros(1, np.int32))))
     assert "once is enough" in instance.capabilities.trouble
 
 
