@@ -32,6 +32,7 @@ from remora.proto.model_config_pb2 import ModelConfig
 from remora.startup import Ledger, StartupReport
 from remora.statistics import ServerLoad
 from remora.system.clock import Clock, SystemClock
+from remora.system.url_secrets import shown_place
 
 if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
@@ -223,7 +224,9 @@ class Engine:
         from remora.repository.clouds import open_storage
 
         if open_storage(options.capture)[1].cloud == "http":  # raises for any other URL
-            raise ConfigError(f"--capture={options.capture}: expected a file or a bucket (s3://, gs://, az://)")
+            raise ConfigError(
+                f"--capture={shown_place(options.capture)}: expected a file or a bucket (s3://, gs://, az://)"
+            )
         root = options.capture.rstrip("/")
         return Capture(settings, self._clock, lambda name, file: open_storage(f"{root}/{name}")[0].upload(file))
 

@@ -301,3 +301,41 @@ def test_texts_are_scored_in_pairs_or_against_one(server: RunningServer) -> None
 
 def test_all_models_that_can_be_used_are_listed(server: RunningServer) -> None:
     assert [row["id"] for row in ask(server, "/v1/models")[1]["data"]] == ["embed", "plain", "score", "trt", "vllm"]
+
+
+WRONG = (None, True, 7, -1.5, "x", [], [1], ["end"], {}, {"a": 1}, [[]], 1e300, "\x00")
+ROUTES = {
+    "/v1/chat/completions": {"model": "vllm", "messages": CHAT},
+    "/v1/completions": {"model": "vllm", "prompt": "a", "max_tokens": 2},
+    "/v1/responses": {"model": "vllm", "input": "a"},
+    "/v1/embeddings": {"model": "embed", "input": "a"},
+    "/v1/score": {"model": "score", "text_1": "a", "text_2": "b"},
+    "/v1/rerank": {"model": "score", "query": "a", "documents": ["b"]},
+    "/tokenize": {"model": "vllm", "prompt": "a"},
+    "/detokenize": {"model": "vllm", "tokens": [1]},
+    "/models/embed": {"TEXT": "a"},
+    "/v2/models/embed/release": {"action": "start", "version": 1, "weight": 1, "steps": [1], "rules": {"least": 1}},
+}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_body_of_wrong_types_is_the_clients_mistake(server: RunningServer, path: str) -> None:
+    good = ROUTES[path]
+    bodies: list[Any] = [*WRONG]
+    for name in good:
+        bodies += [{**good, name: value} for value in WRONG]
+    for body in bodies:
+        with closing(http.client.HTTPConnection("127.0.0.1", server.http, timeout=PATIENCE_S)) as connection:
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            if answer.status == 200:
+                continue  # such as a text for a member that may be one; the rest of a stream is left unread
+            assert 400 <= answer.status < 500, (body, answer.status, answer.read())
+
+
+@pytest.mark.parametrize("body", ["", "{", "[]", '"x"', "[" * 100_000, '{"action": ["end"]}', '{"action": null}', "7"])
+def test_a_release_without_an_action_is_the_clients_mistake(server: RunningServer, body: str) -> None:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.http, timeout=PATIENCE_S)) as connection:
+        connection.request("POST", "/v2/models/embed/release", body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert (answer.status, b"error" in answer.read()) == (400, True)

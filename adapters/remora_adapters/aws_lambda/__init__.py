@@ -38,6 +38,7 @@ from remora.server.http.asgi import V2App
 from remora.server.http.asgi_transfers import Receive, Scope, Send
 from remora.server.http.deadlines import HEADER as DEADLINE_HEADER
 from remora.system.install_advice import install_command
+from remora.system.json_text import read_json
 from remora.tracing.tracer import Arrival
 
 _log = logging.getLogger("remora.lambda")
@@ -207,7 +208,7 @@ class Function:
         response = _response_of(outcome)
         answer = self._codec.encode(model.name, model.version_text, ticket.request.form, response, reply)
         body = b"".join(answer.body)
-        found: Event = json.loads(body.decode("utf-8", "replace"))  # json.loads accepts NaN and Infinity
+        found: Event = read_json(body.decode("utf-8", "replace"))  # json.loads accepts NaN and Infinity
         if answer.status != 200:
             raise UnsupportedError(str(found["error"]))
         size = _size(found, len(body))

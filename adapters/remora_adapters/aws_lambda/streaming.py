@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 from remora.server.http.asgi_transfers import Send
+from remora.system.json_text import read_json
 
 _log = logging.getLogger("remora.lambda")
 
@@ -167,7 +168,7 @@ def run(client: RuntimeClient, answer: Answer, stream: Stream) -> None:
         invocation = client.next()
         os.environ[_SEGMENT] = invocation.segment
         try:
-            event = json.loads(invocation.body)
+            event = read_json(invocation.body)
             if not isinstance(event, dict) or "requestContext" not in event:
                 body = json.dumps(answer(event, invocation)).encode()
                 client.answer(invocation, body)

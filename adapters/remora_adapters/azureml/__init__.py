@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from remora._version import __version__
 from remora.options import EngineOptions, ServerOptions
 from remora.server.host import ExtraPort, Host
+from remora.system.json_text import read_json
 from remora_adapters.azureml.cors import Origins
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def _read_config_file(environ: Mapping[str, str]) -> dict[str, str]:
     if path is None:
         return {}
     try:
-        found = json.loads(path.read_bytes())
+        found = read_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ValueError(f"AZUREML_CONFIG_FILE: {path} cannot be read: {error}") from None
     if not isinstance(found, dict):

@@ -20,6 +20,7 @@ import numpy as np
 from remora.engine import Engine, InferResult
 from remora.errors import RemoraError
 from remora.options import EngineOptions
+from remora.system.json_text import read_json
 from remora_adapters.azureml import find_models
 
 _log = logging.getLogger("remora.azureml")
@@ -62,7 +63,7 @@ def _submitted(path: Path) -> _Pending | Exception:
     """Submit the requests of a file, or return why they cannot be read."""
     try:
         if path.suffix == ".json":
-            return _submit(_inputs_of(json.loads(path.read_bytes())))
+            return _submit(_inputs_of(read_json(path.read_bytes())))
         if path.suffix == ".npy":
             return _submit_rows(np.load(path, allow_pickle=False))
         if path.suffix == ".csv":

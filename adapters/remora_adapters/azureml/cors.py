@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from remora.system.url_secrets import shown_place
+
 if TYPE_CHECKING:  # the host exists before the server's modules are imported
     from remora.protocols.http1 import Head
     from remora.protocols.rest.answer import Headers
@@ -28,7 +30,9 @@ class Origins:
         self._all = "*" in named
         named.discard("*")
         if not (text.isascii() and text.isprintable()) or any(_PATTERN & set(origin) for origin in named):
-            raise ValueError(f"AML_CORS_ORIGINS={text[:80]}: expected origins such as https://example.com, or *")
+            raise ValueError(
+                f"AML_CORS_ORIGINS={shown_place(text)[:80]}: expected origins such as https://example.com, or *"
+            )
         self._folded = {origin.lower().encode() for origin in named}
         self._first = min(named, default="").encode()  # answered to a request without an Origin header
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from remora.system.json_text import read_json
 from remora_adapters.azureml import raw_http
 from remora_adapters.azureml.answers import FAILED, AzureAnswer, message_answer
 from remora_adapters.azureml.raw_http import AMLRequest, AMLResponse
@@ -215,7 +216,7 @@ def _json_object(request: AMLRequest) -> dict[str, Any]:
     if not request.is_json:
         raise BadInputError(415, "Expects Content-Type to be application/json")
     try:
-        body = json.loads(request.data)
+        body = read_json(request.data)
     except ValueError as error:
         if not request.data:
             raise BadInputError(400, "POST body is empty. Expecting a JSON dictionary.") from None
@@ -238,7 +239,7 @@ def _query(request: AMLRequest) -> dict[str, Any]:
         for text in request.args.getlist(key):
             value = text
             with suppress(ValueError):
-                value = json.loads(text)
+                value = read_json(text)
             values.append(value)
         found[key] = values[0] if len(values) == 1 else values
     return found

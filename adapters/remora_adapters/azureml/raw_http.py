@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 from wsgiref.headers import Headers
 
+from remora.system.json_text import read_json
 from remora_adapters.azureml.answers import FAILED
 
 Run = TypeVar("Run", bound=Callable[..., Any])
@@ -169,7 +170,7 @@ class AMLRequest:
         try:
             if not (force or self.is_json):
                 raise ValueError("the content type is not application/json")
-            return json.loads(self.data)
+            return read_json(self.data)
         except ValueError:
             if silent:
                 return None

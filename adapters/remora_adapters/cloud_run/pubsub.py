@@ -23,6 +23,7 @@ from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer, failure
 from remora.server.host import HostRoute, RouteTable, ServerContext
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange, Service
+from remora.system.json_text import read_json
 
 PREFIX = "/pubsub"
 """Path prefix of push endpoints; the rest is the path of a V2 inference."""
@@ -104,7 +105,7 @@ class Publisher:
             if self._clock() >= self._ends_s:
                 request = urllib.request.Request(self._token_url, headers={"Metadata-Flavor": "Google"})
                 with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-                    found = json.load(answer)
+                    found = read_json(answer.read())
                 self._token = str(found["access_token"])
                 self._ends_s = self._clock() + float(found["expires_in"]) - _SPARE_S
             return self._token

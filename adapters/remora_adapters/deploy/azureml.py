@@ -8,7 +8,6 @@ version, whose properties have the settings of its deployment.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from remora.system.install_advice import install_command
+from remora.system.json_text import read_json
 from remora_adapters.deploy.azureml_documents import Settings, check_mirror, settings_of
 from remora_adapters.deploy.golden import Golden, golden_step
 from remora_adapters.deploy.images import Needs, image_check, pinned
@@ -499,7 +499,7 @@ def connect(options: argparse.Namespace) -> RestCalls:
         request = urllib.request.Request(f"https://{host}/oauth2/exchange", data=urlencode(fields).encode())
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-                return _USER, str(json.load(answer)["refresh_token"])
+                return _USER, str(read_json(answer.read())["refresh_token"])
         except (OSError, ValueError, KeyError) as error:
             raise CallError("denied", f"{host} refuses the login: az acr login --name {host}") from error
 

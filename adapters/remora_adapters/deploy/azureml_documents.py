@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from remora.system.json_text import read_json
 from remora_adapters.deploy.plan import digest_of, find
 
 _GPU = re.compile(r"standard_n", re.IGNORECASE)
@@ -110,6 +111,6 @@ def settings_of(version: Mapping[str, Any]) -> Settings | None:
     text = find(version, "properties.properties", {}).get(_SETTINGS)
     if not text:
         return None
-    known = json.loads(text)
+    known = read_json(text)
     environ = tuple((str(name), str(value)) for name, value in known.pop("environ", []))
     return Settings(**known, environ=environ)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from remora.system.json_text import read_json
 from remora_adapters.deploy import plan
 from remora_adapters.deploy.golden import Golden, golden_step
 from remora_adapters.deploy.images import Needs, problem_of
@@ -247,7 +248,7 @@ class Compose:
     def _documents(self, state: State) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         """Return the documents of the version that runs and of the one before."""
         found = (self._label(state, name) for name in (_DOCUMENT, _BEFORE))
-        now, before = (json.loads(text) if text else None for text in found)
+        now, before = (read_json(text) if text else None for text in found)
         return now, before
 
     def _condition(self, state: State) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from remora.system.json_text import read_json
 from remora_adapters.deploy.plan import Call, CallError, Progress, Step
 
 _RELATIVE = 1e-3
@@ -42,7 +42,7 @@ def golden_step(
 def problem_of(body: bytes, expected: bytes) -> str:
     """Return what is wrong with a response, or ""; V2's outputs are compared with a tolerance."""
     try:
-        answer = json.loads(body)
+        answer = read_json(body)
     except ValueError:
         if expected:
             return "" if body == expected else f"the response is {_short(body)}, expected {_short(expected)}"
@@ -52,7 +52,7 @@ def problem_of(body: bytes, expected: bytes) -> str:
     if not expected:
         return ""
     try:
-        wanted = json.loads(expected)
+        wanted = read_json(expected)
     except ValueError:
         return "the response is JSON and the expected one is not"
     if isinstance(answer, dict) and isinstance(wanted, dict) and "outputs" in wanted:

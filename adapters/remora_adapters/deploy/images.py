@@ -7,7 +7,6 @@ the platform's needs before anything is created, because platforms report a mism
 from __future__ import annotations
 
 import base64
-import json
 import re
 import subprocess
 import urllib.error
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
+from remora.system.json_text import read_json
 from remora_adapters.deploy.plan import Call, CallError, Check, Kind, State, find
 
 _DOCKER = "application/vnd.docker.distribution.manifest.v2+json"
@@ -223,7 +223,7 @@ def _fetch(url: str, headers: Mapping[str, str]) -> tuple[Mapping[str, str], byt
 
 def _parse(body: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(body)
+        found = read_json(body)
     except ValueError as error:
         raise CallError("failed", f"the registry's answer is not JSON: {error}") from error
     if not isinstance(found, dict):
@@ -236,7 +236,7 @@ def docker_login(config: Path) -> Login:
 
     def login(host: str) -> tuple[str, str] | None:
         try:
-            known = json.loads(config.read_text(encoding="utf-8"))
+            known = read_json(config.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
         key = "https://index.docker.io/v1/" if host == _HUB else host
@@ -257,7 +257,7 @@ def docker_login(config: Path) -> Login:
 def _from_program(program: str, host: str) -> tuple[str, str] | None:
     try:
         done = subprocess.run([program, "get"], input=host, capture_output=True, text=True, timeout=_TIMEOUT_S)
-        found = json.loads(done.stdout) if done.returncode == 0 else {}
+        found = read_json(done.stdout) if done.returncode == 0 else {}
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
     return (found["Username"], found["Secret"]) if {"Username", "Secret"} <= found.keys() else None

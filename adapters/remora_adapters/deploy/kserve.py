@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from remora.system.json_text import read_json
 from remora_adapters.deploy import kubernetes
 from remora_adapters.deploy.golden import Golden, golden_step
 from remora_adapters.deploy.images import pinned
@@ -296,7 +297,7 @@ class KServe:
     def _previous(self, state: State) -> Mapping[str, Any]:
         text = find(state, "service.metadata.annotations", {}).get(_PREVIOUS, "{}")
         try:
-            found: Mapping[str, Any] = json.loads(text)
+            found: Mapping[str, Any] = read_json(text)
         except ValueError:
             return {}
         return found if {"version", "predictor"} <= found.keys() else {}

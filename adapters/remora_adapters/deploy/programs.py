@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from remora.system.json_text import read_json
 from remora_adapters.deploy.plan import Call, CallError, Kind, RefusedError
 
 _KINDS: tuple[tuple[str, Kind], ...] = (
@@ -94,7 +95,7 @@ def _parsed(text: str) -> Any:
     if text.lstrip()[:1] not in ("{", "["):
         return text
     try:
-        return json.loads(text)
+        return read_json(text)
     except ValueError:
         return text
 

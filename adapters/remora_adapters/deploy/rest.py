@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from remora.system.json_text import read_json
 from remora_adapters.deploy.plan import Call, CallError, Kind
 
 TIMEOUT_S = 120.0
@@ -85,7 +86,7 @@ class RestCalls:
         if of_service or arguments.get("raw"):
             return {"body": text}
         try:
-            return json.loads(text) if text.strip() else {}
+            return read_json(text) if text.strip() else {}
         except ValueError as error:
             raise CallError("failed", f"{call.target} answers no JSON") from error
 
@@ -95,7 +96,7 @@ def _error_of(status: int, body: bytes) -> CallError:
     text = body.decode("utf-8", "replace")
     code = str(status)
     try:
-        found = json.loads(text).get("error", {})
+        found = read_json(text).get("error", {})
         code = str(found.get("status") or found.get("code") or status)
         text = str(found.get("message") or text)
     except (ValueError, AttributeError):

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from remora.system.url_secrets import shown_place
 from remora_adapters.deploy.plan import Call, Kept, digest_of
 from remora_adapters.deploy.shares import check_share
 
@@ -104,7 +105,7 @@ class Plan:
         if not NAME.fullmatch(self.name):
             raise ValueError(f"{self.name}: a name has at most 52 letters and digits, with hyphens between them")
         if not self.model.startswith("s3://"):
-            raise ValueError(f"{self.model}: the model must be in S3, such as s3://bucket/models/digits/")
+            raise ValueError(f"{shown_place(self.model)}: the model must be in S3, such as s3://bucket/models/digits/")
         if not 60 <= self.startup_s <= 3600:
             raise ValueError(f"--startup-timeout={self.startup_s}: expected 60 to 3600 seconds")
         if not (0 <= self.least <= self.most and self.most > 0):
@@ -125,9 +126,13 @@ class Plan:
         if self.serverless and (self.serverless[0] not in _SERVERLESS_MB or not 1 <= self.serverless[1] <= 200):
             raise ValueError("--serverless=MB:CONCURRENCY: expected 1024, 2048 ... 6144 MB and 1 to 200")
         if self.answers and not self.answers.startswith("s3://"):
-            raise ValueError(f"--async={self.answers}: expected an S3 location, such as s3://bucket/answers/")
+            raise ValueError(
+                f"--async={shown_place(self.answers)}: expected an S3 location, such as s3://bucket/answers/"
+            )
         if self.capture and not self.capture.startswith("s3://"):
-            raise ValueError(f"--capture={self.capture}: expected an S3 location, such as s3://bucket/captured/")
+            raise ValueError(
+                f"--capture={shown_place(self.capture)}: expected an S3 location, such as s3://bucket/captured/"
+            )
         if self.capture and (self.answers or self.serverless or self.multi_model):
             raise ValueError("--capture needs a synchronous endpoint with one model on instances")
         if not 1 <= self.capture_share <= 100:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from remora.system.url_secrets import shown_place
 from remora_adapters.deploy import google
 from remora_adapters.deploy.golden import Golden, golden_step
 from remora_adapters.deploy.google import operation_step
@@ -83,7 +84,7 @@ class Wanted:
             raise ValueError(f"--min={self.least} --max={self.most}: at least one replica, and the maximum not below")
         check_share(self.traffic)
         if self.capture and not _TABLE.fullmatch(self.capture):
-            raise ValueError(f"--capture={self.capture}: expected bq://PROJECT.DATASET.TABLE")
+            raise ValueError(f"--capture={shown_place(self.capture)}: expected bq://PROJECT.DATASET.TABLE")
         if not 1 <= self.capture_share <= 100:
             raise ValueError(f"--capture-percent={self.capture_share}: expected 1 to 100 percent")
 

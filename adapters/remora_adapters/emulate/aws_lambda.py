@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from remora.system.json_text import read_json
 from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe, Skipped
 from remora_adapters.emulate import container as any_container
 from remora_adapters.emulate.asking import HttpReply
@@ -103,7 +104,7 @@ def must_answer(reply: RuntimeReply, what: str) -> RuntimeReply:
 def must_describe_error(body: bytes, what: str) -> None:
     """Raise Failed for an error without errorType and errorMessage."""
     try:
-        error = json.loads(body)
+        error = read_json(body)
         described = bool(error["errorType"]) and isinstance(error["errorMessage"], str)
     except (ValueError, KeyError, TypeError):
         described = False
@@ -193,7 +194,7 @@ def answers_http(stage: Stage) -> None:
     if reply.pieces:
         raise Skipped("it answers with streams: see stream")
     try:
-        answer = json.loads(reply.body)
+        answer = read_json(reply.body)
         good = isinstance(answer["statusCode"], int) and isinstance(answer.get("body", ""), str)
     except (ValueError, KeyError, TypeError):
         good = False
@@ -217,7 +218,7 @@ def streams(stage: Stage) -> None:
             f"streaming, the type {HTTP_STREAM}, and a head of JSON before eight zero bytes"
         )
     try:
-        status = json.loads(head)["statusCode"]
+        status = read_json(head)["statusCode"]
     except (ValueError, KeyError, TypeError):
         raise Failed(f"the head of a stream is {head[:160]!r}: expected JSON with statusCode") from None
     if status != 200 or not rest:
@@ -232,7 +233,7 @@ def send_by_url(stage: Stage, method: str, path: str, body: bytes) -> HttpReply:
     reply = must_answer(invoke(stage, url_event(stage, path, body, method)), f"{method} {path}")
     head, _, rest = reply.body.partition(bytes(8)) if reply.pieces else (reply.body, b"", b"")
     try:
-        answer = json.loads(head)
+        answer = read_json(head)
         status, headers = int(answer["statusCode"]), {name.lower(): text for name, text in answer["headers"].items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         raise Failed(f"{method} {path} got {reply.shown}: expected JSON with statusCode and headers") from None

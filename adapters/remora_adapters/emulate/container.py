@@ -6,13 +6,13 @@ matters.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from remora.system.json_text import read_json
 from remora_adapters.emulate import Failed, Skipped
 from remora_adapters.emulate.asking import HttpReply
 from remora_adapters.emulate.stage import Stage
@@ -172,7 +172,7 @@ def ends_in_time(stage: Stage) -> None:
 def instances(stage: Stage) -> list[Any]:
     """Return the instances of the user's predict request. Raises Skipped without any."""
     try:
-        found = json.loads(stage.body)["instances"]
+        found = read_json(stage.body)["instances"]
     except (ValueError, KeyError, TypeError):
         found = None
     if not isinstance(found, list) or not found:
@@ -183,7 +183,7 @@ def instances(stage: Stage) -> list[Any]:
 def json_object(answer: HttpReply) -> dict[str, Any]:
     """Return the JSON object in a response. Raises Failed."""
     try:
-        found = json.loads(answer.body)
+        found = read_json(answer.body)
     except ValueError as error:
         raise Failed(f"not JSON: {answer.shown}") from error
     if not isinstance(found, dict):

@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from remora.system.json_text import read_json
 from remora_adapters.emulate import Check, Failed, Skipped
 from remora_adapters.emulate.asking import Address, HttpReply, Line, ask
 from remora_adapters.emulate.container import json_object, must_answer
@@ -155,7 +156,7 @@ def _chat_of(stage: Stage, send: Send) -> dict[str, Any]:
     known = stage.facts.get("chat")
     if known is None:
         given = stage.settings.given.get("chat")
-        known = json.loads(Path(given).read_bytes()) if given else _chat_when_ready(stage, send)
+        known = read_json(Path(given).read_bytes()) if given else _chat_when_ready(stage, send)
         stage.facts["chat"] = known
     if not isinstance(known, dict):
         raise Skipped('needs a language model, or a chat: --with chat=FILE with {"messages": [...]}')
@@ -189,7 +190,7 @@ def _derived_chat(stage: Stage, send: Send) -> object:
     """Return a chat for the first model of OpenAI's routes with a context, "" without one."""
     for path in _MODELS:
         try:
-            rows = json.loads(send(stage, "GET", path, b"").body)["data"]
+            rows = read_json(send(stage, "GET", path, b"").body)["data"]
             name, context = next((row["id"], row["max_model_len"]) for row in rows if row.get("max_model_len"))
         except (Failed, ValueError, KeyError, TypeError, AttributeError, StopIteration):
             continue
@@ -221,7 +222,7 @@ def _times_of_texts(pieces: Sequence[tuple[float, bytes]]) -> list[float]:
 
 def _has_text(event: bytes) -> bool:
     try:
-        choices = json.loads(event.partition(b"data:")[2])["choices"]
+        choices = read_json(event.partition(b"data:")[2])["choices"]
         return any(choice["delta"].get("content") for choice in choices)
     except (ValueError, KeyError, TypeError):
         return False

@@ -6,7 +6,6 @@ model in botocore; each check states the platform's reaction to a violation.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from remora.system.json_text import read_json
 from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe, Skipped
 from remora_adapters.emulate import container as any_container
 from remora_adapters.emulate.asking import HttpReply, Line
@@ -205,7 +205,7 @@ def execution_parameters_are_readable(stage: Stage) -> None:
     if answer.status in (400, 404, 405):
         return
     try:
-        parameters = json.loads(must_answer(answer, "GET /execution-parameters").body)
+        parameters = read_json(must_answer(answer, "GET /execution-parameters").body)
     except ValueError as error:
         raise Failed(f"/execution-parameters is not JSON: {answer.shown}") from error
     numbers = [parameters.get(name, 1) for name in ("MaxConcurrentTransforms", "MaxPayloadInMB")]

@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from remora.system.json_text import read_json
 from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe, Skipped
 from remora_adapters.emulate.asking import HttpReply
 from remora_adapters.emulate.container import must_answer
@@ -138,7 +139,7 @@ def _expect(answer: HttpReply, status: int, what: str) -> None:
 
 def _json_of(answer: HttpReply, what: str) -> Any:
     try:
-        return json.loads(must_answer(answer, what).body)
+        return read_json(must_answer(answer, what).body)
     except ValueError as error:
         raise Failed(f"{what} is not JSON: {answer.shown}") from error
 

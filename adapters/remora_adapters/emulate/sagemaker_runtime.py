@@ -23,6 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
+from remora.system.json_text import read_json
 from remora_adapters.emulate.asking import Address, HttpReply, ask
 
 ANSWER_S = 60.0
@@ -170,7 +171,7 @@ class _Requests(BaseHTTPRequestHandler):
             answer = self._platform("POST", "/models", body, headers)
             if answer.status in (200, 409):
                 return name
-            rows = json.loads(self._platform("GET", "/models").body)["models"] if answer.status == 507 else []
+            rows = read_json(self._platform("GET", "/models").body)["models"] if answer.status == 507 else []
             candidates = [row["modelName"] for row in rows if row["modelName"] not in unloaded]
             if not candidates:
                 text = answer.body.decode("utf-8", "replace")

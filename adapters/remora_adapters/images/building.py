@@ -8,7 +8,6 @@ types and without attestations, because Lambda and SageMaker refuse everything e
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shutil
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 
 from remora.cli.output import UsageError
 from remora.errors import UnavailableError
+from remora.system.json_text import read_json
 from remora_adapters.images import ENGINES, IMAGES, NO_CUDA, Image, context_folder, problem_of
 from remora_adapters.images.wheel import WheelError, make_wheel
 
@@ -79,9 +79,9 @@ def described(engine: str, text: str) -> tuple[str, str, dict[str, str]]:
 
     An unknown media type is "".
     """
-    found: Any = json.loads(text)
+    found: Any = read_json(text)
     if engine == "buildah":
-        manifest, config = json.loads(found["Manifest"]), found["Docker"]
+        manifest, config = read_json(found["Manifest"]), found["Docker"]
         return str(manifest.get("mediaType", "")), config["architecture"], (config["config"].get("Labels") or {})
     found = found[0]
     media = found.get("ManifestType") or (found.get("Descriptor") or {}).get("mediaType") or ""

@@ -10,13 +10,14 @@ import base64
 import csv
 import hashlib
 import io
-import json
 import subprocess
 import sys
 import zipfile
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
+
+from remora.system.json_text import read_json
 
 _NAME = "remora"
 _OF_INSTALLER = frozenset(("INSTALLER", "REQUESTED", "RECORD", "direct_url.json"))
@@ -89,7 +90,7 @@ def _build(folder: Path, checkout: Path) -> Path:
 
 def _is_editable(installed: Distribution) -> bool:
     text = installed.read_text("direct_url.json")
-    return bool(text and json.loads(text).get("dir_info", {}).get("editable"))
+    return bool(text and read_json(text).get("dir_info", {}).get("editable"))
 
 
 def _record(contents: dict[str, bytes], own: str) -> bytes:

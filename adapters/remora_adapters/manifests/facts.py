@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from remora.system.url_secrets import shown_place
+
 if TYPE_CHECKING:
     from remora.options import EngineOptions
     from remora.proto.model_config_pb2 import ModelConfig
@@ -93,9 +95,13 @@ class Choices:
             raise ValueError("--tasks needs --job")
         for place in self.job:
             if "://" not in place:
-                raise ValueError(f"--job {place}: expected a URL such as s3://bucket/in.csv, which the job can reach")
+                raise ValueError(
+                    f"--job {shown_place(place)}: expected a URL such as s3://bucket/in.csv, which the job can reach"
+                )
             if (self.tasks > 1) != (TASK in place):
-                raise ValueError(f"--job {place}: expected {TASK} in both names with --tasks, and in neither without")
+                raise ValueError(
+                    f"--job {shown_place(place)}: expected {TASK} in both names with --tasks, and in neither without"
+                )
 
 
 class Model(NamedTuple):

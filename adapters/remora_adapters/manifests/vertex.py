@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from remora.system.url_secrets import shown_place
 from remora.traffic.releases import Release
 from remora_adapters.manifests import releases
 from remora_adapters.manifests.documents import document
@@ -21,7 +22,7 @@ def render(facts: Facts) -> str:
     choices = facts.choices
     choices.check()
     if not facts.location.startswith("gs://"):
-        raise ValueError(f"{facts.location}: Vertex AI reads models from gs:// only: pass --models")
+        raise ValueError(f"{shown_place(facts.location)}: Vertex AI reads models from gs:// only: pass --models")
     if choices.least == 0:
         raise ValueError("--min-replicas 0: a deployed model has at least one replica")
     model, rows = facts.busiest, max(facts.busiest.max_batch_size, 1)

@@ -13,7 +13,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, cast
+from typing import NamedTuple
 from uuid import uuid4
 
 from remora.cache import CacheStats
@@ -27,6 +27,11 @@ _log = logging.getLogger("remora.cache")
 _PREFIX = b"remora:1:"
 _BACKOFF_NS = 1_000_000_000
 """Time without requests to Redis after a failure."""
+
+_WRONG_TYPE = "WRONGTYPE"
+"""Beginning of Redis' error for a key that holds another type, which another program has written."""
+_WARNING_NS = 60_000_000_000
+"""Minimum interval between warnings about such keys."""
 
 _PENDING_BYTES = MAX_BYTES
 """Maximum memory of responses being sent to Redis; further ones are not stored."""
@@ -113,12 +118,12 @@ class RedisCache:
             **(_tls_of(settings) if tls else {}),
         )
         self._client = redis.Redis(connection_pool=pool)
-        self._failures: tuple[type[Exception], ...] = (redis.RedisError, OSError)
+        self._wrong_type: type[Exception] = redis.ResponseError
         self._now = now
         self._where = f"redis at {settings.host}:{settings.port}"
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(settings.pool_size, thread_name_prefix="remora cache")
-        self._retry_at_ns = 0
+        self._retry_at_ns = self._warn_at_ns = 0
         self._pending = 0
         self._hits = self._misses = self._lookup_ns = self._insertion_ns = 0
         # No two processes share an epoch, because the models of an ensemble may differ in another process.
@@ -134,7 +139,7 @@ class RedisCache:
         except (AuthenticationError, ResponseError) as error:
             self.close()
             raise ConfigError(f"{self._where} refuses the server: {error}") from error
-        except self._failures as error:
+        except Exception as error:
             self._failed(error)
 
     def lookup(self, key: bytes) -> Response | None:
@@ -152,16 +157,21 @@ class RedisCache:
             return None
         try:
             # Check the length before fetching, because other programs may have written this key.
-            if self._client.strlen(_PREFIX + key) > MAX_BYTES:
+            size = self._client.strlen(_PREFIX + key)
+            if not isinstance(size, int):
+                raise TypeError(f"the length of a value is {type(size).__name__}, not a number")
+            if size > MAX_BYTES:
                 return None
             data = self._client.get(_PREFIX + key)
-        except self._failures as error:
+            if not isinstance(data, bytes | None):
+                raise TypeError(f"a value is {type(data).__name__}, not bytes")
+        except Exception as error:  # whatever the library raises for replies of another server or program
             self._failed(error)
             return None
         if data is None:
             return None
         try:
-            return decode(cast(bytes, data))
+            return decode(data)
         except ValueError as error:
             _log.warning("%s: %s", self._where, error)
             return None
@@ -188,7 +198,7 @@ class RedisCache:
         try:
             if self._now() >= self._retry_at_ns:
                 self._client.set(_PREFIX + key, data)
-        except self._failures as error:
+        except Exception as error:
             self._failed(error)
         finally:
             with self._lock:
@@ -196,12 +206,27 @@ class RedisCache:
                 self._insertion_ns += self._now() - begin_ns
 
     def _failed(self, error: Exception) -> None:
-        """Stop using Redis for a while, so that its threads are free and requests miss at once."""
+        """Stop using Redis for a while, so that its threads are free and requests miss at once.
+
+        An error that is about one key is logged only, because the other keys work.
+        """
+        if isinstance(error, self._wrong_type) and str(error).startswith(_WRONG_TYPE):
+            self._warn_of_key(error)
+            return
         with self._lock:
             already_failed = self._now() < self._retry_at_ns
             self._retry_at_ns = self._now() + _BACKOFF_NS
         if not already_failed:
             _log.warning("%s does not answer (%s): requests run without the cache", self._where, error)
+
+    def _warn_of_key(self, error: Exception) -> None:
+        now_ns = self._now()
+        with self._lock:
+            is_due = now_ns >= self._warn_at_ns
+            if is_due:
+                self._warn_at_ns = now_ns + _WARNING_NS
+        if is_due:
+            _log.warning("%s: a key holds a value of another type and is not used: %s", self._where, error)
 
     def run(self, work: Callable[[], None]) -> None:
         """Run work that may block, in a thread of the cache."""

@@ -87,6 +87,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
+def _print_refusal(error: Exception) -> None:
+    """Print why the server does not start, without the secrets of URLs."""
+    from remora.system.url_secrets import hide_secrets  # imported here, because most starts succeed
+
+    print(f"remora serve: {hide_secrets(str(error))}", file=sys.stderr)
+
+
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments.
 
@@ -193,7 +200,7 @@ def _serve(options: argparse.Namespace) -> int:
     try:
         host = find_adapter(options.host_platform).host(os.environ) if options.host_platform else Host()
     except (ValueError, OSError) as error:
-        print(f"remora serve: {error}", file=sys.stderr)
+        _print_refusal(error)
         return 2
     if options.paths or getattr(options, "model_repository", None):  # in place of the platform's models
         host = replace(host, engine=replace(host.engine, paths=(), model_repository=()))
@@ -219,13 +226,13 @@ def _serve(options: argparse.Namespace) -> int:
     try:
         host = replace(host, doors=(*host.doors, *extra_ports(host.server, os.environ)))
     except ValueError as error:
-        print(f"remora serve: {error}", file=sys.stderr)
+        _print_refusal(error)
         return 2
     try:
         host = replace(host, server=checked_options(host.server))
         cache_settings(host.engine)
     except ValueError as error:
-        print(f"remora serve: {error}", file=sys.stderr)
+        _print_refusal(error)
         return 1  # tritonserver's exit code, which scripts test
     set_up_logging(host.server)
     if host.server.log_export != "off":
@@ -234,7 +241,7 @@ def _serve(options: argparse.Namespace) -> int:
         try:
             export_log(host.server.log_export)
         except ValueError as error:
-            print(f"remora serve: {error}", file=sys.stderr)
+            _print_refusal(error)
             return 2
     _warn_of_ignored(options)
     if options.host_platform in (None, "container"):  # the gateways of the others authenticate clients
@@ -337,7 +344,7 @@ def _start(host: Host, entered_ns: int) -> int:
         chosen = with_gpu_requirement(with_hooks(host.engine, os.environ), os.environ)
         engine = Engine(options=with_workers(with_secrets(chosen, os.environ)), ledger=ledger)
     except (ValueError, RemoraError) as error:
-        print(f"remora serve: {error}", file=sys.stderr)
+        _print_refusal(error)
         return 2
     loading = run_in_daemon(engine.start, "remora start")
     loading.add_done_callback(lambda done: end_of_timing())

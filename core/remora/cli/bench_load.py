@@ -39,6 +39,7 @@ from remora.cli.load.resources import Usage, mean_usage, read_usage
 from remora.cli.output import UsageError, check_writable, one_line, write_whole
 from remora.errors import RemoraError, UnavailableError
 from remora.system.cpus import usable_cpus
+from remora.system.json_text import read_json
 from remora.traffic.stability import WINDOWS, Window, is_stable
 
 _SATURATED = 0.9
@@ -357,7 +358,7 @@ def _generators(plans: Sequence[Plan]) -> Iterator[Callable[[], Results]]:
     def line_of(process: subprocess.Popen[str]) -> str:
         assert process.stdout is not None
         line = process.stdout.readline()
-        document = json.loads(line) if line.startswith('{"error"') else {}
+        document = read_json(line) if line.startswith('{"error"') else {}
         if not line or document:
             raise UnavailableError(document.get("error") or "a process of the load generator ended")
         return line

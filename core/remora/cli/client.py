@@ -18,6 +18,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from remora.cli.output import UsageError, one_line
 from remora.errors import MalformedError, NotFoundError, RemoraError, UnavailableError
+from remora.system.json_text import read_json
 
 if TYPE_CHECKING:
     from remora.engine import Engine
@@ -252,7 +253,7 @@ def call_json(client: ApiClient, method: str, path: str, document: object = None
     if not answer.body:
         return None
     try:
-        return json.loads(answer.body)
+        return read_json(answer.body)
     except ValueError as error:
         raise MalformedError(f"{client.name} did not answer {path} with JSON: is it a V2 server?") from error
 
@@ -263,7 +264,7 @@ def raise_for_status(client: ApiClient, answer: ApiAnswer) -> ApiAnswer:
         return answer
     text = answer.body[:_SHOWN].decode(errors="replace")
     with suppress(ValueError, KeyError, TypeError):  # not a V2 error: show the beginning of the body
-        text = json.loads(answer.body)["error"]
+        text = read_json(answer.body)["error"]
     error = RemoraError(f"{client.name} answered {answer.status}: {one_line(text) or 'no reason given'}")
     if answer.status in (401, 403):
         error.add_note("the variable REMORA_API_KEY holds the API key; --header NAME=VALUE sends any other header")

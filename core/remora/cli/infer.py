@@ -23,6 +23,7 @@ from remora.errors import InvalidArgumentError, MalformedError
 from remora.messages import DTYPES, Array, Tensor
 from remora.protocols.rest.response import serialized
 from remora.system.clock import Clock, SystemClock
+from remora.system.json_text import read_json
 
 _FIRST = 6
 """Number of values of an output in the table."""
@@ -111,7 +112,7 @@ def make_request(info: ModelInfo, options: argparse.Namespace) -> InferRequest:
 
 def _read_json(file: str) -> object:
     try:
-        return json.loads(sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8-sig"))
+        return read_json(sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"{'standard input' if file == '-' else file} is not JSON: {error}") from error
 
@@ -174,7 +175,7 @@ def decode_reply(body: bytes, header_length: int | None) -> InferReply:
     Raises MalformedError if the JSON and the bytes after it do not match.
     """
     try:
-        header = json.loads(body[:header_length])
+        header = read_json(body[:header_length])
         at = len(body) if header_length is None else header_length
         outputs = []
         for row in header["outputs"]:

@@ -7,7 +7,6 @@ rounded to the 16 bits of BF16.
 from __future__ import annotations
 
 import difflib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from remora.calls import ModelInfo, TensorInfo
 from remora.errors import InvalidArgumentError
 from remora.messages import DTYPES, Array, Parameter, Tensor
+from remora.system.json_text import read_json
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -242,7 +242,7 @@ def _texts(text: str) -> list[str]:
     """Return the strings of a JSON array of strings, or else the whole text as one string."""
     if text.startswith("["):
         with suppress(ValueError):
-            found = json.loads(text)
+            found = read_json(text)
             if all(isinstance(each, str) for each in found):
                 return list(found)
     return [text]

@@ -17,6 +17,7 @@ from remora.cli.scoring.sources import import_parquet
 from remora.errors import NotFoundError
 from remora.storage.location import is_url
 from remora.storage.stored_file import open_stored
+from remora.system.url_secrets import shown_place
 from remora.traffic.captured import CapturedError, Exchange, answer_of, difference, exchange_of, request_of
 
 _SUFFIXES = (".jsonl", ".parquet")
@@ -119,7 +120,7 @@ def _remote_files(url: str) -> list[_File]:
         return [_File(url, partial(open_stored, storage, items[0]), items[0].size)]
     items = sorted((each for each in storage.listing() if is_captured(each.path)), key=lambda each: each.path)
     if not items:
-        raise NotFoundError(f"'{url}' has no files of captured requests ({', '.join(_SUFFIXES)})")
+        raise NotFoundError(f"'{shown_place(url)}' has no files of captured requests ({', '.join(_SUFFIXES)})")
     return [_File(f"{url.rstrip('/')}/{each.path}", partial(open_stored, storage, each), each.size) for each in items]
 
 

@@ -6,12 +6,13 @@ instance; a warm instance batches all arrivals, so requests do not queue behind 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import pairwise
 from typing import NamedTuple
+
+from remora.system.json_text import read_json
 
 _HOUR_S = 3600.0
 _CANDIDATES = 12
@@ -140,7 +141,7 @@ def _times(lines: Iterable[str]) -> Iterator[float]:
 
 
 def _json_time(text: str) -> object:
-    document = json.loads(text)
+    document = read_json(text)
     for key in _TIME_KEYS:
         if key in document:
             return document[key]

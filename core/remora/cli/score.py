@@ -27,6 +27,7 @@ from remora.storage import Secret
 from remora.storage.location import Location, is_url, parse_location
 from remora.storage.stored_file import open_stored
 from remora.system.clock import SystemClock
+from remora.system.url_secrets import shown_place
 
 if TYPE_CHECKING:
     from remora.engine import Engine
@@ -207,7 +208,7 @@ def _reading(place: str, images: ImageSource | None) -> Iterator[tuple[Source, s
         size, etag = item.size, item.etag
     else:
         if not Path(place).is_file():
-            raise NotFoundError(f"there is no file '{place}'")
+            raise NotFoundError(f"there is no file '{shown_place(str(place))}'")
         file = Path(place).open("rb")  # noqa: SIM115
         status = os.fstat(file.fileno())
         size, etag = status.st_size, f"{status.st_size}-{status.st_mtime_ns}"

@@ -17,6 +17,7 @@ from remora.cli.client import HttpClient, call_json, model_path, open_client, ra
 from remora.cli.output import UsageError, columns
 from remora.errors import RemoraError, UnavailableError
 from remora.startup import over_budget
+from remora.system.json_text import read_json
 
 _PAUSE_S = 0.005
 
@@ -39,7 +40,7 @@ def coldstart(options: argparse.Namespace) -> int:
     """
     if options.rounds < 1:
         raise UsageError("--rounds must be 1 or more")
-    before = json.loads(options.baseline.read_text(encoding="utf-8")) if options.baseline else None
+    before = read_json(options.baseline.read_text(encoding="utf-8")) if options.baseline else None
     reports = [_measure(options) for _ in range(options.rounds)]
     report = sorted(reports, key=lambda each: each["first_answer_ms"] or each["total_ms"])[len(reports) // 2]
     if options.save:

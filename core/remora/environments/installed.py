@@ -5,7 +5,6 @@ It needs neither pip nor a package index. Images have no pip, and their packages
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from packaging.requirements import Requirement as Specification
 from packaging.utils import canonicalize_name
 
 from remora.environments.requirements import applies, contains, lines, without_options
+from remora.system.json_text import read_json
 
 _INCLUDE = re.compile(r"(-r|--requirement|-c|--constraint)(?:\s+|=|(?<=^-[rc]))(\S.*)")
 _EDITABLE = re.compile(r"(-e|--editable)\b")
@@ -48,7 +48,7 @@ def find_installed(name: str) -> Installed | None:
         found = metadata.distribution(name)
     except (metadata.PackageNotFoundError, ValueError):
         return None
-    origin = json.loads(found.read_text("direct_url.json") or "{}")
+    origin = read_json(found.read_text("direct_url.json") or "{}")
     vcs = origin.get("vcs_info", {})
     url = f"{vcs['vcs']}+{origin['url']}" if vcs else str(origin.get("url", ""))
     revision = vcs.get("requested_revision")

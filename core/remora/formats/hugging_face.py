@@ -6,7 +6,6 @@ downloaded, and code in the folder is not run.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict
 
@@ -15,6 +14,7 @@ import numpy as np
 from remora.formats import needed, rows_of
 from remora.functions.definition import InputField, Model, OutputField, Settings, Signature
 from remora.functions.hints import kind_of, open_image
+from remora.system.json_text import read_json
 
 _BATCH = 32
 _SETTINGS = Settings(batch=_BATCH, max_delay_s=0.001)
@@ -107,7 +107,7 @@ def define(folder: Path, name: str, trusted: bool) -> Model:
     del trusted  # safetensors contain no code
     if (folder / "modules.json").is_file():
         return _embeddings(folder, name, _Sentences, _sentence_size(folder))
-    config = json.loads((folder / "config.json").read_bytes())
+    config = read_json((folder / "config.json").read_bytes())
     architecture = next(iter(config.get("architectures") or ()), "")
     for suffix, kind in _TASKS.items():
         if architecture.endswith(suffix):
@@ -176,11 +176,11 @@ class _MeanPooling:
 def _sentence_size(folder: Path) -> int:
     """Return the size of sentence-transformers' embeddings, -1 if no module names it."""
     size = -1
-    for module in json.loads((folder / "modules.json").read_bytes()):
+    for module in read_json((folder / "modules.json").read_bytes()):
         config = folder / str(module.get("path", "")) / "config.json"
         if not config.is_file() or not config.resolve().is_relative_to(folder.resolve()):
             continue
-        found = json.loads(config.read_bytes())
+        found = read_json(config.read_bytes())
         keys = ("out_features", "embedding_dimension", "word_embedding_dimension")
         size = next((found[key] for key in keys if isinstance(found.get(key), int)), size)
     return size

@@ -21,6 +21,7 @@ from remora.model_files import GOLDEN_TESTS
 from remora.models.served_model import ServedModel
 from remora.repository import ModelFolder
 from remora.system.clock import Clock
+from remora.system.json_text import read_json
 
 MAX_CASES = 1000
 _SHOWN = 3
@@ -56,7 +57,7 @@ class GoldenSuite(NamedTuple):
 def read_suite(text: str | bytes) -> GoldenSuite:
     """Parse a suite. Raises ConfigError, with the place, for invalid content."""
     try:
-        document = json.loads(text)
+        document = read_json(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{GOLDEN_TESTS}: not JSON: {error}") from error
     if not isinstance(document, dict) or not isinstance(document.get("tests"), list):

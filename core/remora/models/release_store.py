@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from remora.errors import InternalError
+from remora.system.json_text import read_json
 from remora.traffic import releases
 from remora.traffic.releases import Release
 
@@ -29,7 +30,7 @@ class ReleaseStore:
         if self.path is None:
             return {}
         try:
-            document = json.loads(self.path.read_bytes())
+            document = read_json(self.path.read_bytes())
             rows = document["releases"]
             return {str(key): releases.from_document(row) for key, row in rows.items()}
         except FileNotFoundError:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container
 
+from remora.system.url_secrets import shown_place
+
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _OWN_SITES = (b"same-origin", b"none")
 _SIMPLE_TYPES = (b"text/plain", b"multipart/form-data", b"application/x-www-form-urlencoded")
@@ -115,7 +117,9 @@ class SharedOrigins:
     def __init__(self, origins: tuple[str, ...]) -> None:
         for origin in origins:
             if origin != "*" and not re.fullmatch(_ORIGIN, origin.lower()):
-                raise ValueError(f"--cors-origin={origin}: expected an origin such as https://app.example, or *")
+                raise ValueError(
+                    f"--cors-origin={shown_place(origin)}: expected an origin such as https://app.example, or *"
+                )
         self._all = "*" in origins
         self._named = frozenset(_serialized(origin).encode() for origin in origins)
         self.vary: tuple[tuple[bytes, bytes], ...] = () if self._all else ((b"Vary", b"Origin"),)

@@ -6,6 +6,7 @@ server holds only public keys.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -136,12 +137,26 @@ def is_token(credential: bytes) -> bool:
     return credential.count(b".") == 2 and credential.startswith(b"eyJ")
 
 
+def _is_base64url(part: bytes) -> bool:
+    """Return True for the one text of some bytes in base64url without padding (RFC 7515 2).
+
+    Decoders also accept padding, other characters and stray bits, so that one token would have many texts.
+    """
+    try:
+        decoded = base64.urlsafe_b64decode(part + b"=" * (-len(part) % 4))
+    except ValueError:
+        return False
+    return base64.urlsafe_b64encode(decoded).rstrip(b"=") == part
+
+
 def verify(token: bytes, keys: SigningKeys, terms: TokenTerms, now_s: float) -> Verified:
     """Return the holder of a token at ``now_s`` seconds since the epoch. Raises TokenError."""
     import jwt
 
     if len(token) > _MOST_BYTES:
         raise TokenError(f"is longer than {_MOST_BYTES} bytes")
+    if not all(map(_is_base64url, token.split(b"."))):
+        raise TokenError("is malformed")
     try:
         header = jwt.get_unverified_header(token)
         algorithm, kid = header.get("alg"), header.get("kid")

@@ -26,6 +26,7 @@ from remora.model_files import (
 )
 from remora.repository import BARE_SUFFIXES
 from remora.repository.written import WrittenRepository
+from remora.system.json_text import read_json
 
 _log = logging.getLogger("remora.models")
 
@@ -231,9 +232,7 @@ def _is_hugging_face(config: Path) -> bool:
     if config.stat().st_size > _CONFIG_BYTES:
         return False
     try:
-        import json  # imported here, because few models have such a file
-
-        found = json.loads(config.read_bytes())
+        found = read_json(config.read_bytes())
     except ValueError:
         return False
     return isinstance(found, dict) and bool({"architectures", "model_type", "transformers_version"} & found.keys())

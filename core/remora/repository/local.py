@@ -18,6 +18,7 @@ from pathlib import Path
 from remora.errors import NotFoundError, UnavailableError
 from remora.model_files import CONFIG_FILENAMES, KINDS, MODEL_FILENAMES, parse_version
 from remora.repository import BARE_SUFFIXES, FOREIGN_SUFFIXES, Fingerprint, ModelFolder, is_stray
+from remora.system.url_secrets import shown_place
 
 _log = logging.getLogger("remora.models")
 _FILE_SUFFIXES = (*BARE_SUFFIXES, ".pt", ".pt2", ".plan", ".ubj")
@@ -114,7 +115,7 @@ def _scan_one(path: Path, bare_name: str = "") -> dict[str, list[ModelFolder]]:
     if path.is_file():
         return _scan_file(path, bare_name)
     if not path.is_dir():
-        raise NotFoundError(f"no such file or directory: '{path}'{_nearest(path)}")
+        raise NotFoundError(f"no such file or directory: '{shown_place(str(path))}'{_nearest(path)}")
     version = _version_of_model(path) if not bare_name else None
     if version is not None:
         return {version.name: [version]}

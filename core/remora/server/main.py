@@ -58,6 +58,7 @@ from remora.system import logs
 from remora.system.cpus import usable_cpus
 from remora.system.machine import process_age_s
 from remora.system.tuning import Tuning, freeze, give_back
+from remora.system.url_secrets import hide_secrets
 from remora.tensors.shared_memory import DISABLED, Regions, SharedMemory
 
 if TYPE_CHECKING:
@@ -349,7 +350,7 @@ def _reason(engine: Engine, error: Exception) -> str:
     """
     failed = engine.start_failures
     if not isinstance(error, RemoraError) or not failed:
-        return str(error)
+        return hide_secrets(str(error))
     names = ", ".join(f"'{name}'" for name in sorted(failed))
     return f"{names} could not be loaded; --exit-on-error=false serves the models that can be"
 

@@ -23,7 +23,7 @@ from remora.protocols.api_keys import Caller
 from remora.protocols.cross_site import is_loopback
 from remora.protocols.tokens import IssuerError, SigningKeys, TokenError, TokenTerms, UnknownKeyError, Verified, verify
 from remora.system.install_advice import install_command
-from remora.system.url_secrets import without_secrets
+from remora.system.url_secrets import shown_place, without_secrets
 
 _log = logging.getLogger("remora.keys")
 
@@ -115,7 +115,9 @@ class TokenCheck:
             try:
                 self._read()
             except (OSError, ValueError) as error:
-                raise ValueError(f"--jwt-jwks={place}: {getattr(error, 'strerror', None) or error}") from error
+                raise ValueError(
+                    f"--jwt-jwks={shown_place(place)}: {getattr(error, 'strerror', None) or error}"
+                ) from error
 
     # -- tokens -----------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from typing import NamedTuple
 from remora.errors import UnavailableError
 from remora.storage import Storage, StoredObject
 from remora.storage.downloads import Downloads, Wanted, digest_of_file
+from remora.system.json_text import read_json
 from remora.system.locks import holding, take
 
 _log = logging.getLogger("remora.models")
@@ -161,7 +162,7 @@ class ModelCache:
 
     def _known(self, key: str) -> dict[str, str] | None:
         try:
-            known = json.loads((self._objects / f"{key}.json").read_bytes())
+            known = read_json((self._objects / f"{key}.json").read_bytes())
         except (OSError, ValueError):
             return None
         needed = ("source", "lock", "digest", "boot")

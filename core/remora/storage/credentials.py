@@ -8,13 +8,13 @@ roles, Google's application default credentials, Azure's managed identities) by 
 from __future__ import annotations
 
 import configparser
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from remora.errors import InvalidArgumentError, UnsupportedError
 from remora.storage import Secret
 from remora.storage.location import Location
+from remora.system.json_text import read_json
 
 FILE_VARIABLE = "TRITON_CLOUD_CREDENTIAL_PATH"
 
@@ -75,7 +75,7 @@ def _entry(location: Location, environ: Mapping[str, str], read_text: ReadText) 
         return None
     kind = _CREDENTIAL_FILE_KEYS[location.cloud]
     try:
-        document = json.loads(read_text(path))
+        document = read_json(read_text(path))
         entries = document.get(kind, {})
         prefixes = [prefix for prefix in entries if location.url.startswith(prefix)]
     except (OSError, ValueError, AttributeError, TypeError) as error:

@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from remora.errors import InvalidArgumentError
 from remora.storage import Secret
+from remora.system.url_secrets import shown_place
 
 SCHEMES = ("s3", "gs", "as", "az", "azure", "abfs", "abfss", "https", "http")
 """The schemes that `parse_location` supports."""
@@ -74,16 +75,18 @@ def is_url(text: str) -> bool:
 def parse_location(url: str) -> Location:
     """Parse a storage URL.
 
-    Raises InvalidArgumentError for an invalid one; the text omits the query, which may contain a signature.
+    Raises InvalidArgumentError for an invalid one; the text omits user and query, which may be secrets.
     """
     scheme, mark, rest = url.partition("://")
     shown, _, query = url.partition("?")
     scheme = scheme.lower()
+    is_container = scheme in ("abfs", "abfss") and ":" not in rest.partition("@")[0]
+    told = shown if is_container else shown_place(shown)
     if not mark or scheme not in SCHEMES:
-        raise InvalidArgumentError(f"'{shown}' is not a supported model location: {', '.join(_EXPECTED.values())}")
+        raise InvalidArgumentError(f"'{told}' is not a supported model location: {', '.join(_EXPECTED.values())}")
     rest = rest.partition("?")[0]
     if any(part in (".", "..") for part in rest.split("/")):
-        raise InvalidArgumentError(f"'{shown}' has '.' or '..' in its path, which is not allowed")
+        raise InvalidArgumentError(f"'{told}' has '.' or '..' in its path, which is not allowed")
     match scheme:
         case "s3":
             found = _s3(rest)
@@ -101,7 +104,7 @@ def parse_location(url: str) -> Location:
         expected = (
             _EXPECTED.get(scheme) or _EXPECTED["az" if scheme == "azure" else "abfss" if scheme == "abfs" else "https"]
         )
-        raise InvalidArgumentError(f"cannot read '{shown}' as a model location: expected {expected}")
+        raise InvalidArgumentError(f"cannot read '{told}' as a model location: expected {expected}")
     return found._replace(url=shown.rstrip("/"), sas=Secret(query))
 
 

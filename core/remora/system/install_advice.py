@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from remora.system.json_text import read_json
+
 # The start of the server imports this module, so imports that only a message needs are inside the functions.
 
 _DISTRIBUTION = "remora"
@@ -24,7 +26,6 @@ def install_command(extra: str) -> str:
 
     Reads the installation's metadata; call it only when something is missing.
     """
-    import json
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:
@@ -32,7 +33,7 @@ def install_command(extra: str) -> str:
     except PackageNotFoundError:  # the source tree on the import path
         return command_for(extra, checkout_origin(Path(__file__).resolve().parents[3]), ())
     text = found.read_text("direct_url.json")
-    return command_for(extra, json.loads(text) if text else {}, found.requires or ())
+    return command_for(extra, read_json(text) if text else {}, found.requires or ())
 
 
 def checkout_origin(directory: Path) -> dict[str, Any]:

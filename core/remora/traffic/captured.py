@@ -103,7 +103,7 @@ def exchange_of(line: bytes) -> Exchange:
         fields["inputs"] = [_read(each) for each in fields["inputs"]]
         fields["answers"] = [[_read(each) for each in answer] for answer in fields["answers"]]
         return Exchange(**fields)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CapturedError(f"not a captured request: {error}") from error
 
 
@@ -150,7 +150,7 @@ def answer_of(body: bytes, header_length: int | None) -> list[CapturedTensor]:
             )
             at += size
         return found
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CapturedError(f"not an answer of V2: {error}") from error
 
 

@@ -317,3 +317,72 @@ def test_two_engines_share_answers_until_the_model_changes(
     assert hits_of(4) == (0, 1)
     (tmp_path / "models" / "m" / "1" / "fake.bin").write_bytes(b"other weights")
     assert hits_of(3) == (0, 1)
+
+
+class Replies:
+    """Client of a server whose reply to every command is the same, or an error."""
+
+    connection_pool = None
+
+    def __init__(self, reply: object) -> None:
+        self.reply = reply
+        self.commands = 0
+
+    def _answer(self, *_: object) -> object:
+        self.commands += 1
+        if isinstance(self.reply, Exception):
+            raise self.reply
+        return self.reply
+
+    strlen = get = set = _answer
+
+
+def over(client: Replies) -> tuple[RedisCache, FakeClock]:
+    """A cache over such a client, which no server has refused yet."""
+    (port,) = free_ports(1)
+    clock = FakeClock()
+    cache = RedisCache(RedisSettings("127.0.0.1", port), clock.monotonic_ns)
+    clock.advance(2_000_000_000)
+    cache._client = client  # type: ignore[assignment]
+    return cache, clock
+
+
+@pytest.mark.parametrize("reply", [b"OK", "PONG", None, [1], {}, 1.5, RuntimeError("?"), IndexError(), KeyError("x")])
+def test_whatever_the_library_returns_or_raises_a_request_misses_and_redis_rests(reply: object) -> None:
+    client = Replies(reply)
+    cache, _ = over(client)
+    assert cache.lookup(KEY) is None
+    assert cache.lookup(KEY) is None
+    assert client.commands == 1, "the second look-up asks nothing"
+    cache._threads.shutdown()
+
+
+@pytest.mark.parametrize("value", ["text", 7, [b"a"]])
+def test_a_value_that_is_not_bytes_is_a_miss(value: object) -> None:
+    client = Replies(value)
+    client.strlen = lambda _key: 3  # type: ignore[method-assign]
+    cache, _ = over(client)
+    assert cache.lookup(KEY) is None
+    cache._threads.shutdown()
+
+
+def test_an_insertion_that_fails_in_an_unknown_way_counts_its_bytes_no_more() -> None:
+    cache, _ = over(Replies(RuntimeError("?")))
+    kept(cache)
+    assert cache.pending_bytes == 0
+    cache._threads.shutdown()
+
+
+def test_a_key_of_another_type_leaves_the_cache_on_for_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    wrong = redis.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
+    client = Replies(wrong)
+    cache, clock = over(client)
+    caplog.clear()
+    for _ in range(3):
+        assert cache.lookup(KEY) is None
+    assert client.commands == 3
+    assert len(caplog.records) == 1, "once a minute"
+    clock.advance(61_000_000_000)
+    cache.lookup(KEY)
+    assert len(caplog.records) == 2
+    cache._threads.shutdown()

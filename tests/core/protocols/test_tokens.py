@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -149,6 +150,24 @@ def test_a_nested_token_is_refused() -> None:
 
 def test_a_long_token_is_refused_before_it_is_read() -> None:
     assert refusal("eyJ" + "a" * 20_000 + ".e30.AA") == "is longer than 16384 bytes"
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("change", [lambda part: part + "=", lambda part: part + "==", lambda part: part + "\n",
+                                    lambda part: part[:4] + "~" + part[4:]])  # fmt: skip
+def test_a_token_has_one_text(place: int, change: Callable[[str], str]) -> None:
+    parts = token(KEY, NOW + 60).split(".")
+    assert check(".".join(parts))
+    parts[place] = change(parts[place])
+    assert refusal(".".join(parts)) == "is malformed"
+
+
+def test_stray_bits_behind_a_signature_are_refused() -> None:
+    text = token(KEY, NOW + 60)
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+    assert len(text.rpartition(".")[2]) % 4, "some bits of the last character are unused"
+    other = text[:-1] + alphabet[alphabet.index(text[-1]) ^ 1]
+    assert refusal(other) == "is malformed"
 
 
 # -- keys -----------------------------------------------------------------------------------------------------------

@@ -5,13 +5,13 @@ Invariant: a file name in the configuration never leads out of the folder.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
 from remora.errors import ConfigError
+from remora.system.json_text import read_json
 
 CONFIG_FILENAME = "genai_config.json"
 _SIZE_LIMIT = 64 << 20
@@ -154,7 +154,7 @@ def _read(path: Path, name: str) -> str:
 def read_object(path: Path, name: str) -> dict[str, Any]:
     """Return the object in a JSON file. Raises ConfigError."""
     try:
-        document = json.loads(_read(path, name))
+        document = read_json(_read(path, name))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"model '{name}': {path.name} is not JSON: {error}") from error
     if not isinstance(document, dict):

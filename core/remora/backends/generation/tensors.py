@@ -25,6 +25,7 @@ from remora.generation.tasks import End, Piece, Task, TokenLogprob
 from remora.messages import Array, Request, Response, Streamed, Tensor
 from remora.proto.model_config_pb2 import DataType, ModelConfig, ModelInstanceGroup
 from remora.system.clock import SystemClock
+from remora.system.json_text import read_json
 
 PROMPT = "text_input"
 INPUTS = {
@@ -114,7 +115,7 @@ def parse_request(request: Request, generation: Generation, seed: int, received_
     if len(text) > _PARAMETER_LIMIT:
         raise InvalidArgumentError(f"sampling_parameters has more than {_PARAMETER_LIMIT} characters")
     try:
-        parameters = json.loads(text or "{}")
+        parameters = read_json(text or "{}")
     except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"sampling_parameters is not JSON: {error}") from error
     if not isinstance(parameters, dict):

@@ -5,12 +5,12 @@ Invariant: configured values are completed, never changed. A contradiction raise
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from remora.errors import ConfigError
 from remora.proto.model_config_pb2 import ModelConfig as Message
+from remora.system.json_text import read_json
 
 _COMPLETED = ("max_batch_size", "input", "output", "dynamic_batching", "model_transaction_policy")
 
@@ -25,7 +25,7 @@ class ModelConfig:
     """
 
     def __init__(self, model_config: str) -> None:
-        self._model_config: dict[str, Any] = json.loads(model_config)
+        self._model_config: dict[str, Any] = read_json(model_config)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the current configuration."""

@@ -8,7 +8,6 @@ else is refused. Compiled packages contain machine code: like Python models, the
 from __future__ import annotations
 
 import io
-import json
 import re
 import struct
 import zipfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from remora.errors import InternalError
+from remora.system.json_text import read_json
 
 SCRIPT, EXPORTED, COMPILED = "TorchScript", "exported program", "AOTInductor package"
 
@@ -79,8 +79,8 @@ def compiled_kind(path: Path) -> str:
         for name in archive.namelist():
             if name.endswith("_metadata.json") and "/aotinductor/" in f"/{name}":
                 try:
-                    found = json.loads(archive.read(name))
-                except (ValueError, RecursionError) as error:
+                    found = read_json(archive.read(name))
+                except ValueError as error:
                     raise InternalError(f"its {name} is not JSON: {error}") from error
                 device = found.get("AOTI_DEVICE_KEY") if isinstance(found, dict) else None
                 if isinstance(device, str) and device:
@@ -148,7 +148,7 @@ def _check_table(path: Path) -> None:
 def _check_description(name: str, data: bytes) -> Iterator[str]:
     """Check one of the archive's JSON files and yield the names of its pickled members."""
     try:
-        document = json.loads(data)
+        document = read_json(data)
     except ValueError as error:
         raise InternalError(f"its {name} is not JSON: {error}") from error
     waiting = [document]
@@ -182,7 +182,7 @@ def _check_entry(key: str, item: Any, waiting: list[Any]) -> None:
 def _parsed_spec(text: str) -> Any:
     """Return the names of arguments and keys in a tree specification, to be checked."""
     try:
-        _, spec = json.loads(text)
+        _, spec = read_json(text)
     except (ValueError, TypeError) as error:
         raise InternalError("its graph has a specification of arguments that cannot be read") from error
     names, waiting = [], [spec]
@@ -194,7 +194,7 @@ def _parsed_spec(text: str) -> Any:
         if kind not in (None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict"):
             raise InternalError(f"its graph takes or returns a '{kind}'; only tuples, lists and dictionaries are read")
         if isinstance(context, str) and context not in ("", "null"):
-            keys = json.loads(context)
+            keys = read_json(context)
             names += [{"name": key} for key in keys if isinstance(key, str)] if isinstance(keys, list) else []
         waiting += node.get("children_spec") or []
     return names

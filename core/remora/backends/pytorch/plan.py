@@ -6,7 +6,6 @@ Pure, without torch.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 from remora.backends.model_files import get_bool, get_int, get_parameter
 from remora.errors import ConfigError
 from remora.proto.model_config_pb2 import ModelConfig
+from remora.system.json_text import read_json
 
 _INDEXED = re.compile(r".*__(\d{1,4})", re.DOTALL)
 _ARGUMENT = re.compile(r"ARGS\[(\d{1,4})\]")
@@ -94,7 +94,7 @@ def _compile_options(config: ModelConfig, text: str) -> Mapping[str, Any] | None
     if not text:
         return None
     try:
-        options = json.loads(text)
+        options = read_json(text)
     except ValueError:
         options = None
     if not isinstance(options, dict):

@@ -5,7 +5,6 @@ XGBoost trusts the numbers of nodes, categories and classes in a file, and crash
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from remora.backends.trees.checks import check_tree
 from remora.backends.trees.ubjson import read_ubjson
 from remora.errors import InternalError
 from remora.messages import Array
+from remora.system.json_text import read_json
 
 _PER_NODE = ("right_children", "split_indices", "split_conditions", "parents", "default_left", "split_type",
              "loss_changes", "sum_hessian")  # fmt: skip
@@ -36,10 +36,8 @@ def read_xgboost(data: bytes) -> XGBoostModel:
     """Check a model and return its parameters. Raises InternalError."""
     if not data.startswith(b"{"):
         raise InternalError("it is neither JSON nor UBJSON")
-    if data[1:2] in (b'"', b" ", b"\n", b"\r", b"\t"):  # XGBoost's own rule
-        document = json.loads(data, object_pairs_hook=_once)
-    else:
-        document = read_ubjson(data)
+    is_json = data[1:2] in (b'"', b" ", b"\n", b"\r", b"\t")  # XGBoost's own rule
+    document = read_json(data, pairs=_once) if is_json else read_ubjson(data)
     try:
         return _check_learner(document["learner"])
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:

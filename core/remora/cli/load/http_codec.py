@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 from remora.cli.load import Answer
 from remora.cli.output import one_line
+from remora.system.json_text import read_json
 
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked", re.IGNORECASE)
@@ -24,7 +24,7 @@ _MOST_REASON_CHARACTERS = 150
 def reason_in(body: bytes) -> str:
     """Return the beginning of the reason in the body of a failure, in one line, "" without one."""
     try:
-        found = json.loads(body)["error"]
+        found = read_json(body)["error"]
         text = one_line(found["message"] if isinstance(found, dict) else found)
     except (ValueError, KeyError, TypeError, RecursionError):
         return ""

@@ -21,6 +21,7 @@ from remora.cli.load.generator import SEQUENCE_ID
 from remora.cli.output import UsageError
 from remora.errors import InvalidArgumentError
 from remora.protocols.rest.response import serialized
+from remora.system.json_text import read_json
 
 
 def server_address(url: str) -> tuple[SplitResult, int]:
@@ -60,7 +61,7 @@ def read_lines(path: Path) -> Iterator[Any]:
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(f"{path} is not text in UTF-8: expected a JSON document per line") from error
     try:
-        yield json.loads(text)
+        yield read_json(text)
         return
     except ValueError:
         pass
@@ -69,7 +70,7 @@ def read_lines(path: Path) -> Iterator[Any]:
         raise InvalidArgumentError(f"{path} is empty: expected a JSON document per line")
     for number, line in enumerate(lines, 1):
         try:
-            yield json.loads(line)
+            yield read_json(line)
         except ValueError as error:
             raise InvalidArgumentError(f"{path} line {number} is not JSON: {error}") from error
 

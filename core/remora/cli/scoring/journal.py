@@ -22,6 +22,7 @@ from remora.cli.output import synchronise
 from remora.cli.scoring import Refusal
 from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
 from remora.system import locks
+from remora.system.json_text import read_json
 
 _LOCK = "lock"
 _UNFINISHED = "unfinished"
@@ -116,7 +117,7 @@ class Journal:
         whole = path.read_bytes() if path.exists() else b""
         lines = whole.split(b"\n")[:-1]  # a kill may cut the last line
         try:
-            first, *rows = [json.loads(line) for line in lines] or [{}]
+            first, *rows = [read_json(line) for line in lines] or [{}]
             segments = [Segment(**row) for row in rows]
         except (ValueError, TypeError) as error:
             if not restart:

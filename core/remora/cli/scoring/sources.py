@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -15,6 +14,7 @@ from remora.cli.scoring import CHUNK_BYTES, Chunk, Refusal, Source, Values, form
 from remora.errors import InvalidArgumentError, UnsupportedError
 from remora.messages import Array
 from remora.system.install_advice import install_command
+from remora.system.json_text import read_json
 
 ARRAY_COLUMN = "array"
 """Name of the only column of an .npy file."""
@@ -127,7 +127,7 @@ class JsonLinesSource(_TextSource):
         super().__init__(file, size)
         head = next((line for line in file if line.strip()), b"")
         try:
-            document = json.loads(head or b"{}")
+            document = read_json(head or b"{}")
         except ValueError as error:
             raise InvalidArgumentError(f"the first line of '{name}' is not JSON: {error}") from error
         if not isinstance(document, dict) or not document:

@@ -36,7 +36,7 @@ from remora.calls import (
     Startup,
     TensorInfo,
 )
-from remora.errors import InternalError, MalformedError, RemoraError, UnsupportedError
+from remora.errors import InternalError, InvalidArgumentError, MalformedError, RemoraError, UnsupportedError
 from remora.protocols.json import access
 from remora.protocols.json.printer import quoted
 from remora.protocols.rest.answer import JSON, PLAIN, HttpAnswer, failure
@@ -165,10 +165,13 @@ def _release(route: Route, body: bytes) -> Call:
     """Return the call for a release, whose body is remora's own JSON."""
     if route.verb == "GET":
         return ModelRelease(route.model)
-    document = access.document(body)
+    try:
+        document = access.document(body)
+    except MalformedError as error:  # which is Triton's status 500
+        raise InvalidArgumentError(f"release: {error.message}") from None
     action = document.pop("action", None) if isinstance(document, dict) else None
     if not isinstance(action, str) or not action:
-        raise MalformedError('release: expected a JSON object with an "action", such as {"action": "promote"}')
+        raise InvalidArgumentError('release: expected a JSON object with an "action", such as {"action": "promote"}')
     return ModelRelease(route.model, action, document)
 
 
