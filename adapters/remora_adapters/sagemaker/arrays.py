@@ -35,13 +35,16 @@ Each text takes 4 bytes per character of the longest.
 def tables_of_csv(body: bytes) -> Iterator[Array]:
     """Yield the cells of a CSV body as texts, some rows at a time. Raises ValueError.
 
-    Empty lines at the end are ignored. A field is limited to csv's 128 KiB. Texts take at least ten times the memory of
-    their numbers, so a body of a gigabyte (asynchronous endpoints) is never converted at once.
+    Empty lines at the end and a byte order mark are ignored. Texts take at least ten times the memory of their numbers,
+    so a body of a gigabyte (asynchronous endpoints) is never converted at once.
     """
     rows: list[list[str]] = []
     width, blank = 0, False
+    csv.field_size_limit(
+        max(csv.field_size_limit(), len(body))
+    )  # the body is limited; csv's 128 KiB are not a document
     try:
-        for row in csv.reader(io.TextIOWrapper(io.BytesIO(body), "utf-8", newline="")):
+        for row in csv.reader(io.TextIOWrapper(io.BytesIO(body), "utf-8-sig", newline="")):
             if not row:
                 blank = True
                 continue

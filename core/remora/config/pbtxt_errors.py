@@ -25,6 +25,8 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_TEMPLATE = re.compile(r"\$\{\w+\}|\$\w+|\{\{\s*\w+\s*\}\}|TYPE_\#\w+")
+"""Place of a value in the templates that public repositories hold."""
 _POSITION = re.compile(r"^\d+:\d+ : ")
 _QUOTED_TEXT = re.compile(r"^'.*?': (?=[A-Z])", re.DOTALL)
 
@@ -34,6 +36,10 @@ def explain(schema: Descriptor, text: str, error: ParseError) -> SchemaError:
 
     For an unknown key it also names the closest valid one.
     """
+    template = _TEMPLATE.search(text)
+    if template is not None:
+        reason = f"{template[0]} must be filled in: this is a template of a configuration, not one that can be served"
+        return SchemaError((), reason, text.count("\n", 0, template.start()) + 1)
     line = error.GetLine() or 0
     offset = _offset(text, line, error.GetColumn() or 0) if line else len(text)
     nearest: Path = ()

@@ -147,3 +147,16 @@ def test_rows_are_printed_in_steps_as_at_once(monkeypatch: pytest.MonkeyPatch, c
     expected = csv_of_arrays(columns)
     monkeypatch.setattr(arrays, "_CELLS_AT_ONCE", cells)
     assert csv_of_arrays(columns) == expected
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_cell() -> None:
+    assert array_of_csv(b"\xef\xbb\xbf1,2\n").tolist() == [[1.0, 2.0]]
+
+
+def test_a_row_of_very_many_cells_is_read() -> None:
+    assert array_of_csv(b",".join([b"0.5"] * 800_000)).shape == (1, 800_000)
+
+
+def test_a_text_as_long_as_the_body_is_one_cell() -> None:
+    (table,) = tables_of_csv(b'"' + b"a" * 800_000 + b'",1\n')
+    assert [len(cell) for cell in table[0]] == [800_000, 1]

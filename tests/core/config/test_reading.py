@@ -296,3 +296,9 @@ def test_data_that_a_configuration_names_lies_in_its_folder_and_is_not_too_large
         read_data(folder, name, "x file", 4999)
     assert str(caught.value) == text
     assert read_data(folder, "large", "x file", 5000) == bytes(5000)
+
+
+@pytest.mark.parametrize("text", ["name: 'm'\nmax_batch_size: ${size}", "backend: 'x'\ninput { data_type: TYPE_#X }"])
+def test_a_template_is_refused_as_one_with_the_place_to_fill(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"c:2: .* must be filled in: this is a template of a configuration"):
+        parse_config(text, path="c", syntax="pbtxt")
