@@ -40,9 +40,7 @@ def tables_of_csv(body: bytes) -> Iterator[Array]:
     """
     rows: list[list[str]] = []
     width, blank = 0, False
-    csv.field_size_limit(
-        max(csv.field_size_limit(), len(body))
-    )  # the body is limited; csv's 128 KiB are not a document
+    csv.field_size_limit(max(csv.field_size_limit(), len(body)))  # the limit of the body is enough
     try:
         for row in csv.reader(io.TextIOWrapper(io.BytesIO(body), "utf-8-sig", newline="")):
             if not row:
