@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -16,6 +14,7 @@ from remora.cli.interrupts import exit_on_interrupt, open_models
 from remora.cli.output import UsageError, check_writable, columns, warnings_shown, write_whole
 from remora.cli.scoring import Source, format_of
 from remora.cli.scoring.columns import map_columns, tensor_rows
+from remora.cli.scoring.identity import digest_of_input, digest_of_models
 from remora.cli.scoring.image_files import LocalImages, StoredImages
 from remora.cli.scoring.images import IMAGE_COLUMN, ImageSource, pixels_of
 from remora.cli.scoring.journal import Journal, excluding_runs, explain_write_error, journal_path
@@ -61,16 +60,18 @@ def score(options: argparse.Namespace) -> int:
         engine = stack.enter_context(open_models(_engine(options)))
         model = engine.resolve(options.model or engine.only_model() or _choose(engine))
         images = stack.enter_context(closing(_images(options, model))) if _is_folder(options.input) else None
-        source, etag = stack.enter_context(_reading(options.input, images))
+        source = stack.enter_context(_reading(options.input, images))
+        etag = _identity_of(options.input, images)
         work = _plan(options, model, source, form, images)
         identity = {
-            "input": f"{options.input} {etag}",
-            "model": f"{model.name} version {model.version_text}",
-            "model files": _digest_of(options.models),
+            "input": etag,
+            "model": digest_of_models(engine.models()),
             "inputs": [list(each) for each in work.inputs],
             "outputs": {tensor.name: tensor.datatype for tensor in work.outputs},
             "keep": list(work.kept),
             "format": form,
+            "backend settings": sorted(map(str, options.backend_config)),
+            "batch size": options.batch or None,
         }
         try:
             journal = Journal(folder, identity, restart=options.restart)
@@ -80,7 +81,7 @@ def score(options: argparse.Namespace) -> int:
         if not is_url(options.output):
             _claim(Path(options.output), journal, stack)
         run = ScoringRun(engine, work, source, journal, clock)
-        batch = _batch_size(options, run, images)
+        batch = _batch_size(options, run, journal, images)
         progress = _Line(options.quiet)
         if journal.next_row:
             progress.note(f"continuing after {journal.next_row} rows of an earlier run")
@@ -164,26 +165,16 @@ def _images(options: argparse.Namespace, model: ServedModel) -> ImageSource:
     return ImageSource(StoredImages(storage, storage.listing()), pixels)
 
 
-def _digest_of(place: str) -> str:
-    """Return a digest of the names, sizes and times of the model's files, the URL for a bucket."""
-    if is_url(place):
-        return place
-    path = Path(place).resolve()
-    whole = hashlib.sha256(str(path).encode())
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        if file.is_file() and "__pycache__" not in file.parts:
-            status = file.stat()
-            whole.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-    return whole.hexdigest()
-
-
-def _batch_size(options: argparse.Namespace, run: ScoringRun, images: ImageSource | None) -> int:
-    with _reading(options.input, images) as (sample, _):
+def _batch_size(options: argparse.Namespace, run: ScoringRun, journal: Journal, images: ImageSource | None) -> int:
+    """Return the batch size of the option, of the run that goes on, or the best one of a search."""
+    with _reading(options.input, images) as sample:
         run.measure_row(sample)
-    if options.batch:
-        return int(options.batch)
-    with _reading(options.input, images) as (sample, _):
+    settled = journal.identity["batch size"]
+    if settled:
+        return int(settled)
+    with _reading(options.input, images) as sample:
         search = run.find_batch_size(sample)
+    journal.settle("batch size", search.best)
     if not options.quiet and search.rows_per_s:
         rates = ", ".join(f"{size}: {rate:,.0f}" for size, rate in search.rows_per_s.items())
         print(f"batch size {search.best} (rows/s by size: {rates})", file=sys.stderr)
@@ -193,11 +184,25 @@ def _batch_size(options: argparse.Namespace, run: ScoringRun, images: ImageSourc
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _reading(place: str, images: ImageSource | None) -> Iterator[tuple[Source, str]]:
-    """Yield the images, or the reader of a file or URL that is opened, with their identity."""
+def _identity_of(place: str, images: ImageSource | None) -> str:
+    """Return a digest of the input's content, or the ETag of its store."""
     if images is not None:
-        yield images, images.etag
+        return images.etag
+    if is_url(place):
+        from remora.repository.clouds import open_storage
+
+        item = open_storage(place)[0].find()
+        return f"{item.size} {item.etag}"
+    with Path(place).open("rb") as file:
+        status = os.fstat(file.fileno())
+        return digest_of_input(file, status.st_size, status.st_mtime_ns)
+
+
+@contextmanager
+def _reading(place: str, images: ImageSource | None) -> Iterator[Source]:
+    """Yield the images, or the reader of a file or URL that is opened."""
+    if images is not None:
+        yield images
         return
     if is_url(place):
         from remora.repository.clouds import open_storage
@@ -205,15 +210,14 @@ def _reading(place: str, images: ImageSource | None) -> Iterator[tuple[Source, s
         storage, _ = open_storage(place)
         item = storage.find()
         file: BinaryIO = open_stored(storage, item)
-        size, etag = item.size, item.etag
+        size = item.size
     else:
         if not Path(place).is_file():
             raise NotFoundError(f"there is no file '{shown_place(str(place))}'")
         file = Path(place).open("rb")  # noqa: SIM115
-        status = os.fstat(file.fileno())
-        size, etag = status.st_size, f"{status.st_size}-{status.st_mtime_ns}"
+        size = os.fstat(file.fileno()).st_size
     with closing(file), closing(open_source(file, place, size)) as source:
-        yield source, etag
+        yield source
 
 
 def _claim(output: Path, journal: Journal, stack: ExitStack) -> None:
@@ -262,15 +266,8 @@ def _finish(journal: Journal, output: str, work: Work) -> None:
 def _join(work: Work, parts: list[Path], target: Path) -> None:
     if not parts:
         write_whole(target, lambda file: write_empty(work.form, work.kept, work.outputs, file))
-    elif len(parts) == 1:  # copied without decoding it
-        write_whole(target, lambda file: _copy(parts[0], file))
     else:
         write_whole(target, lambda file: join_segments(work.form, parts, file))
-
-
-def _copy(part: Path, file: BinaryIO) -> None:
-    with part.open("rb") as source:
-        shutil.copyfileobj(source, file, 1 << 20)
 
 
 def _bad_place(output: str) -> str:

@@ -301,6 +301,8 @@ class ModelLoader:
             backend_model=model,
             instances=placed.instances,
             places=placed.places,
+            folder=folder.path,
+            files=folder.versions[number],
             kinds=kinds,
             batching=_batching_note(opened),
             clock=self._clock,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from remora.backends import BackendModel, Instance, capabilities_of
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from remora.generation import Generation
 
 
+_NOWHERE = Path()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelParts:
     """What a loaded model version consists of.
@@ -37,6 +41,8 @@ class ModelParts:
         backend_model: closed last, by `ServedModel.close`.
         instances: at least one, except for an ensemble.
         places: the placement of each instance.
+        folder: the model's folder, with its labels and packages.
+        files: the version's folder, or the model file itself.
         kinds: the kinds that KIND_AUTO expands to.
         batching: the choice of batching that the configuration left open and its reason, "" if it left none.
         clock: the engine's.
@@ -55,6 +61,8 @@ class ModelParts:
     instances: Sequence[Instance]
     clock: Clock
     places: Sequence[Placement] = ()
+    folder: Path = _NOWHERE
+    files: Path = _NOWHERE
     kinds: tuple[str, ...] = ANY_KIND
     batching: str = ""
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -102,6 +110,8 @@ class ServedModel:
         self.metric_labels: tuple[tuple[str, str], ...] = ()
         """Additional metric labels, where a host has several engines."""
         self.places = tuple(parts.places)
+        self.folder = parts.folder
+        self.files = parts.files
         self.kinds = parts.kinds
         self.batching = parts.batching
         self.initial_states = parts.scheduling.initial_states

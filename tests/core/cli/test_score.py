@@ -286,6 +286,84 @@ def test_a_changed_input_does_not_continue_an_old_run(
     assert (tmp_path / "out.csv").read_text().count("\n") == ROWS + 1 - 6 + 1
 
 
+def _unfinished(words: list[str], environment: dict[str, str]) -> None:
+    """Run the command until it is killed with a segment done."""
+    killed = [sys.executable, "-c", SUICIDAL, "8", *words]
+    assert subprocess.run(killed, env=environment, stdin=subprocess.DEVNULL).returncode == -signal.SIGKILL
+    journal = Path(words[3] + ".unfinished") / "journal.jsonl"
+    assert journal.read_bytes().count(b"\n") > 1, "a segment is done"
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("batch", ["--batch=512", "--batch=1000"])
+def test_a_run_that_was_killed_writes_the_bytes_of_one_that_was_not(
+    model: Path, table: Path, tmp_path: Path, child_environment: dict[str, str], form: str, batch: str
+) -> None:
+    whole = tmp_path / f"whole.{form}"
+    assert main(["score", str(model), str(table), str(whole), "--quiet", "--keep=a", "--column=x=a,b", batch]) == 0
+    out = tmp_path / f"out.{form}"
+    words = ["score", str(model), str(table), str(out), "--quiet", "--keep=a", "--column=x=a,b", batch]
+    _unfinished([*words, "--segment-secs=0"], child_environment)
+    assert main([*words, "--segment-secs=0"]) == 0
+    assert out.read_bytes() == whole.read_bytes()
+    assert Path(f"{out}.bad.jsonl").read_bytes() == Path(f"{whole}.bad.jsonl").read_bytes()
+
+
+def test_the_batch_size_of_a_run_that_goes_on_is_that_of_its_begin(
+    model: Path, table: Path, tmp_path: Path, child_environment: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["score", str(model), str(table), str(tmp_path / "out.csv"), "--segment-secs=0"]
+    _unfinished([*words, "--batch=64"], child_environment)
+    assert main([*words, "--batch=128"]) == 1
+    assert "holds an unfinished run with another batch size" in capsys.readouterr().err
+    assert main(words) == 0
+    assert "batch size" not in capsys.readouterr().err, "none is searched"
+    check_output(tmp_path / "out.csv")
+
+
+def test_a_model_that_was_replaced_does_not_continue_a_run(
+    model: Path, table: Path, tmp_path: Path, child_environment: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["score", str(model), str(table), str(tmp_path / "out.csv"), *WORDS]
+    _unfinished(words, child_environment)
+    status = model.stat()
+    onnx.save(onnx_models.identity("FP32", ("n", 2), "Neg"), model)
+    os.utime(model, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert main(words) == 1
+    assert "holds an unfinished run with another model" in capsys.readouterr().err
+
+
+def test_a_model_and_an_input_that_were_copied_and_touched_continue_a_run(
+    model: Path, table: Path, tmp_path: Path, child_environment: dict[str, str]
+) -> None:
+    out = str(tmp_path / "out.csv")
+    _unfinished(["score", str(model), str(table), out, *WORDS], child_environment)
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copy(model, tmp_path / "elsewhere" / "model.onnx")
+    shutil.copy(table, tmp_path / "elsewhere" / "in.csv")
+    places = [str(tmp_path / "elsewhere" / name) for name in ("model.onnx", "in.csv")]
+    assert main(["score", *places, out, *WORDS]) == 0
+    check_output(tmp_path / "out.csv")
+
+
+@pytest.mark.parametrize("changed", ["1/model.py", "labels.txt", "requirements.txt", "config.pbtxt"])
+def test_each_file_of_a_model_counts(
+    tmp_path: Path, child_environment: dict[str, str], capsys: pytest.CaptureFixture[str], changed: str
+) -> None:
+    table = tmp_path / "in.csv"
+    table.write_text("a,b\n" + "1,2\n" * 64)
+    folder = tmp_path / "models" / "m"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(PICKY)
+    (folder / "config.pbtxt").write_text(PICKY_CONFIG)
+    words = ["score", str(tmp_path / "models"), str(table), str(tmp_path / "out.csv"), *WORDS[:1], "--segment-secs=0"]
+    _unfinished([*words, "--batch=8"], child_environment)
+    with (folder / changed).open("a") as file:
+        file.write("\n# changed\n" if changed != "config.pbtxt" else "dynamic_batching { }\n")
+    assert main([*words, "--batch=8"]) == 1
+    assert "holds an unfinished run with another model:" in capsys.readouterr().err
+
+
 LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (250_000, 250_000))

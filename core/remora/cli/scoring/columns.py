@@ -43,16 +43,17 @@ def map_columns(
     """
     for name in given:
         find_input(info, name)
+    known, copied = frozenset(columns), frozenset(kept)  # files of measurements have tens of thousands of columns
     for name in (*kept, *(column for several in given.values() for column in several)):
-        if name not in columns:
+        if name not in known:
             raise InvalidArgumentError(f"the file has no column '{name}'; it has {_listing(columns)}")
     found = []
     for tensor in info.inputs:
         chosen = tuple(given.get(tensor.name, ()))
-        if not chosen and tensor.name in columns:
+        if not chosen and tensor.name in known:
             chosen = (tensor.name,)
         if not chosen and len(info.inputs) == 1:
-            chosen = tuple(name for name in columns if name not in kept)
+            chosen = tuple(name for name in columns if name not in copied)
         if not chosen:
             raise InvalidArgumentError(
                 f"no column for input '{tensor.name}': pass --column {tensor.name}=COLUMN,...; the file has "

@@ -6,9 +6,11 @@ import io
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol, TypeVar
 
+from remora.cli.scoring.identity import WHOLE_BYTES, digest_of_input
 from remora.errors import InvalidArgumentError
 from remora.storage import Storage, StoredObject
 from remora.system.cpus import usable_cpus
@@ -58,8 +60,15 @@ class LocalImages:
         _require(self.names, str(folder))
 
     def version(self, name: str) -> str:
-        status = (self._folder / name).stat()
-        return f"{status.st_size}\0{status.st_mtime_ns}"
+        if self._total_bytes > WHOLE_BYTES:
+            status = (self._folder / name).stat()
+            return f"{status.st_size}\0{status.st_mtime_ns}"
+        with self.open(name) as file:
+            return digest_of_input(file, self.size(name), 0)
+
+    @cached_property
+    def _total_bytes(self) -> int:
+        return sum(map(self.size, self.names))
 
     def size(self, name: str) -> int:
         return (self._folder / name).stat().st_size

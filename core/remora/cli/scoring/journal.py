@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from remora.cli.output import synchronise
 from remora.cli.scoring import Refusal
+from remora.cli.scoring.identity import as_stored
 from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
 from remora.system import locks
 from remora.system.json_text import read_json
@@ -91,6 +92,7 @@ class Journal:
     Args:
         folder: created if it is missing.
         identity: what makes two runs the same, ``input`` first; a run only continues segments of the same identity.
+            A value of None stands for any; `settle` sets it for a run that begins.
         restart: discard the segments.
 
     Raises InvalidArgumentError for a folder with segments of another run or with other files, UnavailableError if a run
@@ -106,7 +108,8 @@ class Journal:
         except BlockingIOError:
             raise UnavailableError(f"another run writes to '{folder}': wait for it, or end it") from None
         try:
-            self.segments = self._read(json.loads(json.dumps(identity)), restart=restart)
+            self.identity = as_stored(dict(identity))
+            self.segments = self._read(self.identity, restart=restart)
             self._remove_unlisted()
         except BaseException:
             os.close(self._lock)
@@ -128,6 +131,7 @@ class Journal:
         if restart or not segments:  # nothing is done yet that other arguments could contradict
             self._append({**identity, "created": self._created}, begin=True)
             return []
+        identity.update({name: first.get(name) for name, value in identity.items() if value is None})
         changed = [name for name in identity if first.get(name) != identity[name]]
         if changed:
             raise InvalidArgumentError(
@@ -140,6 +144,12 @@ class Journal:
         for number, segment in enumerate(segments):
             self._verify(number, segment, segments[number - 1].end if number else 0)
         return segments
+
+    def settle(self, name: str, value: object) -> None:
+        """Set a value of the identity before the first segment. Raises OSError."""
+        assert not self.segments, "the segments depend on it"
+        self.identity[name] = value
+        self._append({**self.identity, "created": self._created}, begin=True)
 
     def _verify(self, number: int, segment: Segment, begin: int) -> None:
         parts = ((self.path(number), segment.sha256), (self.bad_path(number), segment.bad_sha256))

@@ -44,7 +44,7 @@ class Work:
         batches: True if the first dimension of a tensor counts rows.
         most_rows: largest batch that the model accepts.
         most_bad: number of bad rows above which the run stops.
-        segment_ns: time after which a segment is finished.
+        segment_ns: time after which a segment is finished, at the next end of a batch.
     """
 
     model: str
@@ -81,6 +81,37 @@ class Progress(NamedTuple):
     fraction: float
 
 
+class _Rows(NamedTuple):
+    """Rows of the file that convert, with their numbers and kept columns."""
+
+    inputs: dict[str, Array]
+    numbers: Array
+    kept: Mapping[str, Values]
+
+    def part(self, place: slice) -> _Rows:
+        return _Rows(
+            {name: array[place] for name, array in self.inputs.items()},
+            self.numbers[place],
+            {name: values[place] for name, values in self.kept.items()},
+        )
+
+    def joined(self, later: _Rows) -> _Rows | None:
+        """Return both, None if a variable dimension differs."""
+        if any(array.shape[1:] != later.inputs[name].shape[1:] for name, array in self.inputs.items()):
+            return None
+        return _Rows(
+            {name: np.concatenate([array, later.inputs[name]]) for name, array in self.inputs.items()},
+            np.concatenate([self.numbers, later.numbers]),
+            {name: _joined(values, later.kept[name]) for name, values in self.kept.items()},
+        )
+
+
+def _joined(values: Values, later: Values) -> Values:
+    if isinstance(values, np.ndarray) and isinstance(later, np.ndarray) and values.dtype == later.dtype:
+        return np.concatenate([values, later])
+    return [*values, *later]
+
+
 class _Batch(NamedTuple):
     inputs: dict[str, Array]
     rows: Array
@@ -102,6 +133,7 @@ class ScoringRun:
         self._now = clock.monotonic_ns
         self._in_flight = 2 * max(engine.resolve(work.model).instance_count, 1)
         self._pending: deque[_Batch] = deque()
+        self._held: _Rows | None = None
         self._refused: list[Refusal] = []
         self._row_bytes = 8 * sum(len(each.columns) for each in work.inputs)
         self._bad = sum(segment.bad for segment in journal.segments)
@@ -148,22 +180,28 @@ class ScoringRun:
     def score(self, batch: int, report: Callable[[Progress], None]) -> None:
         """Score all rows that the journal lacks, ``batch`` at a time.
 
+        Batches and segments end at multiples of ``batch``, counted from the start of the file, so that a run that was
+        interrupted computes the same batches as any other.
+
         Raises RemoraError, also if the disk is full; the segments so far remain.
         """
+        batch = batch if self._work.batches else 1
         begin = cut = self._now()
         first = self._journal.next_row
         end = first
         try:
-            # Twice the mean size, because rows differ and a batch does not span chunks.
+            # Twice the mean size, because rows differ and a chunk should have whole batches.
             most_bytes = max(2 * batch * self._row_bytes, CHUNK_BYTES)
             for chunk in self._source.chunks(first, self._work.wanted, self._chunk_rows(batch), most_bytes):
                 self._submit(chunk, batch)
                 end = chunk.end
+                whole = end - end % batch
                 now = self._now()
                 report(Progress(end, end - first, self._bad, now - begin, self._source.fraction()))
-                if now - cut >= self._work.segment_ns:
-                    self._close_segment(end)
+                if now - cut >= self._work.segment_ns and whole > self._journal.next_row:
+                    self._close_segment(whole)
                     cut = now
+            self._send_held()
             if end > self._journal.next_row:
                 self._close_segment(end)
         except OSError as error:
@@ -180,21 +218,43 @@ class ScoringRun:
         return rows - rows % batch
 
     def _submit(self, chunk: Chunk, batch: int) -> None:
+        """Send the batches that are complete with this chunk, and hold the rows of the last one."""
         self._refuse(chunk.refused)
-        if not len(chunk.rows):
-            return
-        arrays, good, refused = convert_chunk(chunk, self._work.inputs)
-        self._refuse(refused)
-        rows = chunk.rows[good]
-        kept = {name: _selected(chunk.columns[name], good, len(chunk.rows)) for name in self._work.kept}
-        size = batch if self._work.batches else 1
-        for begin in range(0, len(rows), size):
-            part = slice(begin, begin + size)
-            inputs = {name: array[part] for name, array in arrays.items()}
-            answer = self._infer(inputs)
-            self._pending.append(_Batch(inputs, rows[part], {name: each[part] for name, each in kept.items()}, answer))
-            while len(self._pending) > self._in_flight:
-                self._write(self._pending.popleft())
+        if len(chunk.rows):
+            arrays, good, refused = convert_chunk(chunk, self._work.inputs)
+            self._refuse(refused)
+            if len(good):
+                kept = {name: _selected(chunk.columns[name], good, len(chunk.rows)) for name in self._work.kept}
+                self._cut(_Rows(arrays, chunk.rows[good], kept), batch, chunk.end)
+        if self._held is not None and self._held.numbers[0] < chunk.end - chunk.end % batch:
+            self._send_held()
+
+    def _cut(self, rows: _Rows, batch: int, end: int) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            joined = held.joined(rows)
+            if joined is None:  # rows of different shapes cannot share a batch
+                self._send(held)
+            rows = joined or rows
+        first, last = int(rows.numbers[0]) // batch, end // batch
+        ends = np.searchsorted(rows.numbers, np.arange(first + 1, last + 1) * batch)
+        begin = 0
+        for place in ends.tolist():
+            if place > begin:
+                self._send(rows.part(slice(begin, place)))
+                begin = place
+        if begin < len(rows.numbers):
+            self._held = rows.part(slice(begin, len(rows.numbers)))
+
+    def _send_held(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            self._send(held)
+
+    def _send(self, rows: _Rows) -> None:
+        self._pending.append(_Batch(rows.inputs, rows.numbers, rows.kept, self._infer(rows.inputs)))
+        while len(self._pending) > self._in_flight:
+            self._write(self._pending.popleft())
 
     def _infer(self, inputs: Mapping[str, Array]) -> Future[InferResult]:
         if not self._work.batches:
@@ -253,8 +313,11 @@ class ScoringRun:
         self._file = file
         if self._sink is not None:
             self._sink.finish()
-        self._journal.close_segment(file, end, self._written, self._refused)
-        self._file, self._sink, self._refused, self._written = None, None, [], 0
+        # Refused rows beyond the end were read with a batch that is held.
+        refused = [each for each in self._refused if each.row < end]
+        self._journal.close_segment(file, end, self._written, refused)
+        self._refused = [each for each in self._refused if each.row >= end]
+        self._file, self._sink, self._written = None, None, 0
 
 
 def _bytes_of(array: Array) -> int:

@@ -1,7 +1,8 @@
 """Writers of scored rows as CSV, JSON lines, .npy and Parquet.
 
-A segment is a complete file of its format. Segments of text or .npy are joined by copying their bytes, those of Parquet
-by row groups.
+A segment is a complete file of its format. Segments of text or .npy are joined by copying their bytes. Those of Parquet
+are written again in row groups that follow from the rows alone, so that the output does not tell where a run was
+interrupted.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import io
 import math
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -27,6 +28,8 @@ ROW_COLUMN = "row"
 """Column with the number of the row in the input."""
 _GROUP_ROWS = 65_536
 _GROUP_BYTES = 64 << 20
+_PIECE_ROWS = 1024
+"""Rows after which the bytes of a row group are counted."""
 
 
 class Sink(Protocol):
@@ -57,11 +60,22 @@ def join_segments(form: str, segments: Sequence[Path], file: BinaryIO) -> None:
     elif form == "npy":
         _join_npy(segments, file)
     else:
-        for number, path in enumerate(segments):
-            with path.open("rb") as segment:
-                if form == "csv" and number:
-                    segment.readline()
-                shutil.copyfileobj(segment, file, 1 << 20)
+        _join_text(form, segments, file)
+
+
+def _join_text(form: str, segments: Sequence[Path], file: BinaryIO) -> None:
+    head = b""
+    for path in segments:
+        with path.open("rb") as segment:
+            if form == "csv":
+                line = segment.readline()
+                if head and line != head:
+                    raise InvalidArgumentError(
+                        "outputs of different sizes have no common CSV columns: write JSON lines or Parquet"
+                    )
+                file.write(b"" if head else line)
+                head = line
+            shutil.copyfileobj(segment, file, 1 << 20)
 
 
 def write_empty(form: str, kept: Sequence[str], outputs: Sequence[TensorInfo], file: BinaryIO) -> None:
@@ -296,10 +310,25 @@ class ParquetSink:
             table = pyarrow.concat_tables(self._tables, promote_options="permissive")
             if self._writer is None:
                 self._writer = import_parquet("the output").ParquetWriter(self._file, table.schema)
+            elif table.schema != self._writer.schema:
+                self._widen(pyarrow.unify_schemas([self._writer.schema, table.schema], promote_options="permissive"))
             self._writer.write_table(table.cast(self._writer.schema))
         except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
             raise InvalidArgumentError(f"the outputs do not fit into the same columns: {error}") from error
         self._tables, self._rows, self._bytes = [], 0, 0
+
+    def _widen(self, schema: Any) -> None:
+        """Write the segment again in a schema that also holds later rows."""
+        if schema == self._writer.schema:
+            return
+        parquet = import_parquet("the output")
+        self._writer.close()
+        self._file.seek(0)
+        table = parquet.read_table(self._file).cast(schema)
+        self._file.seek(0)
+        self._file.truncate()
+        self._writer = parquet.ParquetWriter(self._file, schema)
+        self._writer.write_table(table)
 
     def finish(self) -> None:
         self._flush()
@@ -350,9 +379,78 @@ def _join_parquet(segments: Sequence[Path], file: BinaryIO) -> None:
         schemas = [parquet.read_schema(path) for path in segments]
         schema = pyarrow.unify_schemas(schemas, promote_options="permissive")
         with parquet.ParquetWriter(file, schema) as writer:
-            for path in segments:
-                with parquet.ParquetFile(path) as segment:
-                    for number in range(segment.num_row_groups):
-                        writer.write_table(segment.read_row_group(number).cast(schema))
+            for group in _row_groups(_tables_of(segments, schema)):
+                writer.write_table(group, row_group_size=len(group))
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
         raise InvalidArgumentError(f"the outputs do not fit into the same columns: {error}") from error
+
+
+def _tables_of(segments: Sequence[Path], schema: Any) -> Iterator[Any]:
+    parquet = import_parquet("the output")
+    for path in segments:
+        with parquet.ParquetFile(path) as segment:
+            for number in range(segment.num_row_groups):
+                yield segment.read_row_group(number).cast(schema)
+
+
+def _row_groups(tables: Iterable[Any]) -> Iterator[Any]:
+    """Yield the row groups of the output, which do not depend on the tables' boundaries."""
+    import pyarrow
+
+    parts: list[Any] = []
+    rows = size = 0
+    for piece in _pieces(tables):
+        parts.append(piece)
+        rows += len(piece)
+        size += _value_bytes(piece)
+        if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
+            yield pyarrow.concat_tables(parts).combine_chunks()
+            parts, rows, size = [], 0, 0
+    if parts:
+        yield pyarrow.concat_tables(parts).combine_chunks()
+
+
+def _pieces(tables: Iterable[Any]) -> Iterator[Any]:
+    """Yield tables of `_PIECE_ROWS` rows, and one of the rest."""
+    import pyarrow
+
+    rest = None
+    for table in tables:
+        whole = table if rest is None else pyarrow.concat_tables([rest, table])
+        end = len(whole) - len(whole) % _PIECE_ROWS
+        yield from (whole.slice(begin, _PIECE_ROWS) for begin in range(0, end, _PIECE_ROWS))
+        rest = whole.slice(end)
+    if rest is not None and len(rest):
+        yield rest
+
+
+def _value_bytes(table: Any) -> int:
+    """Return the bytes of a table's values, which do not depend on its buffers."""
+    import pyarrow
+    import pyarrow.compute
+
+    size, waiting = 0, [chunk for column in table.columns for chunk in column.chunks]
+    while waiting:
+        array = waiting.pop()
+        if pyarrow.types.is_nested(array.type) and hasattr(array, "flatten"):
+            inner = array.flatten()
+            waiting += inner if isinstance(inner, list) else [inner]
+        elif _has_lengths(array.type):
+            size += pyarrow.compute.sum(pyarrow.compute.binary_length(array)).as_py() or 0
+        size += len(array) * _width(array.type)
+    return size
+
+
+def _width(kind: Any) -> int:
+    try:
+        return max(int(kind.bit_width) // 8, 1)
+    except ValueError:  # a type of variable width, whose lengths take this
+        return 8
+
+
+def _has_lengths(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(
+        types.is_binary(kind) or types.is_large_binary(kind) or types.is_string(kind) or types.is_large_string(kind)
+    )

@@ -91,7 +91,8 @@ class CsvSource(_TextSource):
             raise InvalidArgumentError(f"'{self._name}' line {self._lines.line_num} is not CSV: {error}") from error
 
     def chunks(self, first: int, wanted: Sequence[str], size: int, most_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
-        places = [self.columns.index(name) for name in wanted]
+        place_of = {name: place for place, name in enumerate(self.columns)}
+        places = [place_of[name] for name in wanted]
         for _ in range(first):
             if self._next_row() is None:
                 return
@@ -265,7 +266,8 @@ class ParquetSource:
     def _sizes(self, wanted: Sequence[str]) -> _Sizes:
         metadata = self._file.metadata
         paths = (metadata.schema.column(place).path for place in range(metadata.num_columns))
-        places = [place for place, path in enumerate(paths) if path.partition(".")[0] in wanted]
+        names = frozenset(wanted)
+        places = [place for place, path in enumerate(paths) if path.partition(".")[0] in names]
         row, most = 1, 0
         for group in map(metadata.row_group, range(metadata.num_row_groups)):
             parts = [group.column(place) for place in places]
