@@ -27,7 +27,7 @@ from remora.config import (
     validate,
 )
 from remora.config.inferring import ENSEMBLE
-from remora.errors import ConfigError, NotFoundError
+from remora.errors import ConfigError, NotFoundError, RemoraError
 from remora.model_files import CONFIG_FILENAMES
 from remora.models.ensembles import step_models
 from remora.models.loader import LoadPlan, ModelLoader, PollError
@@ -85,7 +85,8 @@ def _shown_config(target: Target, options: argparse.Namespace) -> tuple[ModelCon
         raise NotFoundError(f"'{target.folder.path}' has neither a configuration nor a version directory with a model")
     plan = planned(loader, target.folder, {})
     if is_ensemble(plan.config):
-        return as_ensemble(plan, options.gpus, _step_configs(loader, plan, (target.name,))), ""
+        steps = _step_configs(loader, plan, (target.name,), opened=not options.as_written)
+        return as_ensemble(plan, options.gpus, steps), ""
     if target.folder.versions and not options.as_written:
         return _opened_config(loader, plan)
     return normalised(plan.config, target.name, options.gpus), ""
@@ -125,14 +126,22 @@ def as_ensemble(plan: LoadPlan, gpus: int, models: Iterable[ModelConfig]) -> Mod
     return config
 
 
-def _step_configs(loader: ModelLoader, plan: LoadPlan, chain: tuple[str, ...]) -> list[ModelConfig]:
-    """Return the written configurations of the ensemble's models that its repository has."""
+def _step_configs(loader: ModelLoader, plan: LoadPlan, chain: tuple[str, ...], *, opened: bool) -> list[ModelConfig]:
+    """Return the configurations of the ensemble's models that its repository has.
+
+    With ``opened`` the models complete them, so that a step that declares itself decoupled counts; a model that does
+    not open counts as it is written.
+    """
     found: list[ModelConfig] = []
     for name in step_models(plan.config):
         for folder in scan_repository(plan.folder.repository, name).get(name, ()) if name not in chain else ():
             with suppress(PollError):
                 step = loader.plan(folder, {})
-                found += [step.config, *_step_configs(loader, step, (*chain, name))]
+                config = step.config
+                if opened and step.versions and not is_ensemble(config):
+                    with suppress(RemoraError):
+                        config, _ = _opened_config(loader, step)
+                found += [config, *_step_configs(loader, step, (*chain, name), opened=opened)]
     return found
 
 

@@ -166,7 +166,7 @@ def _check_row(config: ModelConfig, kind: str, row: Any, tensor: ModelTensor) ->
             f"unable to load model '{config.name}', configuration expects datatype {DataType.Name(row.data_type)} for "
             f"{kind} '{row.name}', model provides {DataType.Name(data_type_of(tensor.datatype))}"
         )
-    if not tensor.shape and (kind == "output" or list(row.dims) == [1]):
+    if not tensor.shape and (kind == "output" or set(row.dims) == {1}):
         return  # a scalar, or a shape that is unknown before the model runs
     if kind == "input" and row.allow_ragged_batch:
         if tuple(tensor.shape) != (_VARIABLE,):

@@ -10,6 +10,7 @@ from remora.errors import InvalidArgumentError, RemoraError
 from remora.messages import Array, Outcome, OutputSpec, Reply, Response, Streamed, Tensor, Ticket
 
 _CLASS_LIMIT = 1_000_000
+"""Maximum number of results of an output, each of which is a text."""
 _UNSUPPORTED = frozenset({"BYTES", "BOOL", "FP16", "BF16"})
 
 
@@ -41,9 +42,9 @@ def classify(
     """Return the response with each output that requested classes replaced by its top classes.
 
     ``labels`` holds the lines of each output's label file; ``batches`` is True if the first dimension is the batch.
-    Returns InvalidArgumentError for an output without values or of a type without an order.
+    Returns InvalidArgumentError for an output without values, of a type without an order, or with too many results.
     """
-    classes = {output.name: min(output.classes, _CLASS_LIMIT) for output in wanted if output.classes > 0}
+    classes = {output.name: output.classes for output in wanted if output.classes > 0}
     outputs: list[Tensor] = []
     for tensor in response.outputs:
         count = classes.get(tensor.name, 0)
@@ -56,6 +57,13 @@ def classify(
             )
         if not tensor.data.size:
             return InvalidArgumentError(f"class result not available for output '{tensor.name}': it has no values")
+        rows = len(tensor.data) if batches and tensor.data.ndim else 1
+        results = min(count * rows, tensor.data.size)
+        if results > _CLASS_LIMIT:
+            return InvalidArgumentError(
+                f"classification of output '{tensor.name}' has {results} results; the limit is {_CLASS_LIMIT}: request "
+                "fewer classes"
+            )
         outputs.append(_classified(tensor, count, labels.get(tensor.name, ()), batches))
     return Response(outputs, response.parameters)
 

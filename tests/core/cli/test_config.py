@@ -127,6 +127,29 @@ def test_paths_without_results_are_distinguished(tmp_path: Path, capsys: Capture
     assert "is not a model file" in failed(capsys, "show", tmp_path / "notes.txt")
 
 
+def test_an_ensemble_is_decoupled_if_a_step_declares_itself_so(tmp_path: Path, capsys: Captured) -> None:
+    for name in ("step", "chain"):
+        (tmp_path / name / "1").mkdir(parents=True)
+    (tmp_path / "step" / "1" / "model.py").write_text(
+        "class TritonPythonModel:\n"
+        "    @staticmethod\n"
+        "    def auto_complete_config(config):\n"
+        "        config.set_model_transaction_policy({'decoupled': True})\n"
+        "        return config\n"
+        "    def execute(self, requests):\n"
+        "        return None\n"
+    )
+    tensors = 'input { name: "I" data_type: TYPE_INT32 dims: 1 } output { name: "O" data_type: TYPE_INT32 dims: 1 }'
+    (tmp_path / "step" / "config.pbtxt").write_text(f'backend: "python" {tensors}')
+    maps = 'input_map { key: "I" value: "I" } output_map { key: "O" value: "O" }'
+    (tmp_path / "chain" / "config.pbtxt").write_text(
+        f'platform: "ensemble" {tensors} '
+        f'ensemble_scheduling {{ step {{ model_name: "step" model_version: -1 {maps} }} }}'
+    )
+    assert printed(capsys, "show", tmp_path / "chain").model_transaction_policy.decoupled
+    assert not printed(capsys, "show", "--as-written", tmp_path / "chain").model_transaction_policy.decoupled
+
+
 def test_an_ensemble_is_shown_as_it_would_be_served(tmp_path: Path, capsys: Captured, onnx_bytes: bytes) -> None:
     folder = ensemble(tmp_path)
     model(tmp_path, "first", COMPLETE, onnx_bytes)

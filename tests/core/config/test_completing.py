@@ -60,6 +60,16 @@ def test_a_batch_of_scalars_is_reshaped_so_that_clients_send_rows_of_one() -> No
     assert 'input { name: "B" data_type: TYPE_STRING dims: 1 reshape { } }' in text
 
 
+@pytest.mark.parametrize("dims", ["1", "[1, 1]", "[1, 1, 1]"])
+def test_a_scalar_may_be_declared_with_any_number_of_ones(dims: str) -> None:
+    scalar, result = TensorInfo("S", "INT32", ()), TensorInfo("R", "INT32", ())
+    text = f'{{ name: "%s" data_type: TYPE_INT32 dims: {dims} }}'
+    declared = f"input {text % 'S'} output {text % 'R'}"
+    assert completed(declared, inputs=(scalar,), outputs=(result,)).startswith('input { name: "S"')
+    with pytest.raises(ConfigError, match="expects 0 dimensions"):
+        completed(declared.replace("dims: " + dims, "dims: 2"), inputs=(scalar,), outputs=(result,))
+
+
 def test_a_scalar_without_batching_becomes_one_element() -> None:
     scalar = TensorInfo("S", "INT32", ())
     assert completed("", inputs=(scalar,)).startswith('input { name: "S" data_type: TYPE_INT32 dims: 1 }')

@@ -50,6 +50,15 @@ def test_of_many_equal_values_the_first_come_first() -> None:
     assert found == [f"1.000000:{index}".encode() for index in range(50)]
 
 
+@pytest.mark.parametrize(("shape", "count"), [((1, 1_000_001), 1 << 31), ((1001, 1000), 1000), ((2, 600_000), 600_000)])
+def test_too_many_results_are_refused_before_they_are_made(shape: tuple[int, int], count: int) -> None:
+    response = Response([Tensor("OUT", "FP32", np.zeros(shape, "f4"))])
+    answer = classify(response, [OutputSpec("OUT", count)], {}, batches=True)
+    assert isinstance(answer, InvalidArgumentError)
+    assert "the limit is 1000000: request fewer classes" in str(answer)
+    assert classify(response, [OutputSpec("OUT", 1)], {}, batches=True) is not answer
+
+
 def test_each_row_of_a_batch_is_sorted_by_itself() -> None:
     data = np.array([[1, 2, 3], [6, 5, 4]], "f4")
     assert classes_of(data, 2) == [[b"3.000000:2", b"2.000000:1"], [b"6.000000:0", b"5.000000:1"]]

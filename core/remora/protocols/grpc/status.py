@@ -6,6 +6,9 @@ import re
 from collections.abc import Callable, Iterable
 
 from remora.errors import ConfigError, RemoraError
+from remora.protocols.reserved_names import refuse_reserved
+
+STRICT_KEY = "triton_grpc_error"
 
 Forward = Callable[[Iterable[tuple[str, str | bytes]]], dict[str, str]]
 """Returns the metadata that become parameters."""
@@ -58,7 +61,8 @@ def open_forward(pattern: str, withholds: Callable[[str, str], bool] | None = No
 
     The pattern is that of ``--grpc-header-forward-pattern``: it may match any part of a key, as in Triton, and a
     leading ``(?-i)`` makes it case-sensitive. Binary values (of keys that end in ``-bin``) are decoded as text. gRPC's
-    own keys, keys reserved for Triton and entries for which ``withholds`` is true by key and value are skipped.
+    own keys, those with which Triton's clients control a stream and entries for which ``withholds`` is true by key and
+    value are skipped; the function raises InvalidArgumentError for other keys that are reserved for Triton.
 
     Returns None for an empty pattern. Raises ConfigError for an invalid regular expression.
     """
@@ -76,7 +80,8 @@ def open_forward(pattern: str, withholds: Callable[[str, str], bool] | None = No
     def forward(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
         parameters = {}
         for key, value in metadata:
-            if not key.startswith((":", "grpc-", "triton_")) and search(key):
+            if not key.startswith((":", "grpc-", STRICT_KEY)) and search(key):
+                refuse_reserved(key)
                 text = value if isinstance(value, str) else value.decode("utf-8", "surrogateescape")
                 if withholds is None or not withholds(key, text):
                     parameters[key] = text

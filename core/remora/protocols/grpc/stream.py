@@ -15,11 +15,10 @@ from remora.messages import Buffer, InferForm, Outcome, Response, Streamed
 from remora.proto import inference_pb2 as pb
 from remora.protocols.grpc.infer import FINAL_KEY, encode_streamed
 from remora.protocols.grpc.request import parsed
-from remora.protocols.grpc.status import utf8
+from remora.protocols.grpc.status import STRICT_KEY, utf8
 from remora.tensors.shared_memory import Target
 
 _NOWHERE: Mapping[str, Target] = {}
-STRICT_KEY = "triton_grpc_error"
 
 
 def is_strict(metadata: Iterable[tuple[str, str | bytes]]) -> bool:

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from remora.errors import InvalidArgumentError
 from remora.messages import Data, InferForm
+from remora.protocols.reserved_names import refuse_reserved
 from remora.protocols.rest.answer import Refusal
 from remora.protocols.rest.request import DEFAULT_LIMITS, RequestLimits, read_request
 from remora.protocols.rest.response import BinaryHeaders, ReplyFormat, ReplyPrinter, v2_binary_headers
@@ -21,10 +21,6 @@ from remora.tensors.shared_memory import DISABLED, Regions
 _NOTHING_FORWARDED: Mapping[str, str] = {}
 _RAW_FORM = InferForm(inputs=(), raw=True)
 _ALL_BINARY = ReplyFormat.of(True, {})
-_RESERVED = frozenset(
-    ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
-)
-"""Header names that are refused as parameters in exactly this spelling, as by Triton's newer releases."""
 _LEADING_NUMBER = re.compile(rb"[ \t\n\v\f\r]*+([+-]?)0*+([0-9]*+)")
 _MAX_KNOWN = 1024
 _MAX_KNOWN_BYTES = 16 * 1024
@@ -164,8 +160,7 @@ class InferCodec:
         for key, value in headers:
             name = key.decode("latin-1")
             if self._forward.search(name):
-                if name in _RESERVED or name.lower().startswith("triton_"):
-                    raise InvalidArgumentError(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
+                refuse_reserved(name)
                 text = value.decode("utf-8", "surrogateescape")
                 if self._withholds is None or not self._withholds(name, text):
                     parameters[name] = text

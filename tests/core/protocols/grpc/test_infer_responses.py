@@ -15,6 +15,7 @@ from remora.errors import (
     BY_CODE,
     ConfigError,
     InternalError,
+    InvalidArgumentError,
     UnknownError,
 )
 from remora.messages import InferForm, Response, Tensor
@@ -38,7 +39,14 @@ def test_a_pattern_matches_any_part_of_a_key_in_any_case() -> None:
     assert forwarded("MY-.*", metadata) == {"not-my-header": "value", "my-raw-bin": "\x01"}
     assert forwarded("(?-i)MY-.*", metadata) == {}
     assert open_forward("") is None
-    assert forwarded(".*", [("triton_x", "1"), (":path", "/"), ("a", "b")]) == {"a": "b"}
+    assert forwarded(".*", [("triton_grpc_error", "true"), (":path", "/"), ("a", "b")]) == {"a": "b"}
+
+
+@pytest.mark.parametrize("name", ["triton_x", "sequence_id", "priority", "timeout", "headers", "binary_data_output"])
+def test_metadata_with_the_name_of_a_parameter_is_refused(name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"Header '{name}' is reserved for Triton usage"):
+        forwarded(".*", [("a", "b"), (name, "1")])
+    assert forwarded("^a$", [("a", "b"), (name, "1")]) == {"a": "b"}
 
 
 def test_withheld_metadata_are_not_forwarded() -> None:
