@@ -349,7 +349,8 @@ def test_one_key_closes_every_path_to_a_language_model(name: str, tmp_path: Path
     with running(replace(host, server=locked)) as ports:
         for path in paths:
             for body in bodies:
-                assert ask(ports.http, "POST", path, {**body, "model": "tiny"}).status == 403, (path, body)
+                assert ask(ports.http, "POST", path, {**body, "model": "tiny"}).status == 401, (path, body)
         allowed = ask(ports.http, "POST", paths[1], {**CHAT, "model": "tiny"}, {"x-key": "secret"})
         assert allowed.status == 200, allowed.body
-        assert ask(ports.http, "POST", paths[1], {**CHAT, "model": "tiny"}).status == 403
+        refusal = ask(ports.http, "POST", paths[1], {**CHAT, "model": "tiny"})
+        assert (refusal.status, json.loads(refusal.body)["error"]["code"]) == (401, "invalid_api_key")

@@ -107,8 +107,9 @@ def test_every_route_needs_the_key(server: RunningServer, path: str, document: A
     assert ask(server, path, document)[0] == 200
     for key in ("", "Bearer other"):
         status, kind, body = ask(server, path, document, key=key)
-        assert (status, kind) == (403, "application/json")
-        assert json.loads(body)["error"]["type"] == "permission_error"
+        assert (status, kind) == (401, "application/json")
+        error = json.loads(body)["error"]
+        assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
 
 
 def test_models_are_listed(server: RunningServer) -> None:

@@ -67,8 +67,6 @@ _LOOK_S = 1.0
 _FAILURES_A_SECOND, _FAILURES_AT_ONCE = 1 / 6, 10.0
 """Wrong keys that a peer may send: ten at once, then ten a minute."""
 _LOG_S = 60.0
-_OPENAI_PREFIXES = ("/v1/", "/openai/v1/")
-"""Paths below which refusals may need OpenAI's form."""
 _V2_PROBES = ("/v2/health/live", "/v2/health/ready")
 
 _MISSING = "this server requires an API key: send it as 'X-API-Key: KEY' or 'Authorization: Bearer KEY'"
@@ -502,7 +500,7 @@ class _GuardedHead:
 def _rendered(denial: Denial, path: str) -> HttpAnswer:
     """Return a refusal in the form that the clients of this path read."""
     answer = denial.answer()
-    if path.startswith(_OPENAI_PREFIXES):
+    if path.startswith(OPENAI_PATHS):
         from remora.protocols.openai.routes import find_route, refused  # imported here, because few requests need it
 
         return answer if find_route(path) is None else refused(answer)

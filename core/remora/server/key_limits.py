@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from remora.protocols.api_keys import Limits
 from remora.protocols.rates import TokenBucket
-from remora.protocols.rest.answer import Headers, HttpAnswer, failure
+from remora.protocols.rest.answer import BEARER, Headers, HttpAnswer, failure
 from remora.server.http.exchange import Exchange, ForwardingExchange
 
 UNAUTHENTICATED, PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAVAILABLE = 16, 7, 8, 14
@@ -26,7 +26,7 @@ class Denial(NamedTuple):
         """Return the refusal over HTTP."""
         headers: Headers = ()
         if self.status == UNAUTHENTICATED:
-            headers = ((b"WWW-Authenticate", b'Bearer realm="remora"'),)
+            headers = (BEARER,)
         elif self.retry_after_s:
             headers = ((b"Retry-After", b"%d" % (self.retry_after_s + 1)),)
         return failure(_HTTP_STATUS[self.status], self.text, plain=False, headers=headers)

@@ -309,11 +309,10 @@ def limited(access: KeyCheck, **limits: Any) -> Usage:
     return usage
 
 
-@pytest.mark.parametrize("prefix", ["/v1/", "/openai/v1/"])
-def test_openais_clients_get_openais_error_object(prefix: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/openai/v1/chat/completions", "/tokenize", "/rerank"])
+def test_openais_clients_get_openais_error_object(path: str, tmp_path: Path) -> None:
     write(tmp_path / "keys.json", entry("ann")._replace(requests_per_second=1.0, burst=1))
     service = access_of(tmp_path / "keys.json").over(Echo())
-    path = f"{prefix}chat/completions"
 
     def refusal(head: Head) -> tuple[int, Any, bytes | None]:
         exchange = FakeExchange()

@@ -10,7 +10,7 @@ import orjson
 
 from remora.errors import RemoraError, UnavailableError
 from remora.generation.tasks import ParameterError
-from remora.protocols.rest.answer import INTERNAL, JSON, PLAIN, Headers, HttpAnswer
+from remora.protocols.rest.answer import BEARER, INTERNAL, JSON, PLAIN, Headers, HttpAnswer
 
 PREFIXES = ("/v1/", "/openai/v1/")
 """Where the routes are; the second one because KServe's own routes take the first."""
@@ -103,6 +103,12 @@ def error_answer(error: Exception) -> HttpAnswer:
 def unknown_path(path: str) -> HttpAnswer:
     """Return the answer for a path without a route."""
     return error_answer(ApiError(404, f"there is no route {path[:200]}", reason="unknown_url"))
+
+
+def wants_key(header: str) -> HttpAnswer:
+    """Return the answer to a request that lacks the secret of ``header``."""
+    text = f"the API key is missing or wrong: the header '{header}' must have the value that this server expects"
+    return error_answer(ApiError(401, text, reason=_REASONS[401], headers=(BEARER,)))
 
 
 def refused(answer: HttpAnswer) -> HttpAnswer:

@@ -15,6 +15,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 PLAIN: tuple[bytes, bytes] = (b"Content-Type", b"text/plain")
 JSON: tuple[bytes, bytes] = (b"Content-Type", b"application/json")
+BEARER: tuple[bytes, bytes] = (b"WWW-Authenticate", b'Bearer realm="remora"')
 METRICS: tuple[bytes, bytes] = (b"Content-Type", b"text/plain; charset=utf-8")
 """Header of the text of Prometheus."""
 

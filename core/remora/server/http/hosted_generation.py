@@ -21,7 +21,7 @@ from remora.protocols.hosted_generation import (
     read_shape,
 )
 from remora.protocols.http1 import Head
-from remora.protocols.openai.routes import error_answer, find_route, refused
+from remora.protocols.openai.routes import error_answer, find_route
 from remora.protocols.rest.answer import JSON, Headers, HttpAnswer
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
 from remora.server.http.rest import RestService
@@ -103,9 +103,9 @@ class HostedGeneration:
             back = _TextExchange(exchange, shaped.texts, events=accepts_events)
         elif shaped.predictions:
             back = _PredictionExchange(exchange)
-        locked = self._rest.locked(shaped.route.v2_action, head)
+        locked = self._rest.locked_openai(shaped.route, head)
         if locked is not None:
-            back.respond(refused(locked))
+            back.respond(locked)
             return None
         return self._rest.openai.handle(shaped.route, head, shaped.body, back, model)
 
@@ -117,9 +117,9 @@ class HostedGeneration:
         where = find_route(head.path) if head.path.startswith(_OPENAI) else None
         if where is None:
             return False, None
-        locked = self._rest.locked(where.v2_action, head)
+        locked = self._rest.locked_openai(where, head)
         if locked is not None:
-            exchange.respond(refused(locked))
+            exchange.respond(locked)
             return True, None
         return True, self._rest.openai.handle(where, head, body, exchange, model)
 

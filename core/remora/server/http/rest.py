@@ -40,6 +40,7 @@ from remora.server.loop import PerTurn
 from remora.server.turn_groups import SMALL_BYTES, TurnGroups
 
 if TYPE_CHECKING:
+    from remora.protocols.openai.routes import Route as OpenAiRoute
     from remora.server.http.openai import OpenAiRoutes
     from remora.server.http.predict import TypedRoutes
 
@@ -218,7 +219,7 @@ class RestService:
 
     def _ask_openai(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer a request for OpenAI's routes, if they are served, else as any unknown path."""
-        from remora.protocols.openai.routes import find_route, refused, unknown_path
+        from remora.protocols.openai.routes import find_route, unknown_path
 
         where = find_route(head.path)
         generates = self._openai_always or any(model.generation is not None for model in self._engine.models())
@@ -230,9 +231,9 @@ class RestService:
         if where is None:
             exchange.respond(unknown_path(head.path))
             return None
-        locked = self.locked(where.v2_action, head)
+        locked = self.locked_openai(where, head)
         if locked is not None:
-            exchange.respond(refused(locked))
+            exchange.respond(locked)
             return None
         return self.openai.handle(where, head, body, exchange)
 
@@ -344,14 +345,34 @@ class RestService:
         if denied is not None:
             return denied
         group = GROUP_OF_ACTION[action]
-        if self._restrictions:
-            key = self._restrictions.missing(group, lambda name: head.get(name.lower().encode()))
-            if key is not None:
-                return want_of(key)
+        key = self._missing_secret(group, head)
+        if key is not None:
+            return want_of(key)
         # Inferences from pages of other sites are allowed, because such a page cannot read the answer without CORS
         # headers, which a proxy may add on purpose.
         reason = "" if group == "inference" else refuse_page(head.method, head.get, self._allowed_hosts)
         return failure(403, reason, plain=True) if reason else None
+
+    def locked_openai(self, where: OpenAiRoute, head: Head) -> HttpAnswer | None:
+        """Return the refusal of a request for one of OpenAI's routes in their form, or None if allowed.
+
+        A missing or wrong secret is 401, because OpenAI's clients take 403 for a valid key without the permission.
+        """
+        from remora.protocols.openai.routes import refused, wants_key  # imported here, because most servers lack them
+
+        denied = self.denied(where.v2_action, head)
+        if denied is None:
+            key = self._missing_secret(GROUP_OF_ACTION[where.v2_action], head)
+            if key is not None:
+                return wants_key(key)
+        locked = denied or self.locked(where.v2_action, head)
+        return None if locked is None else refused(locked)
+
+    def _missing_secret(self, group: str, head: Head) -> str | None:
+        """Return the name of the header whose secret a request for a group lacks, or None."""
+        if not self._restrictions:
+            return None
+        return self._restrictions.missing(group, lambda name: head.get(name.lower().encode()))
 
     def denied(self, action: str, head: Head) -> HttpAnswer | None:
         """Return the refusal of a request for ``action`` by the roles of its API key, or None."""

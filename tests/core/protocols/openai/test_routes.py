@@ -8,7 +8,7 @@ import pytest
 
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError, QueueFullError, UnavailableError
 from remora.generation.tasks import ParameterError
-from remora.protocols.openai.routes import ApiError, Route, error_answer, find_route, refused
+from remora.protocols.openai.routes import ApiError, Route, error_answer, find_route, refused, wants_key
 from remora.protocols.rest.answer import JSON, HttpAnswer, failure
 
 
@@ -100,3 +100,11 @@ def test_a_refusal_in_json_takes_openais_form_with_its_code_once() -> None:
     assert answer.headers.count((b"Content-Type", b"application/json")) == 1
     assert (b"Retry-After", b"3") in answer.headers
     assert refused(answer) is answer
+
+
+def test_a_missing_secret_asks_for_a_bearer_key_in_openais_form() -> None:
+    answer = wants_key("authorization")
+    error = json.loads(bytes(answer.body[0]))["error"]
+    assert (answer.status, error["type"], error["code"]) == (401, "authentication_error", "invalid_api_key")
+    assert dict(answer.headers)[b"WWW-Authenticate"].startswith(b"Bearer")
+    assert "'authorization'" in error["message"]
