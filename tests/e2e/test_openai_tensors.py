@@ -109,6 +109,27 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("VECTOR", np.array(
             [[len(one), one.count(b"a")] for one in each], np.float32))]) for each in rows]
 """
+ENCODER = """
+backend: "python" max_batch_size: 8
+input { name: "input_ids" data_type: TYPE_INT64 dims: -1 }
+input { name: "attention_mask" data_type: TYPE_INT64 dims: -1 }
+output { name: "VECTOR" data_type: TYPE_FP32 dims: 2 }
+output { name: "num_input_tokens" data_type: TYPE_INT32 dims: 1 }
+"""
+# It gives the sum and the number of the tokens within the mask.
+ENCODER_MODEL = """
+class TritonPythonModel:
+    def execute(self, requests):
+        found = []
+        for request in requests:
+            ids, mask = [pb_utils.get_input_tensor_by_name(request, name).as_numpy()
+                         for name in ("input_ids", "attention_mask")]
+            sums, counts = (ids * mask).sum(axis=1), mask.sum(axis=1)
+            found.append(pb_utils.InferenceResponse([
+                pb_utils.Tensor("VECTOR", np.stack([sums, counts], axis=1).astype(np.float32)),
+                pb_utils.Tensor("num_input_tokens", counts.reshape(-1, 1).astype(np.int32))]))
+        return found
+"""
 SCORE = """
 backend: "python" max_batch_size: 8
 input { name: "QUERY" data_type: TYPE_STRING dims: 1 }
@@ -132,6 +153,7 @@ MODELS = {
     "plain": (PLAIN, PLAIN_MODEL),
     "embed": (EMBED, EMBED_MODEL),
     "score": (SCORE, SCORE_MODEL),
+    "encoder": (ENCODER, ENCODER_MODEL),
 }
 FLAGS = ("--openai", "--allow-grpc=false", "--backend-config=python,isolation=thread")
 
@@ -213,6 +235,10 @@ def test_a_completion_of_tensorrt_llms_tensors_has_each_parameter_in_its_input(s
         ("/v1/embeddings", {"model": "embed", "input": "Hi", "dimensions": 5}, "dimensions"),
         ("/v1/embeddings", {"model": "embed", "input": [1, 2]}, "input"),
         ("/v1/embeddings", {"model": "embed", "input": []}, "input"),
+        ("/v1/embeddings", {"model": "embed", "input": ""}, "input"),
+        ("/v1/embeddings", {"model": "encoder", "input": "text"}, "input"),
+        ("/v1/embeddings", {"model": "encoder", "input": [[1], [-1]]}, "input"),
+        ("/v1/rerank", {"model": "encoder", "query": "q", "documents": ["d"]}, "documents"),
         ("/v1/embeddings", {"model": "embed", "input": "x", "encoding_format": "hex"}, "encoding_format"),
         ("/v1/rerank", {"model": "embed", "documents": ["x"]}, "query"),
         ("/v1/score", {"model": "score", "text_1": ["a", "b"], "text_2": ["c"]}, "text_1"),
@@ -274,6 +300,16 @@ def test_a_list_of_texts_is_one_batch(server: RunningServer) -> None:
     assert executions(server, "embed") <= before + 1 + 3
 
 
+def test_tokens_are_embedded_in_one_batch_by_a_model_that_takes_them(server: RunningServer) -> None:
+    before = executions(server, "encoder")
+    status, answer = ask(server, "/v1/embeddings", {"model": "encoder", "input": [[1, 2, 3], [9]]})
+    assert (status, [row["embedding"] for row in answer["data"]]) == (200, [[6, 3], [9, 1]])
+    assert answer["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
+    assert executions(server, "encoder") == before + 1
+    _, answer = ask(server, "/v1/embeddings", {"model": "encoder", "input": [4, 5]})
+    assert [row["embedding"] for row in answer["data"]] == [[9, 2]]
+
+
 def test_vectors_come_as_base64_where_the_client_wants_that(server: RunningServer) -> None:
     request = {"model": "embed", "input": "aca", "encoding_format": "base64", "dimensions": 2}
     _, answer = ask(server, "/v1/embeddings", request)
@@ -300,7 +336,7 @@ def test_texts_are_scored_in_pairs_or_against_one(server: RunningServer) -> None
 
 
 def test_all_models_that_can_be_used_are_listed(server: RunningServer) -> None:
-    assert [row["id"] for row in ask(server, "/v1/models")[1]["data"]] == ["embed", "plain", "score", "trt", "vllm"]
+    assert [row["id"] for row in ask(server, "/v1/models")[1]["data"]] == sorted(MODELS)
 
 
 WRONG = (None, True, 7, -1.5, "x", [], [1], ["end"], {}, {"a": 1}, [[]], 1e300, "\x00")

@@ -233,6 +233,11 @@ def describe(value: Any) -> str:
     return name if len(text) > 40 else f"{name}: {text}"
 
 
+def is_ids(value: Any) -> bool:
+    """Return True for a list of token ids that is not empty."""
+    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
+
+
 def _path(within: str, name: str) -> str:
     return f"{within}.{name[:80]}" if within else name[:80]
 

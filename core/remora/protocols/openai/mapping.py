@@ -37,6 +37,13 @@ _TAKEN_BY: Mapping[str, tuple[str, ...]] = {
 """Inputs by parameter: the names of TensorRT-LLM's models in Triton, and those under which Python models have them."""
 
 
+COUNT = "num_input_tokens"
+"""Output with the number of tokens that a model has read, as Triton's vLLM backend names it."""
+_TOKEN_INPUTS = ("input_ids", "token_ids", "tokens")
+FILLED_INPUTS: Mapping[str, int] = {"attention_mask": 1, "token_type_ids": 0}
+"""Inputs of encoders that go with token ids, by the value of each token."""
+
+
 class Tensor(NamedTuple):
     """Input or output of a model; ``dims`` are without the batch dimension."""
 
@@ -57,7 +64,7 @@ class TensorUse:
 
     Attributes:
         task: what the model does.
-        prompt: input for a text; of a score, for the query.
+        prompt: input for a text; of a score, for the query; "" for a model that takes only tokens.
         document: of a score, input for the text that is compared with the query.
         answer: output with the text, the vector or the score.
         messages: input for the messages of a chat as JSON, instead of a prompt; "" for none.
@@ -65,6 +72,7 @@ class TensorUse:
         inputs: input of each parameter, by vLLM's names.
         default_max_tokens: sent to a model that needs a limit where the request has none.
         tool_parser: format of tool calls in the text; "" for none.
+        tokens: input for the token ids of a text whose vector is wanted; "" for a model that takes only texts.
     """
 
     task: Task
@@ -76,6 +84,7 @@ class TensorUse:
     inputs: Mapping[str, str] = field(default_factory=dict)
     default_max_tokens: int = 256
     tool_parser: str = ""
+    tokens: str = ""
 
 
 def tensors_of(config: ModelConfig) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -125,11 +134,18 @@ def _text(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Tensor
 def _vectors(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> TensorUse | None:
     """Return the use of a model that gives a vector or score."""
     texts, numbers = _of_type(inputs, "BYTES"), _of_type(outputs, *_FLOATS)
-    if len(texts) != len(inputs) or len(numbers) != 1:
+    tokens = next((name for name in _TOKEN_INPUTS if name in _of_type(inputs, "INT32", "INT64")), "")
+    known = {*texts, *((tokens, *FILLED_INPUTS) if tokens else ())}
+    if len(numbers) != 1 or set(inputs) - known:
         return None
+    if not texts:  # an output with one dimension more has a vector for each token
+        is_vector = bool(tokens) and len(outputs[numbers[0]].dims) == len(inputs[tokens].dims)
+        return TensorUse("embeddings", "", numbers[0], tokens=tokens) if is_vector else None
+    if any(not inputs[name].optional for name in set(inputs) - set(texts)):
+        return None  # it needs text and tokens at once
     if len(texts) == 1:
-        return TensorUse("embeddings", texts[0], numbers[0])
-    if len(texts) == 2:
+        return TensorUse("embeddings", texts[0], numbers[0], tokens=tokens if inputs[texts[0]].optional else "")
+    if len(texts) == 2 and not tokens:
         return TensorUse("score", texts[0], numbers[0], document=texts[1])
     return None
 
@@ -172,7 +188,7 @@ def _declared(
     if words:
         raise ConfigError(f"{where}: {words[0]} must be a text")
     use = TensorUse(**values)
-    for name in (use.prompt, use.document, use.messages, *use.inputs.values()):
+    for name in (use.prompt, use.document, use.messages, use.tokens, *use.inputs.values()):
         if name and name not in inputs:
             raise ConfigError(f"{where} names the input {name!r}, which the model lacks")
     if use.answer not in outputs:

@@ -18,6 +18,7 @@ from remora.protocols.openai.fields import (
     STREAM_OPTIONS,
     TOKENIZE,
     describe,
+    is_ids,
     read_body,
     read_fields,
 )
@@ -326,19 +327,15 @@ def _read_prompts(value: Any) -> tuple[Prompt, ...]:
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list) and value:
-        if all(_is_id(each) for each in value):
+        if is_ids(value):
             return (tuple(value),)
         if all(isinstance(each, str) for each in value):
             return tuple(value)
-        if all(isinstance(each, list) and each and all(_is_id(one) for one in each) for each in value):
+        if all(map(is_ids, value)):
             return tuple(tuple(each) for each in value)
     raise ParameterError(
         "prompt", "prompt must be a text, a list of texts, a list of token ids or a list of such lists"
     )
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _read_chat(fields: Mapping[str, Any]) -> Chat:

@@ -44,10 +44,8 @@ _KINDS: Mapping[str, Json] = {
     "items": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
 }
 _TOKENS: Json = {"type": "array", "items": {"type": "integer"}}
-_ANY_FIELD: Mapping[str, Json] = {
-    "input": _TEXTS,
-    "prompt": {"anyOf": [*_TEXTS["anyOf"], _TOKENS, {"type": "array", "items": _TOKENS}]},
-}
+_TEXTS_OR_TOKENS: Json = {"anyOf": [*_TEXTS["anyOf"], _TOKENS, {"type": "array", "items": _TOKENS}]}
+_ANY_FIELD: Mapping[str, Json] = {"input": _TEXTS_OR_TOKENS, "prompt": _TEXTS_OR_TOKENS}
 """Schemas of fields whose kind is wider than what the routes accept."""
 _ERRORS = {
     "400": "A parameter is wrong",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,12 @@ from remora.errors import RemoraError
 from remora.generation.stopping import StopSearch
 from remora.generation.tasks import End, EndReason, ParameterError, Piece, Task, Usage
 from remora.messages import Array, Response
-from remora.protocols.openai.mapping import Tensor, TensorUse
+from remora.protocols.openai.mapping import COUNT, FILLED_INPUTS, Tensor, TensorUse
 from remora.protocols.openai.requests import Query
 
 _AS_JSON = "sampling_parameters"
 """Input of Triton's vLLM backend that takes all parameters as JSON."""
-_RETURNS = ("finish_reason", "num_input_tokens", "num_output_tokens")
+_RETURNS = ("finish_reason", COUNT, "num_output_tokens")
 _FOR_ALL = ("priority", "user")
 """Parameters of the schedule, which have no meaning for a model with another one."""
 _COMPLETION_TOKENS = 16
@@ -71,6 +71,30 @@ def text_inputs(
     if takes_messages and use.prompt != use.messages and not inputs[use.prompt].optional:
         values[use.prompt] = ""
     return {name: _array(value, inputs[name], batched=batched) for name, value in values.items()}
+
+
+def token_inputs(
+    rows: Sequence[Sequence[int]], use: TensorUse, inputs: Mapping[str, Tensor], *, batched: bool
+) -> dict[str, Array]:
+    """Return the inputs for the token ids of texts, the shorter ones of a batch padded with 0 outside of the mask.
+
+    Raises ParameterError for a number that the model's type cannot hold, and for more tokens than the model takes.
+    """
+    dtype, longest, fixed = inputs[use.tokens].dtype, max(map(len, rows)), inputs[use.tokens].dims[-1]
+    if 0 < fixed < longest:
+        raise ParameterError("input", f"a text has {longest} tokens; the model takes at most {fixed}")
+    longest = max(longest, fixed)
+    most = int(np.iinfo(dtype).max)
+    ids = np.zeros((len(rows), longest), dtype)
+    filled = {name: np.zeros((len(rows), longest), inputs[name].dtype) for name in FILLED_INPUTS if name in inputs}
+    for place, row in enumerate(rows):
+        if not 0 <= min(row) <= max(row) <= most:
+            raise ParameterError("input", f"token ids must be between 0 and {most}; the text {place} has another one")
+        ids[place, : len(row)] = row
+        for name, values in filled.items():
+            values[place, : len(row)] = FILLED_INPUTS[name]
+    whole = batched or len(inputs[use.tokens].dims) > 1
+    return {name: values if whole else values[0] for name, values in {use.tokens: ids, **filled}.items()}
 
 
 def _single_inputs(
@@ -158,8 +182,8 @@ class TextAnswer:
         values = {tensor.name: tensor.data.reshape(-1) for tensor in response.outputs if tensor.data.size}
         if "finish_reason" in values:
             self._reason = _decoded(values["finish_reason"][0])
-        if "num_input_tokens" in values:
-            self.prompt_tokens = int(values["num_input_tokens"][0])
+        if COUNT in values:
+            self.prompt_tokens = int(values[COUNT][0])
         count = int(values["num_output_tokens"][0]) if "num_output_tokens" in values else 0
         return (_decoded(values[self._use.answer][0]) if self._use.answer in values else ""), max(count, 0)
 

@@ -14,7 +14,7 @@ import orjson
 from remora.generation.tasks import ParameterError
 from remora.messages import Buffer
 from remora.protocols.json.printer import dumps
-from remora.protocols.openai.fields import Field, describe, read_body
+from remora.protocols.openai.fields import Field, describe, is_ids, read_body
 from remora.protocols.openai.replies import Heading
 
 _MAX_TEXTS = 2048
@@ -46,6 +46,7 @@ class VectorQuery:
         action: of the route.
         model: name of the model, empty if there is none.
         texts: to embed, or the documents that are compared.
+        ids: token ids of each text to embed, instead of texts.
         queries: to compare with; one for all documents, or one for each.
         base64: vectors are sent as base64 of little-endian floats.
         dimensions: length that the vectors must have, 0 for any.
@@ -63,6 +64,7 @@ class VectorQuery:
     top: int = 0
     with_documents: bool = True
     ignored: Sequence[str] = ()
+    ids: tuple[tuple[int, ...], ...] = ()
 
     @property
     def pairs(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -81,13 +83,15 @@ def decode_vectors(action: str, body: Buffer, *, ignore_unknown: bool = False) -
     fields, ignored = read_body(body, _TABLES[action], ignore_unknown=ignore_unknown)
     model = fields.get("model", "")
     if action == "embeddings":
+        ids = _ids(fields.get("input"))
         return VectorQuery(
             action,
             model,
-            _texts(fields, "input"),
+            () if ids else _full_texts(fields, "input"),
             base64=fields.get("encoding_format") == "base64",
             dimensions=int(fields.get("dimensions", 0)),
             ignored=ignored,
+            ids=ids,
         )
     if action == "rerank":
         if "query" not in fields:
@@ -101,12 +105,12 @@ def decode_vectors(action: str, body: Buffer, *, ignore_unknown: bool = False) -
             action,
             model,
             texts,
-            (fields["query"],),
+            _full_texts(fields, "query"),
             top=int(fields.get("top_n", 0)),
             with_documents=fields.get("return_documents", True),
             ignored=ignored,
         )
-    first, second = _texts(fields, "text_1"), _texts(fields, "text_2")
+    first, second = _full_texts(fields, "text_1"), _texts(fields, "text_2")
     if len(first) not in (1, len(second)):
         raise ParameterError("text_1", f"text_1 has {len(first)} texts; it must have one, or {len(second)} as text_2")
     return VectorQuery(action, model, second, first, ignored=ignored)
@@ -119,12 +123,30 @@ def _texts(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
         raise ParameterError(name, f"{name} must be a text or a list of texts that is not empty, not {describe(value)}")
     for place, text in enumerate(texts):
         if not isinstance(text, str):
-            raise ParameterError(
-                name, f"{name}[{place}] must be a text, not {describe(text)}; tokens are not supported"
-            )
+            raise ParameterError(name, f"{name}[{place}] must be a text, not {describe(text)}")
     if len(texts) > _MAX_TEXTS:
         raise ParameterError(name, f"{name} has {len(texts)} texts; at most {_MAX_TEXTS} are allowed")
     return tuple(texts)
+
+
+def _full_texts(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Return texts, none of which is empty, because an empty text has no meaning to find or to compare with."""
+    texts = _texts(fields, name)
+    for place, text in enumerate(texts):
+        if not text:
+            where = name if isinstance(fields[name], str) else f"{name}[{place}]"
+            raise ParameterError(name, f"{where} is an empty text: leave it out")
+    return texts
+
+
+def _ids(value: Any) -> tuple[tuple[int, ...], ...]:
+    """Return the token ids of texts; () for a value that has none."""
+    rows = [value] if is_ids(value) else value
+    if not isinstance(rows, list) or not rows or not all(map(is_ids, rows)):
+        return ()
+    if len(rows) > _MAX_TEXTS:
+        raise ParameterError("input", f"input has {len(rows)} texts; at most {_MAX_TEXTS} are allowed")
+    return tuple(map(tuple, rows))
 
 
 def similarities(vectors: npt.NDArray[Any], query: VectorQuery) -> list[float]:
@@ -142,8 +164,8 @@ def similarities(vectors: npt.NDArray[Any], query: VectorQuery) -> list[float]:
     return found
 
 
-def encode_embeddings(query: VectorQuery, vectors: npt.NDArray[Any], heading: Heading) -> bytes:
-    """Return the answer with the vectors [texts, numbers].
+def encode_embeddings(query: VectorQuery, vectors: npt.NDArray[Any], heading: Heading, tokens: int = 0) -> bytes:
+    """Return the answer with the vectors [texts, numbers], for texts with that number of tokens.
 
     Raises:
         ParameterError: the vectors have another length than the request asks for.
@@ -156,7 +178,7 @@ def encode_embeddings(query: VectorQuery, vectors: npt.NDArray[Any], heading: He
     data = [
         {"object": "embedding", "index": place, "embedding": _printed(row, query)} for place, row in enumerate(rows)
     ]
-    document = {"object": "list", "data": data, "model": heading.model, "usage": _usage()}
+    document = {"object": "list", "data": data, "model": heading.model, "usage": _usage(tokens)}
     return dumps(document)
 
 
@@ -164,12 +186,12 @@ def _printed(row: npt.NDArray[Any], query: VectorQuery) -> Any:
     return base64.b64encode(row.tobytes()).decode() if query.base64 else np.ascontiguousarray(row)
 
 
-def encode_scores(query: VectorQuery, scores: Sequence[float], heading: Heading) -> bytes:
-    """Return the answer with a score for each document, to rerank or score."""
+def encode_scores(query: VectorQuery, scores: Sequence[float], heading: Heading, tokens: int = 0) -> bytes:
+    """Return the answer with a score for each document, to rerank or score texts with that number of tokens."""
     if query.action == "score":
         rows = [{"index": place, "object": "score", "score": score} for place, score in enumerate(scores)]
         document = {"id": f"score-{heading.number}", "object": "list", "created": heading.created, "data": rows}
-        return orjson.dumps({**document, "model": heading.model, "usage": _usage()})
+        return orjson.dumps({**document, "model": heading.model, "usage": _usage(tokens)})
     order = sorted(range(len(scores)), key=lambda place: -scores[place])[: query.top or None]
     results = [
         {
@@ -180,10 +202,9 @@ def encode_scores(query: VectorQuery, scores: Sequence[float], heading: Heading)
         for place in order
     ]
     return orjson.dumps(
-        {"id": f"rerank-{heading.number}", "model": heading.model, "usage": _usage(), "results": results}
+        {"id": f"rerank-{heading.number}", "model": heading.model, "usage": _usage(tokens), "results": results}
     )
 
 
-def _usage() -> dict[str, int]:
-    """Return a usage of 0, because an ordinary model does not report its tokens."""
-    return {"prompt_tokens": 0, "total_tokens": 0}
+def _usage(tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": tokens, "total_tokens": tokens}

@@ -22,11 +22,11 @@ from remora.in_process import as_form, as_request
 from remora.messages import Array, Mailbox, Outcome, Ticket, split_outcome
 from remora.models.served_model import ServedModel
 from remora.protocols.http1 import Head
-from remora.protocols.openai.mapping import TensorUse, tensors_of
+from remora.protocols.openai.mapping import COUNT, FILLED_INPUTS, TensorUse, tensors_of
 from remora.protocols.openai.replies import Heading
 from remora.protocols.openai.requests import Query
 from remora.protocols.openai.routes import ApiError, error_answer
-from remora.protocols.openai.tensors import TextAnswer, stops_of, task_for, text_inputs
+from remora.protocols.openai.tensors import TextAnswer, stops_of, task_for, text_inputs, token_inputs
 from remora.protocols.openai.vectors import VectorQuery, encode_embeddings, encode_scores, similarities
 from remora.protocols.rest.answer import JSON, HttpAnswer
 from remora.server.held_mailbox import HeldMailbox
@@ -192,7 +192,7 @@ class TensorRequests:
         delivery = Delivery(self._exchange, query, reply, self._group.stop)
         self._group.leave = delivery.leave
         stops = stops_of(query, self._use, self._inputs)
-        known = (self._use.answer, "finish_reason", "num_input_tokens", "num_output_tokens")
+        known = (self._use.answer, "finish_reason", COUNT, "num_output_tokens")
         outputs = [name for name in known if name in self._outputs]
         inputs = [text_inputs(query, each, self._use, self._inputs, batched=self._batch > 0) for each in prompts]
         for task, one in zip(tasks, inputs, strict=True):
@@ -248,36 +248,56 @@ class TensorRequests:
     # -- Vectors and scores --------------------------------------------------------------------------------------------
 
     def _begin_vectors(self, query: VectorQuery) -> None:
-        use, columns = self._use, {}
-        if use.task == "embeddings":
-            columns = {use.prompt: (*query.queries, *query.texts)}
-        elif use.task == "score" and query.queries:
-            queries, documents = query.pairs
-            columns = {use.prompt: queries, use.document: documents}
-        if not columns:
-            name = self._model.name
-            raise ApiError(400, f"the model '{name}' cannot answer {query.action}: it is for {use.task}", param="model")
+        inputs_of, count = self._rows_of(query)
         rows = TextValues(partial(self._answer_vectors, query), self._exchange, self._group, self._large)
-        count = len(next(iter(columns.values())))
-        size = self._batch or self._whole_size(count)
+        size = self._row_limit(query, count)
         if not size:
             raise ParameterError(
                 "input" if query.action == "embeddings" else "documents",
                 f"the model has no batches, so that at most {_MAX_UNBATCHED} texts are possible",
             )
-        places = range(0, count, size)
-        rows.missing = len(places)
+        batches = [inputs_of(slice(first, first + size)) for first in range(0, count, size)]
+        rows.missing = len(batches)
         self._group.leave = rows.leave
-        for place, first in enumerate(places):
-            inputs = {name: self._column(name, texts[first : first + size]) for name, texts in columns.items()}
-            self._submit(inputs, [use.answer], partial(rows.take, place))
+        outputs = [self._use.answer, *([COUNT] if COUNT in self._outputs else [])]
+        for place, inputs in enumerate(batches):
+            self._submit(inputs, outputs, partial(rows.take, place))
 
-    def _whole_size(self, count: int) -> int:
-        """Return the number of texts for each request to a model without batches.
+    def _rows_of(self, query: VectorQuery) -> tuple[Callable[[slice], dict[str, Array]], int]:
+        """Return what makes the inputs of some rows, and the number of rows. Raises RemoraError."""
+        use, name = self._use, self._model.name
+        if use.task == "embeddings" and query.ids:
+            if not use.tokens:
+                raise ParameterError(
+                    "input",
+                    f"the model '{name}' takes texts, no token ids: send the texts themselves (LangChain does with "
+                    "check_embedding_ctx_length=False)",
+                )
+            batched = self._batch > 0
+            return (lambda part: token_inputs(query.ids[part], use, self._inputs, batched=batched)), len(query.ids)
+        columns: dict[str, tuple[str, ...]] = {}
+        if use.task == "embeddings":
+            if not use.prompt:
+                asked = "input" if query.action == "embeddings" else "documents"
+                raise ParameterError(asked, f"the model '{name}' takes token ids, no texts: send lists of numbers")
+            columns = {use.prompt: (*query.queries, *query.texts)}
+        elif use.task == "score" and query.queries:
+            queries, documents = query.pairs
+            columns = {use.prompt: queries, use.document: documents}
+        if not columns:
+            raise ApiError(400, f"the model '{name}' cannot answer {query.action}: it is for {use.task}", param="model")
+        count = len(next(iter(columns.values())))
+        return (lambda part: {each: self._column(each, texts[part]) for each, texts in columns.items()}), count
 
-        It is 0 if there are too many.
-        """
-        if self._inputs[self._use.prompt].dims == (-1,) and len(self._outputs[self._use.answer].dims) > 1:
+    def _row_limit(self, query: VectorQuery, count: int) -> int:
+        """Return the number of texts for each request to the model, 0 if there are too many texts."""
+        if query.ids and len({*map(len, query.ids)}) > 1 and not any(name in self._inputs for name in FILLED_INPUTS):
+            return 1 if count <= _MAX_UNBATCHED else 0  # without a mask, padding would change the vectors
+        if self._batch:
+            return self._batch
+        inputs, use = self._inputs, self._use
+        has_rows = len(inputs[use.tokens].dims) > 1 if query.ids else inputs[use.prompt].dims == (-1,)
+        if has_rows and len(self._outputs[use.answer].dims) > 1:
             return count  # the model's own first dimension
         return 1 if count <= _MAX_UNBATCHED else 0
 
@@ -288,15 +308,16 @@ class TensorRequests:
         dims = len(self._inputs[name].dims)
         return flat.reshape([len(texts), *[1] * dims]) if self._batch else flat.reshape([len(texts), *[1] * (dims - 1)])
 
-    def _answer_vectors(self, query: VectorQuery, values: npt.NDArray[np.float64]) -> HttpAnswer:
-        """Return the answer for the values of all texts."""
+    def _answer_vectors(self, query: VectorQuery, values: npt.NDArray[np.float64], tokens: int) -> HttpAnswer:
+        """Return the answer for the values of all texts and the number of tokens that the model has counted."""
+        tokens = tokens or sum(map(len, query.ids))
         heading = self._heading(query.model or self._model.name, "")
         if query.action == "embeddings":
-            body = encode_embeddings(query, values, heading)
+            body = encode_embeddings(query, values, heading, tokens)
         elif self._use.task == "embeddings":
-            body = encode_scores(query, similarities(values, query), heading)
+            body = encode_scores(query, similarities(values, query), heading, tokens)
         else:
-            body = encode_scores(query, values.reshape(len(values), -1)[:, -1].tolist(), heading)
+            body = encode_scores(query, values.reshape(len(values), -1)[:, -1].tolist(), heading, tokens)
         return HttpAnswer(200, (JSON, *ignored_header(query.ignored)), [body])
 
 
@@ -304,7 +325,7 @@ class TextValues:
     """Values of the texts of one request, which may come in several batches.
 
     Args:
-        encode: returns the answer for the values of all texts.
+        encode: returns the answer for the values of all texts and the number of their tokens.
         exchange: receives it.
         group: stopped after an error.
         large: encodes large answers; None to encode all in the loop.
@@ -312,7 +333,7 @@ class TextValues:
 
     def __init__(
         self,
-        encode: Callable[[npt.NDArray[np.float64]], HttpAnswer],
+        encode: Callable[[npt.NDArray[np.float64], int], HttpAnswer],
         exchange: Exchange,
         group: TicketGroup,
         large: LargeBodies | None = None,
@@ -323,6 +344,7 @@ class TextValues:
         self._group = group
         self._found: dict[int, npt.NDArray[np.float64]] = {}
         self._done = False
+        self._tokens = 0
         self.missing = 0
         """Number of batches whose last response has not arrived."""
 
@@ -338,7 +360,11 @@ class TextValues:
             if place in self._found:
                 self._fail(InternalError("the model gave more than one response"))
                 return
-            values = found.outputs[0].data
+            outputs = {tensor.name: tensor.data for tensor in found.outputs}
+            counts = outputs.pop(COUNT, None)
+            if counts is not None:
+                self._tokens += max(int(counts.sum()), 0)
+            values = next(iter(outputs.values()))
             self._found[place] = values if values.ndim > 1 else values.reshape(-1, values.size)
         if not final:
             return
@@ -360,7 +386,7 @@ class TextValues:
     def _answer(self, parts: list[npt.NDArray[np.float64]]) -> HttpAnswer:
         """Encode the answer, in any thread."""
         try:
-            return self._encode(np.concatenate(parts))
+            return self._encode(np.concatenate(parts), self._tokens)
         except Exception as error:  # such as a length that the client does not want
             return error_answer(error)
 

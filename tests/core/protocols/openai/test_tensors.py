@@ -14,7 +14,7 @@ from remora.messages import Response
 from remora.messages import Tensor as Output
 from remora.protocols.openai.mapping import Tensor, TensorUse
 from remora.protocols.openai.requests import Query, decode
-from remora.protocols.openai.tensors import TextAnswer, stops_of, task_for, text_inputs
+from remora.protocols.openai.tensors import TextAnswer, stops_of, task_for, text_inputs, token_inputs
 
 USE = TensorUse("text", "P", "A", inputs={"max_tokens": "limit", "stop": "stops", "top_k": "k"})
 INPUTS = {
@@ -96,3 +96,33 @@ def test_an_error_of_the_model_ends_its_answer() -> None:
     piece = answer.piece(InternalError("broken"), final=True)
     assert piece.end is not None
     assert (piece.end.reason, str(piece.end.error)) == ("error", "broken")
+
+
+ENCODER = TensorUse("embeddings", "", "E", tokens="input_ids")
+ENCODER_INPUTS = {
+    "input_ids": Tensor("input_ids", "INT32", (-1,)),
+    "attention_mask": Tensor("attention_mask", "INT64", (-1,)),
+}
+
+
+def test_token_ids_of_a_batch_are_padded_outside_of_the_mask() -> None:
+    made = token_inputs([[5, 6, 7], [8]], ENCODER, ENCODER_INPUTS, batched=True)
+    assert made["input_ids"].tolist() == [[5, 6, 7], [8, 0, 0]]
+    assert made["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert (made["input_ids"].dtype, made["attention_mask"].dtype) == (np.int32, np.int64)
+
+
+def test_token_ids_take_the_shape_of_the_model() -> None:
+    assert token_inputs([[5, 6]], ENCODER, ENCODER_INPUTS, batched=False)["input_ids"].shape == (2,)
+    own_rows = {"input_ids": Tensor("input_ids", "INT64", (-1, -1))}
+    assert token_inputs([[5, 6]], ENCODER, own_rows, batched=False)["input_ids"].shape == (1, 2)
+    fixed = {"input_ids": Tensor("input_ids", "INT64", (4,))}
+    assert token_inputs([[5, 6]], ENCODER, fixed, batched=True)["input_ids"].tolist() == [[5, 6, 0, 0]]
+    with pytest.raises(ParameterError, match="at most 4"):
+        token_inputs([[1] * 5], ENCODER, fixed, batched=True)
+
+
+@pytest.mark.parametrize("token", [-1, 1 << 31, 1 << 70])
+def test_a_token_id_beyond_the_type_is_refused(token: int) -> None:
+    with pytest.raises(ParameterError, match="between 0 and 2147483647"):
+        token_inputs([[1, token]], ENCODER, ENCODER_INPUTS, batched=True)

@@ -33,6 +33,23 @@ def test_one_text_or_a_list_is_embedded() -> None:
     assert read("embeddings", input=["a", "b"]).texts == ("a", "b")
 
 
+def test_tokens_of_one_text_or_several_are_embedded() -> None:
+    assert read("embeddings", input=[1, 2, 3]).ids == ((1, 2, 3),)
+    assert read("embeddings", input=[[1, 2], [3]]).ids == ((1, 2), (3,))
+    assert read("embeddings", input=[1]).texts == ()
+
+
+def test_a_document_may_be_empty_because_results_of_a_search_may() -> None:
+    assert read("rerank", query="q", documents=["", "a"]).texts == ("", "a")
+
+
+def test_usage_has_the_number_of_tokens() -> None:
+    whole = {"prompt_tokens": 7, "total_tokens": 7}
+    assert json.loads(encode_embeddings(read("embeddings", input="a"), np.zeros((1, 2)), HEADING, 7))["usage"] == whole
+    for query in (read("rerank", query="q", documents=["a"]), read("score", text_1="a", text_2="b")):
+        assert json.loads(encode_scores(query, [0.5], HEADING, 7))["usage"] == whole
+
+
 def test_vectors_are_printed_as_numbers_or_base64() -> None:
     vectors = np.array([[1, 0.5], [2, -1]], np.float64)
     plain = json.loads(encode_embeddings(read("embeddings", input=["a", "b"]), vectors, HEADING))
@@ -68,7 +85,14 @@ def test_texts_are_compared_by_the_angle_of_their_vectors() -> None:
     [
         ("embeddings", {}, "input"),
         ("embeddings", {"input": []}, "input"),
-        ("embeddings", {"input": [1, 2]}, "input"),
+        ("embeddings", {"input": [1, "a"]}, "input"),
+        ("embeddings", {"input": [1, True]}, "input"),
+        ("embeddings", {"input": [[1], []]}, "input"),
+        ("embeddings", {"input": [[1]] * 2049}, "input"),
+        ("embeddings", {"input": ""}, "input"),
+        ("embeddings", {"input": ["a", ""]}, "input"),
+        ("rerank", {"query": "", "documents": ["a"]}, "query"),
+        ("score", {"text_1": ["a", ""], "text_2": ["a", "b"]}, "text_1"),
         ("embeddings", {"input": ["a"] * 2049}, "input"),
         ("embeddings", {"input": "a", "dimensions": 0}, "dimensions"),
         ("rerank", {"documents": ["a"]}, "query"),

@@ -26,8 +26,8 @@ class Threads:
         self.works.append(work)
 
 
-def encode(values: Any) -> HttpAnswer:
-    return HttpAnswer(200, (), [b"%d" % each for each in values[:, 0]])
+def encode(values: Any, tokens: int) -> HttpAnswer:
+    return HttpAnswer(200, (), [*(b"%d" % each for each in values[:, 0]), *([b"%d tokens" % tokens] if tokens else [])])
 
 
 def response(value: int, size: int = 2) -> Response:
@@ -49,6 +49,14 @@ def test_the_batches_are_answered_in_the_order_of_their_texts() -> None:
     assert not exchange.answers
     take(0, Streamed(None, final=True))
     assert [answer.body for answer in exchange.answers] == [[b"7", b"8"]]
+
+
+def test_the_tokens_that_the_model_counted_are_added_up_over_texts_and_batches() -> None:
+    exchange, _, take = rows(2)
+    for place in range(2):
+        counts = Tensor("num_input_tokens", "INT32", np.array([[3], [4]], np.int32))
+        take(place, Response([counts, *response(7 + place).outputs]))
+    assert [answer.body for answer in exchange.answers] == [[b"7", b"8", b"14 tokens"]]
 
 
 @pytest.mark.parametrize("final", [True, False])
