@@ -76,7 +76,9 @@ def text_inputs(
 def token_inputs(
     rows: Sequence[Sequence[int]], use: TensorUse, inputs: Mapping[str, Tensor], *, batched: bool
 ) -> dict[str, Array]:
-    """Return the inputs for the token ids of texts, the shorter ones of a batch padded with 0 outside of the mask.
+    """Return the inputs for the token ids of texts.
+
+    The shorter ones of a batch are padded with 0 outside of the mask.
 
     Raises ParameterError for a number that the model's type cannot hold, and for more tokens than the model takes.
     """

@@ -130,7 +130,7 @@ def _texts(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _full_texts(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return texts, none of which is empty, because an empty text has no meaning to find or to compare with."""
+    """Return texts, none of which is empty, because an empty one cannot be compared."""
     texts = _texts(fields, name)
     for place, text in enumerate(texts):
         if not text:
@@ -187,7 +187,10 @@ def _printed(row: npt.NDArray[Any], query: VectorQuery) -> Any:
 
 
 def encode_scores(query: VectorQuery, scores: Sequence[float], heading: Heading, tokens: int = 0) -> bytes:
-    """Return the answer with a score for each document, to rerank or score texts with that number of tokens."""
+    """Return the answer to rerank or score: a score for each document.
+
+    ``tokens`` is the number of tokens of all texts.
+    """
     if query.action == "score":
         rows = [{"index": place, "object": "score", "score": score} for place, score in enumerate(scores)]
         document = {"id": f"score-{heading.number}", "object": "list", "created": heading.created, "data": rows}

@@ -309,7 +309,7 @@ class TensorRequests:
         return flat.reshape([len(texts), *[1] * dims]) if self._batch else flat.reshape([len(texts), *[1] * (dims - 1)])
 
     def _answer_vectors(self, query: VectorQuery, values: npt.NDArray[np.float64], tokens: int) -> HttpAnswer:
-        """Return the answer for the values of all texts and the number of tokens that the model has counted."""
+        """Return the answer for the values of all texts, of which the model has counted the tokens."""
         tokens = tokens or sum(map(len, query.ids))
         heading = self._heading(query.model or self._model.name, "")
         if query.action == "embeddings":

@@ -18,7 +18,6 @@ from remora.errors import MalformedError, RemoraError, RetiredError
 from remora.messages import Buffer, Mailbox, Outcome, Response, Ticket
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
-from remora.protocols.cross_site import refuse_page
 from remora.protocols.http1 import Head, HeadNote
 from remora.protocols.json.reader import SlowTextError
 from remora.protocols.rest.answer import INTERNAL, METRICS, HttpAnswer, Refusal, encode_error, failure
@@ -27,8 +26,9 @@ from remora.protocols.rest.infer import InferCodec, KnownHeader
 from remora.protocols.rest.management import decode_call, encode_result
 from remora.protocols.rest.response import BinaryHeaders, ReplyFormat, v2_binary_headers
 from remora.protocols.rest.routes import HOME, METRICS_PATH, OPENAI_PATHS, PAGES, TYPED_PATHS, Route
-from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions
+from remora.protocols.restriction import Restrictions
 from remora.server.http import deadlines
+from remora.server.http.access_rules import AccessRules, Deny
 from remora.server.http.exchange import Answerer, Cancellable, Exchange, arrival_of, name_version
 from remora.server.http.generate import GenerateRoutes
 from remora.server.http.head_plan import HeadPlan, action_of_page
@@ -40,7 +40,6 @@ from remora.server.loop import PerTurn
 from remora.server.turn_groups import SMALL_BYTES, TurnGroups
 
 if TYPE_CHECKING:
-    from remora.protocols.openai.routes import Route as OpenAiRoute
     from remora.server.http.openai import OpenAiRoutes
     from remora.server.http.predict import TypedRoutes
 
@@ -77,11 +76,6 @@ class _Forward(NamedTuple):
 _OPEN = Restrictions()
 
 
-def want_of(key: str) -> HttpAnswer:
-    """Return the refusal of a request without the secret header ``key``."""
-    return failure(403, f"This API is restricted, expecting header '{key}'", plain=True)
-
-
 class RestService:
     """Service that answers V2 requests.
 
@@ -115,19 +109,19 @@ class RestService:
         allowed_hosts: Container[str] = (),
         openai: bool = False,
         ignore_unknown: bool = False,
-        deny: Callable[[Head, str], HttpAnswer | None] | None = None,
+        deny: Deny | None = None,
         large: LargeBodies | None = None,
     ) -> None:
         self.large = large
         self._engine = engine
         self._groups = TurnGroups.of(engine, mailbox, self._inferred, _contexts)
-        self._deny = deny
         self._openai_always = openai
         self._ignore_unknown = ignore_unknown
         self._openai: OpenAiRoutes | None = None
         self._typed: TypedRoutes | None = None
-        self._restrictions = restrictions
-        self._allowed_hosts = allowed_hosts
+        access = AccessRules(restrictions, allowed_hosts, deny)
+        self.locked, self.locked_openai, self.denied = access.locked, access.locked_openai, access.denied
+        """See `AccessRules`."""
         self._submit_to = engine.submit_to
         self._front_end = FrontEnd(self._submit, arrival_of, _DECOUPLED, name_version)
         self._codec = codec
@@ -333,50 +327,6 @@ class RestService:
         elif plan.refusal is not None:
             self._beyond_v2(plan.refusal, head, body, exchange)
         return None
-
-    def locked(self, action: str, head: Head) -> HttpAnswer | None:
-        """Return the refusal of a request for ``action``, such as "infer", or None if allowed.
-
-        Every route that reaches a model calls this first, because a restriction of V2 alone could be bypassed.
-        """
-        if not action:
-            return None
-        denied = self.denied(action, head)
-        if denied is not None:
-            return denied
-        group = GROUP_OF_ACTION[action]
-        key = self._missing_secret(group, head)
-        if key is not None:
-            return want_of(key)
-        # Inferences from pages of other sites are allowed, because such a page cannot read the answer without CORS
-        # headers, which a proxy may add on purpose.
-        reason = "" if group == "inference" else refuse_page(head.method, head.get, self._allowed_hosts)
-        return failure(403, reason, plain=True) if reason else None
-
-    def locked_openai(self, where: OpenAiRoute, head: Head) -> HttpAnswer | None:
-        """Return the refusal of a request for one of OpenAI's routes in their form, or None if allowed.
-
-        A missing or wrong secret is 401, because OpenAI's clients take 403 for a valid key without the permission.
-        """
-        from remora.protocols.openai.routes import refused, wants_key  # imported here, because most servers lack them
-
-        denied = self.denied(where.v2_action, head)
-        if denied is None:
-            key = self._missing_secret(GROUP_OF_ACTION[where.v2_action], head)
-            if key is not None:
-                return wants_key(key)
-        locked = denied or self.locked(where.v2_action, head)
-        return None if locked is None else refused(locked)
-
-    def _missing_secret(self, group: str, head: Head) -> str | None:
-        """Return the name of the header whose secret a request for a group lacks, or None."""
-        if not self._restrictions:
-            return None
-        return self._restrictions.missing(group, lambda name: head.get(name.lower().encode()))
-
-    def denied(self, action: str, head: Head) -> HttpAnswer | None:
-        """Return the refusal of a request for ``action`` by the roles of its API key, or None."""
-        return None if self._deny is None else self._deny(head, action)
 
     def _beyond_v2(self, refusal: HttpAnswer, head: Head, body: Buffer, exchange: Exchange) -> None:
         """Answer a request that V2 refuses.
