@@ -118,6 +118,26 @@ def test_a_value_that_a_pydantic_model_refuses_is_the_clients_error(kinds: int) 
     assert "greater than or equal to 0" in answer["error"]
 
 
+@pytest.mark.parametrize(
+    ("model", "body", "text"),
+    [
+        ("length", {"point": {"x": "3"}}, 'point.x: expected a number, got "3"'),
+        ("length", {"point": [{"x": 3}]}, "input 'point': expected a JSON object, got a list of 1 values"),
+        ("both", {"numbers": [[1], [2]], "words": ["a"]}, "input 'numbers': expected FP64 values of shape [any]"),
+        (
+            "flip",
+            {"picture": {"b64": base64.b64encode(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n").decode()}},
+            "input 'picture': the image cannot be read: it is not an image of the format BMP, GIF, JPEG, PNG,",
+        ),
+    ],
+    ids=str,
+)
+def test_a_value_of_another_type_is_the_clients_error(kinds: int, model: str, body: Any, text: str) -> None:
+    status, answer = _ask(kinds, f"/models/{model}", body)
+    assert status == 400
+    assert text in answer["error"]
+
+
 def test_pictures_are_sent_and_answered_as_files(kinds: int) -> None:
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install '.[dev]'")
     content = io.BytesIO()

@@ -15,7 +15,8 @@ import numpy as np
 
 from remora.formats import ROWS, needed, rows_of
 from remora.functions.definition import InputField, Model, OutputField, Signature
-from remora.functions.hints import BadRequestError, Kind, kind_of
+from remora.functions.errors import BadRequestError
+from remora.functions.hints import Kind, kind_of
 
 _REMEDY = "save a fitted estimator, or describe the model in an app.py with @remora.model"
 Method = Callable[[Any], Any]

@@ -17,6 +17,7 @@ runs in a Triton without remora.
 from __future__ import annotations
 
 from remora.functions.definition import Model, ModelDefinitionError, Pipeline, model
-from remora.functions.hints import Array, BadRequestError
+from remora.functions.errors import BadRequestError
+from remora.functions.hints import Array
 
 __all__ = ["Array", "BadRequestError", "Model", "ModelDefinitionError", "Pipeline", "model"]

@@ -21,7 +21,8 @@ from collections.abc import (
 )
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints, is_typeddict, overload
 
-from remora.functions.hints import HintError, Kind, kind_of
+from remora.functions.errors import HintError
+from remora.functions.hints import Kind, kind_of
 
 Isolation = Literal["process", "thread"]
 Device = Literal["auto", "cpu", "gpu"]

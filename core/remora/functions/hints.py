@@ -17,13 +17,16 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import types
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
 import numpy as np
 import numpy.typing as npt
+
+from remora.functions.errors import BadRequestError, HintError
+from remora.functions.images import ImageError, decode_image
+from remora.functions.json_values import json_text, reader_of
 
 NDArray = npt.NDArray[Any]
 
@@ -36,18 +39,8 @@ DATATYPES: Mapping[str, str] = {
 """V2 datatypes by numpy's name of the dtype."""
 
 _SCALARS: Mapping[type, str] = {bool: "bool", int: "int64", float: "float64"}
-_PLAIN = (Any, object, list, type(None), str, int, float, bool)
-"""Hints of JSON values that are passed on as parsed."""
 ANY = -1
 """A dimension of any length."""
-
-
-class HintError(TypeError):
-    """Type hint that is not a tensor."""
-
-
-class BadRequestError(ValueError):
-    """Error that a model raises for an invalid request; status 400 with this text."""
 
 
 class ArraySpec(NamedTuple):
@@ -97,7 +90,7 @@ class Kind:
 
 def kind_of(hint: Any, *, batched: bool = False) -> Kind:
     """Return the tensor of a hint. Raises HintError for hints that no tensor can hold."""
-    hint = _without_none(hint)
+    optional, hint = hint, _without_none(hint)
     spec = _array_spec(hint, rank=2 if batched else 1)
     if spec is not None:
         return _batched_array(spec) if batched else _array(spec.dtype, spec.shape)
@@ -105,8 +98,9 @@ def kind_of(hint: Any, *, batched: bool = False) -> Kind:
         return _batched(hint)
     if get_origin(hint) is list or hint is list:
         nested = _nested_scalar(hint)
-        return _list(*nested) if nested else _json(hint)
-    return _single(hint)
+        return _list(*nested) if nested else _json(optional)
+    kind = _single(hint)
+    return _json(optional) if kind.is_json else kind  # a JSON document may be null
 
 
 def _without_none(hint: Any) -> Any:
@@ -200,10 +194,8 @@ def _list(scalar: Any, rank: int) -> Kind:
 
 
 def _json(hint: Any) -> Kind:
-    to_python, from_python, _ = _json_element(hint)
-    return Kind(
-        "BYTES", (1,), lambda array: to_python(array.item()), lambda value: _objects([from_python(value)], (1,)), True
-    )
+    read = reader_of(hint)
+    return Kind("BYTES", (1,), lambda array: read(array.item()), lambda value: _objects([json_text(value)], (1,)), True)
 
 
 def _nested_scalar(hint: Any) -> tuple[Any, int] | None:
@@ -272,7 +264,7 @@ def _element(hint: Any) -> _Element:
         return bytes, _as_bytes, False
     if _is_image(hint):
         return open_image, _png, False
-    return _json_element(hint)
+    return reader_of(hint), json_text, True
 
 
 def _text(data: bytes) -> str:
@@ -299,14 +291,15 @@ def _is_image(hint: Any) -> bool:
 
 
 def open_image(data: bytes) -> Any:
-    """Return an encoded image as an image of Pillow. Raises BadRequestError."""
-    from PIL import Image, UnidentifiedImageError
-
+    """Return an encoded image as a loaded image of Pillow. Raises BadRequestError."""
     try:
-        image = Image.open(io.BytesIO(data))
-        image.load()
-    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
-        raise BadRequestError(f"the bytes are not an image that Pillow reads: {error}") from None
+        return decode_image(io.BytesIO(data), _loaded)
+    except ImageError as error:
+        raise BadRequestError(f"the image cannot be read: {error}") from None
+
+
+def _loaded(image: Any) -> Any:
+    image.load()
     return image
 
 
@@ -314,100 +307,6 @@ def _png(value: Any) -> bytes:
     file = io.BytesIO()
     value.save(file, "PNG")
     return file.getvalue()
-
-
-def _json_element(hint: Any) -> _Element:
-    build = _builder(hint)
-
-    def to_python(data: bytes) -> Any:
-        try:
-            value = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise BadRequestError(f"the text is not JSON: {error}") from None
-        return build(value, "")
-
-    return to_python, lambda value: json.dumps(value, default=_plain, ensure_ascii=False).encode(), True
-
-
-def _plain(value: Any) -> Any:
-    """Return a JSON value for an object that ``json`` does not know."""
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    if isinstance(value, bytes):
-        return value.decode()
-    raise TypeError(f"{type(value).__name__} is not a JSON value")
-
-
-def _builder(hint: Any) -> Callable[[Any, str], Any]:
-    """Return a function that builds a value of the hint's type from JSON and the value's path."""
-    hint = _without_none(hint)
-    if hasattr(hint, "model_validate"):
-        return lambda value, path: _validated(hint, value, path)
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _dataclass_builder(hint)
-    if get_origin(hint) is list:
-        item = _builder(get_args(hint)[0])
-
-        def build_list(value: Any, path: str) -> Any:
-            if not isinstance(value, list):
-                raise BadRequestError(f"{_at(path)}expected a list, got {type(value).__name__}")
-            return [item(each, f"{path}[{index}]") for index, each in enumerate(value)]
-
-        return build_list
-    if hint is dict or get_origin(hint) is dict or is_typeddict(hint):
-        return lambda value, path: _of_type(dict, value, path)
-    if hint in _PLAIN or get_origin(hint) in (Union, types.UnionType, Literal):
-        return lambda value, path: value
-    raise HintError(
-        f"{_name(hint)} is not a tensor: use int, float, bool, str, bytes, lists of them, Array[np.float32, 28, 28], "
-        "PIL.Image.Image, or dict, a dataclass or a pydantic model for JSON"
-    )
-
-
-def _dataclass_builder(hint: Any) -> Callable[[Any, str], Any]:
-    hints = get_type_hints(hint, include_extras=True)
-    builders = {each.name: _builder(hints[each.name]) for each in dataclasses.fields(hint) if each.init}
-    required = {
-        each.name
-        for each in dataclasses.fields(hint)
-        if each.init and each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
-    }
-
-    def build(value: Any, path: str) -> Any:
-        _of_type(dict, value, path)
-        unknown = [name for name in value if name not in builders]
-        if unknown:
-            from difflib import get_close_matches  # imported here because only an error needs it
-
-            near = get_close_matches(unknown[0], builders, 1) or sorted(builders)
-            raise BadRequestError(f"{_at(path)}there is no field '{unknown[0]}'; did you mean '{near[0]}'?")
-        missing = sorted(required - value.keys())
-        if missing:
-            raise BadRequestError(f"{_at(path)}the field '{missing[0]}' is missing")
-        return hint(**{name: builders[name](each, f"{path}.{name}" if path else name) for name, each in value.items()})
-
-    return build
-
-
-def _of_type(kind: type, value: Any, path: str) -> Any:
-    if not isinstance(value, kind):
-        raise BadRequestError(f"{_at(path)}expected a JSON object, got {type(value).__name__}")
-    return value
-
-
-def _validated(hint: Any, value: Any, path: str) -> Any:
-    try:
-        return hint.model_validate(value)
-    except ValueError as error:  # pydantic's ValidationError is one
-        raise BadRequestError(f"{_at(path)}{error}") from None
-
-
-def _at(path: str) -> str:
-    return f"{path}: " if path else ""
 
 
 def _mapped(array: NDArray, function: Callable[[Any], Any]) -> NDArray:

@@ -16,7 +16,7 @@ import numpy as np
 
 from remora.functions.definition import Model
 from remora.functions.definition import model as as_model
-from remora.functions.hints import BadRequestError
+from remora.functions.errors import BadRequestError, InvalidFieldError
 
 _live: dict[str, Model] = {}
 
@@ -207,7 +207,7 @@ class FunctionModel:
             try:
                 arguments[field.name] = field.kind.decode(array)
             except BadRequestError as error:
-                raise BadRequestError(f"input '{field.name}': {error}") from None
+                raise BadRequestError(_named(field.name, error)) from None
         return arguments
 
     def _encoded(self, result: Any, rows: int = 0) -> list[Any]:
@@ -242,6 +242,13 @@ class FunctionModel:
         else:
             failed = self._pb.TritonError(f"{type(error).__name__}: {error}")
         return self._pb.InferenceResponse(error=failed)
+
+
+def _named(name: str, error: BadRequestError) -> str:
+    """Return the text of an error with the input and the field of its document."""
+    if not isinstance(error, InvalidFieldError) or not error.path:
+        return f"input '{name}': {error}"
+    return f"{name}{'' if error.path.startswith('[') else '.'}{error}"
 
 
 def _rows(arrays: Mapping[str, Any]) -> int:

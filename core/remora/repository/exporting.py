@@ -32,7 +32,15 @@ from remora.functions.definition import (
 from remora.functions.runtime import register_live
 from remora.model_files import GOLDEN_TESTS, JSON_TENSORS, MODULE_PATH, SOURCE_FILES
 
-_RUNTIME = ("__init__.py", "definition.py", "hints.py", "runtime.py")
+_RUNTIME = (
+    "__init__.py",
+    "definition.py",
+    "errors.py",
+    "hints.py",
+    "images.py",
+    "json_values.py",
+    "runtime.py",
+)
 
 Definition = Model | Pipeline
 

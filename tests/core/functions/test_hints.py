@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.functions.hints import Array, BadRequestError, HintError, kind_of
+from remora.functions.errors import BadRequestError, HintError
+from remora.functions.hints import Array, kind_of
 
 
 @dataclass
@@ -124,11 +125,11 @@ def test_a_dimension_is_a_size_or_minus_one(shape: Any) -> None:
     ("hint", "text", "message"),
     [
         (dict, b"{", "not JSON"),
-        (dict, b"[1]", "expected a JSON object, got list"),
-        (Point, b'{"z": 1}', "there is no field 'z'; did you mean"),
+        (dict, b"[1]", r"expected a JSON object, got \[1\]"),
+        (Point, b'{"z": 1}', "there is no field 'z'; there is x, y"),
         (Point, b"{}", "the field 'x' is missing"),
         (Line, b'{"points": [{"x": 1}, {"y": 1}]}', r"points\[1\]: the field 'x' is missing"),
-        (Line, b'{"points": 3}', "points: expected a list, got int"),
+        (Line, b'{"points": 3}', "points: expected a list, got 3"),
         (str, b"\xff", "not UTF-8"),
     ],
 )
@@ -138,7 +139,7 @@ def test_an_invalid_value_is_the_clients_error_and_names_the_place(hint: Any, te
 
 
 def test_deep_json_is_the_clients_error() -> None:
-    with pytest.raises(BadRequestError, match="not JSON"):
+    with pytest.raises(BadRequestError, match="nested too deeply"):
         kind_of(Any).decode(np.array([b"[" * 100_000], object))
 
 

@@ -6,7 +6,7 @@ import hashlib
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, BinaryIO, NamedTuple
 
@@ -16,13 +16,13 @@ from remora.calls import ModelInfo
 from remora.cli.scoring import CHUNK_BYTES, Chunk, Refusal, Values
 from remora.cli.scoring.image_files import MOST_FILE_BYTES, ImageFiles, ReadAhead
 from remora.errors import InvalidArgumentError, UnsupportedError
+from remora.functions.images import decode_image
 from remora.messages import Array
 from remora.system.cpus import usable_cpus
 from remora.system.install_advice import install_command
 
 PATH_COLUMN, IMAGE_COLUMN = "path", "image"
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-_MOST_PIXELS = 1 << 26
 _PIXELS_PER_BYTE = 10
 """Compression of a photo in a JPEG file."""
 
@@ -118,7 +118,7 @@ class ImageSource:
 
     def __init__(self, files: ImageFiles, pixels: Pixels) -> None:
         if pixels.shape:
-            _import_pillow()
+            _check_pillow()
         self.pixels = pixels
         self._files = files
         self._ahead = ReadAhead(self._files)
@@ -143,7 +143,7 @@ class ImageSource:
                 row = number + 1
                 try:
                     images.append(image.result())
-                except (OSError, ValueError, SyntaxError, ArithmeticError, MemoryError) as error:  # all are Pillow's
+                except (OSError, ValueError, MemoryError) as error:
                     refused.append(Refusal(number, f"the image cannot be read: {error}", {PATH_COLUMN: name}))
                     continue
                 numbers.append(number)
@@ -156,7 +156,7 @@ class ImageSource:
             yield Chunk(np.array(numbers, np.int64), {name: columns[name] for name in wanted}, refused, row)
 
     def _read(self, name: str) -> Any:
-        """Return an image as an array, or its bytes. Raises what Pillow and the files do."""
+        """Return an image as an array, or its bytes. Raises ValueError and what the files do."""
         if self._files.size(name) > MOST_FILE_BYTES:
             raise ValueError(f"the file has more than {MOST_FILE_BYTES} bytes")
         with self._files.open(name) as file:
@@ -166,17 +166,8 @@ class ImageSource:
                 return self._decoded(file)
 
     def _decoded(self, file: BinaryIO) -> Array:
-        pillow, pixels = _import_pillow(), self.pixels
-        with pillow.open(file) as image:
-            if image.width * image.height > _MOST_PIXELS:
-                raise ValueError(f"it has {image.width} x {image.height} pixels, more than {_MOST_PIXELS}")
-            height, width = pixels.size
-            wanted = (image.width if width < 0 else width, image.height if height < 0 else height)
-            image.draft(_MODES[pixels.channels], wanted)  # a JPEG is decoded at a fraction of its size
-            converted = image.convert(_MODES[pixels.channels])
-            if converted.size != wanted:
-                converted = converted.resize(wanted, pillow.Resampling.BILINEAR)
-            array: Array = np.asarray(converted)
+        pixels = self.pixels
+        array = decode_image(file, partial(_resized, pixels=pixels))
         array = array.reshape(*array.shape[:2], -1)
         if pixels.floats:
             array = array.astype(np.float32) * np.float32(pixels.scale)
@@ -193,6 +184,20 @@ class ImageSource:
         self._ahead.close()
 
 
+def _resized(image: Any, pixels: Pixels) -> Array:
+    """Return an open image of Pillow with the size and channels of the input."""
+    from PIL import Image
+
+    height, width = pixels.size
+    wanted = (image.width if width < 0 else width, image.height if height < 0 else height)
+    image.draft(_MODES[pixels.channels], wanted)  # a JPEG is decoded at a fraction of its size
+    converted = image.convert(_MODES[pixels.channels])
+    if converted.size != wanted:
+        converted = converted.resize(wanted, Image.Resampling.BILINEAR)
+    array: Array = np.asarray(converted)
+    return array
+
+
 def _stacked(images: list[Any]) -> Values:
     """Return images of one shape as one array, others as a list."""
     if images and isinstance(images[0], np.ndarray) and len({image.shape for image in images}) == 1:
@@ -200,11 +205,10 @@ def _stacked(images: list[Any]) -> Values:
     return images
 
 
-def _import_pillow() -> Any:
+def _check_pillow() -> None:
     try:
-        from PIL import Image
+        import PIL.Image  # noqa: F401
     except ImportError:
         raise UnsupportedError(
             f"images need Pillow, which is not installed. Install it with: {install_command('images')}"
         ) from None
-    return Image

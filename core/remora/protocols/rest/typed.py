@@ -2,7 +2,8 @@
 
 An object with single values is one row, answered by an object of single values. An object with a list of rows for each
 input is answered by an object of lists, and a list of objects by a list of objects. A value for a model with one input
-needs no name. Tensors with JSON documents hold the documents themselves. Pure.
+needs no name. Tensors with JSON documents hold the documents themselves. A model that does not batch, and that has an
+input whose value may itself be a list, gets several rows as a list of objects alone. Pure.
 """
 
 from __future__ import annotations
@@ -72,6 +73,12 @@ class Interface(NamedTuple):
         )
 
     @property
+    def has_columns(self) -> bool:
+        """True if lists of rows are accepted, False if a list may be one value."""
+        fields = self.inputs.values()
+        return self.max_batch_size > 0 or not any(field.is_document or -1 in field.dims for field in fields)
+
+    @property
     def rows(self) -> Rows:
         """The rule by which rows become requests."""
         return Rows(self.max_batch_size, True) if self.max_batch_size else Rows(1, False)
@@ -115,7 +122,8 @@ def _question(message: Any, interface: Interface) -> Question:
     if isinstance(message, list) and message and all(isinstance(each, dict) for each in message):
         return Question(Layout.LIST, _of_records([_named(each, interface) for each in message], interface))
     values = _named(message, interface)
-    several = {name: _is_several(interface.inputs[name], value) for name, value in values.items()}
+    columns = interface.has_columns
+    several = {name: _is_several(interface.inputs[name], value, columns) for name, value in values.items()}
     if not any(several.values()):
         return Question(Layout.ONE, _of_records([values], interface))
     single = next((name for name, is_several in several.items() if not is_several), None)
@@ -170,23 +178,24 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else f"; there is {', '.join(names[:10])}" if names else ""
 
 
-def _is_several(field: Field, value: Any) -> bool:
-    """Return True if a value is a list of rows.
+def _is_several(field: Field, value: Any, columns: bool) -> bool:
+    """Return True if a value is a list of rows, which only models with ``columns`` take.
 
     Raises InvalidArgumentError if it is neither that nor one row.
     """
     if field.is_document:
-        return isinstance(value, list)
+        return columns and isinstance(value, list)
     depth, rank = _depth(value), len(field.dims)
-    if field.is_scalar and depth < 2 and rank < 2:
+    if field.is_scalar and depth < 2 and rank < 2 and (columns or not depth):
         return depth == 1
-    if depth in (rank, rank + 1):
+    if depth == rank or (columns and depth == rank + 1):
         return depth > rank
     if field.is_scalar and not depth:
         return False
     raise InvalidArgumentError(
-        f"input '{field.tensor.name}': expected {_described(field)} or a list of them, got "
+        f"input '{field.tensor.name}': expected {_described(field)}{' or a list of them' if columns else ''}, got "
         f"{f'a list of depth {depth}' if depth else _kind_of(value)}"
+        + ("" if columns else "; send several rows as a list of objects")
     )
 
 

@@ -168,7 +168,7 @@ def test_more_images_are_fetched_than_decoded_at_a_time(tmp_path: Path, monkeypa
 def test_damaged_and_huge_images_are_bad_rows_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remora.cli.scoring.images._MOST_PIXELS", 100)
+    monkeypatch.setattr("remora.functions.images.MOST_PIXELS", 100)
     for name in ("a/1.png", "b.jpg", "c.png"):
         _save(tmp_path / name)
     _save(tmp_path / "d.png", size=(50, 50))
@@ -183,6 +183,15 @@ def test_damaged_and_huge_images_are_bad_rows_and_the_others_go_on(
         (3, {"path": "d.png"}),
     ]
     assert "50 x 50 pixels" in chunk.refused[2].reason
+
+
+def test_a_picture_that_another_program_would_decode_is_a_bad_row(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 100 100\n")
+    _save(tmp_path / "b.png")
+    (chunk,) = ImageSource(LocalImages(tmp_path), _pixels(_info((-1, 3, 2, 4)))).chunks(0, ["path"], 8)
+    assert [(each.row, each.reason) for each in chunk.refused] == [
+        (0, "the image cannot be read: it is not an image of the format BMP, GIF, JPEG, PNG, TIFF or WebP")
+    ]
 
 
 def test_a_folder_is_scored_with_the_paths_of_its_images(tmp_path: Path) -> None:

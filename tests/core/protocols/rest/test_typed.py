@@ -136,6 +136,28 @@ def test_an_error_names_the_shape_of_a_row() -> None:
     assert "rows differ in length" in refused({"points": [[1, 2], [3]]}, POINTS)
 
 
+NUMBERS = TensorInfo("numbers", "FP32", (-1,))
+PLAIN_COUNT, PLAIN_ROWS = COUNT._replace(shape=(1,)), ROWS._replace(shape=(1,))
+
+
+def test_a_list_in_a_list_is_not_two_requests_of_a_model_without_batching() -> None:
+    assert refused({"numbers": [[1], [2]]}, NUMBERS, most=0) == (
+        "input 'numbers': expected FP32 values of shape [any], got a list of depth 2; send several rows as a list of "
+        "objects"
+    )
+    assert len(decode({"numbers": [1, 2], "count": [1, 2]}, NUMBERS, PLAIN_COUNT, most=0).parts) == 1
+
+
+def test_a_model_without_batching_takes_rows_with_lists_as_a_list_of_objects() -> None:
+    rows = [{"numbers": [1.0, 2.0], "count": 1}, {"numbers": [], "count": 2}]
+    assert echo(rows, NUMBERS, PLAIN_COUNT, most=0) == rows
+
+
+def test_a_document_of_a_model_without_batching_may_be_a_list() -> None:
+    assert echo({"rows": [{"age": 3}, {"age": 4}]}, PLAIN_ROWS, most=0) == {"rows": [{"age": 3}, {"age": 4}]}
+    assert echo([1, 2], PLAIN_ROWS, most=0) == {"rows": [1, 2]}
+
+
 def test_a_body_that_is_too_long_or_not_json_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="the body is not JSON"):
         decode_typed(b"{", interface(TEXT))
