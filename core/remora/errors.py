@@ -30,7 +30,7 @@ class RemoraError(Exception):
         from_model: True if the failure came from the model or its backend, not from the checks before it. HTTP sends
             those with another content type [H11].
         answered: True if the model returned this error on purpose as its response. The request then counts as a success
-            in the statistics, as in Triton [T02].
+            in V2's statistics, as in Triton, and as a failure in the metrics and for releases [T02].
     """
 
     code: ClassVar[str] = "UNKNOWN"

@@ -233,6 +233,8 @@ class ModelStatistics:
         self._cache_hit, self._cache_miss = [0, 0], [0, 0]
         self._batches: dict[int, list[int]] = {}
         self.failures = dict.fromkeys(FAILURE_REASONS, 0)
+        self.returned_errors = 0
+        """Requests that the model answered with an error. They are among the successes, as in Triton's statistics."""
         self._responses: dict[int, dict[str, list[int]]] = {}
         self.dispatches: dict[str, int] = {}
         self._recent: deque[RanBatch] = deque(maxlen=RECENT_BATCHES)
@@ -247,9 +249,19 @@ class ModelStatistics:
             vars(self).update({name: value for name, value in vars(fresh).items() if name != "_lock"})
 
     def record_execution(
-        self, done: Sequence[Ticket], failed: Sequence[Ticket], rows: int, phases: Phases, reason: str, now_ms: int
+        self,
+        done: Sequence[Ticket],
+        failed: Sequence[Ticket],
+        rows: int,
+        phases: Phases,
+        reason: str,
+        now_ms: int,
+        returned: int = 0,
     ) -> None:
-        """Count one execution: answered and failed tickets, rows, phases and dispatch reason."""
+        """Count one execution: answered and failed tickets, rows, phases and dispatch reason.
+
+        ``returned`` of the answered tickets have an error that the model returned.
+        """
         start, input_end, output_start, end = phases
         spent = (input_end - start, output_start - input_end, end - output_start)
         with self._lock:
@@ -262,6 +274,7 @@ class ModelStatistics:
             batch[2] += spent[1]
             batch[3] += spent[2]
             wait_ns = self._record_done(done, start, end, spent) if done else 0
+            self._record_returned(returned)
             self._recent.append(RanBatch(end, len(done), rows, wait_ns, end - start, reason))
             if self._first_bounds_ms:
                 self._count_first((*done, *failed), end)
@@ -269,6 +282,10 @@ class ModelStatistics:
                 self._fail[0] += 1
                 self._fail[1] += end - ticket.arrival_ns
                 self.failures[BACKEND] += 1
+
+    def _record_returned(self, count: int) -> None:
+        self.returned_errors += count
+        self.failures[BACKEND] += count
 
     def _record_done(self, done: Sequence[Ticket], start: int, end: int, spent: tuple[int, int, int]) -> int:
         """Count answered requests and return their total queue time."""
@@ -324,6 +341,7 @@ class ModelStatistics:
                 self.failures[CANCELED if streamed.outcome.code == "CANCELLED" else BACKEND] += 1
             else:
                 self._record_done([ticket], ticket.start_ns, now_ns, (0, now_ns - ticket.start_ns, 0))
+                self._record_returned(isinstance(streamed.outcome, RemoraError))
 
     def record_ensemble(
         self, ticket: Ticket, spent_ns: tuple[int, int, int], first_ns: int, now_ns: int, now_ms: int
@@ -525,11 +543,13 @@ class StatisticsRecorder:
             ticket.batch_rows = rows
         done: list[Ticket] = plan.tickets
         failed: list[Ticket] = []
+        returned = 0
         if {Response} != set(map(type, outcomes)):  # rare, and this is the fastest check
             done, failed = _split(plan.tickets, outcomes)
+            returned = sum(isinstance(outcome, RemoraError) and outcome.answered for outcome in outcomes)
             for outcome in outcomes if self._failures is not None else ():
                 self._log(outcome)
-        self._statistics.record_execution(done, failed, plan.rows, phases, plan.reason, self._clock.wall_ms())
+        self._statistics.record_execution(done, failed, plan.rows, phases, plan.reason, self._clock.wall_ms(), returned)
 
     def streamed(self, ticket: Ticket, index: int, streamed: Streamed, begin_ns: int, now_ns: int) -> None:
         self._statistics.record_streamed(ticket, index, streamed, now_ns - begin_ns, now_ns)

@@ -65,6 +65,13 @@ def test_batch_sizes_are_kept_apart_and_ascend() -> None:
     assert statistics.dispatches == {IDLE: 3}
 
 
+def test_an_error_that_the_model_returns_is_a_success_for_v2_and_a_failure_for_the_metrics() -> None:
+    statistics = ModelStatistics()
+    statistics.record_execution([arrived(1), arrived(1)], [], 2, PHASES, IDLE, 0, returned=1)
+    assert statistics.snapshot("m", "1").success.count == 2
+    assert statistics.returned_errors == statistics.failures["BACKEND"] == 1
+
+
 def test_failures_of_the_model_count_as_fail_and_their_rows_as_nothing() -> None:
     statistics = ModelStatistics()
     statistics.record_execution([arrived(1)], [arrived(2, 500)], 3, PHASES, IDLE, 0)

@@ -112,8 +112,7 @@ def _same(alone: Sequence[Tensor], together: Tensor) -> bool:
     if not together.data.ndim or len(together.data) != len(_TOGETHER):
         return False
     return all(
-        row.shape == alone[index].data.shape[1:] and _close(together, row, alone[index].data[0])
-        for row, index in zip(together.data, _TOGETHER, strict=True)
+        _close(together, together.data[place : place + 1], alone[index].data) for place, index in enumerate(_TOGETHER)
     )
 
 

@@ -341,7 +341,7 @@ _FAMILIES: tuple[tuple[str, str, str, Callable[[ServedModel], Iterable[MetricRow
         "nv_inference_request_success",
         "counter",
         "Number of successful inference requests, all batch sizes",
-        _one(lambda model: _stats(model).success.count),
+        _one(lambda model: max(_stats(model).success.count - model.statistics.returned_errors, 0)),
     ),
     ("nv_inference_request_failure", "counter", "Number of failed inference requests, all batch sizes", _failures),
     (

@@ -265,8 +265,8 @@ class Router:
 
     def record(self, version: int, outcome: object, begin_ns: int) -> None:
         """Count an answer. Cancelled requests do not count."""
-        failed = isinstance(outcome, RemoraError) and not outcome.answered
-        if failed and outcome.code == "CANCELLED":  # type: ignore[attr-defined]
+        failed = isinstance(outcome, RemoraError)
+        if isinstance(outcome, RemoraError) and outcome.code == "CANCELLED":
             return
         now_ns = self.now()
         self.tally.record(version, now_ns - begin_ns, failed=failed)

@@ -69,6 +69,7 @@ def test_dependent_rows_are_different(name: str) -> None:
 def test_every_datatype_can_be_tried(datatype: str) -> None:
     assert tried(lambda x: x, datatype, (-1, 2)) is Trial.EQUAL
     assert tried(lambda x: np.roll(x, 1, axis=0), datatype, (-1, 2)) is Trial.DIFFERENT
+    assert tried(lambda x: x, datatype, ()) is Trial.EQUAL
 
 
 def test_a_model_that_refuses_generated_values_is_unknown() -> None:

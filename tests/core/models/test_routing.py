@@ -172,7 +172,7 @@ def test_answers_are_counted_by_version_and_cancelled_requests_are_not() -> None
         three.replies[-1](None, answer)
     assert heard == list(answers)
     row = router.tally.rows()[3]
-    assert (row["answers"], row["errors"], row["mean_ms"]) == (4, 1, 2.0)
+    assert (row["answers"], row["errors"], row["mean_ms"]) == (4, 2, 2.0)
 
 
 def test_a_refused_request_counts_as_failed_and_a_retired_version_does_not() -> None:

@@ -400,7 +400,10 @@ def _model_status(entry: IndexEntry, model: ServedModel | None) -> Json:
         "openai": _openai_task(model),
         "generates": model.generation is not None,
         "load_ms": round(model.load_ns / 1e6, 3),
-        "requests": {"success": numbers.success.count, **dict(model.statistics.failures)},
+        "requests": {
+            "success": max(numbers.success.count - model.statistics.returned_errors, 0),
+            **dict(model.statistics.failures),
+        },
         "inferences": numbers.inference_count,
         "executions": numbers.execution_count,
         "mean_us": {
