@@ -41,9 +41,21 @@ NAMED_OUTPUTS: Final = "named_outputs"
 SOURCE_FILES: Final = "source.txt"
 """Name of the file in a repository of Python functions that lists the imported files."""
 
+MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+"""Text in a parameter's path that stands for the model's directory."""
+
 _MAX_VERSION = (1 << 63) - 1
 _NO_VERSIONS = frozenset({"warmup", "initial_state", "configs"})
 _VERSION = re.compile(r"\s*\+?(\d+)", re.ASCII)
+
+
+def path_of_parameter(written: str, model_dir: Path) -> Path:
+    """Return the absolute path that a parameter of a model's configuration means.
+
+    ``$$TRITON_MODEL_DIRECTORY`` stands for the model's directory, at which relative paths start too.
+    """
+    home = model_dir.absolute()
+    return home / written.replace(MODEL_DIRECTORY, str(home))
 
 
 class FileKind(NamedTuple):

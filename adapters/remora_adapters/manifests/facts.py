@@ -193,9 +193,12 @@ def measure(paths: Sequence[str], name: str, image: str, location: str, choices:
     """
     from remora.engine import Engine  # because the command line imports this module for the platform names
     from remora.options import EngineOptions
+    from remora.server.startup import with_workers
+    from remora.system.machine import usage_with_children
 
     begin = time.monotonic()
-    options = EngineOptions(paths=tuple(paths), model_control_mode="explicit" if choices.gpus else "none")
+    mode = "explicit" if choices.gpus else "none"
+    options = with_workers(EngineOptions(paths=tuple(paths), model_control_mode=mode))
     with Engine(options=options) as engine:
         written = _written(options, choices.gpus) if choices.gpus else {}
         # Models before ensembles, which would load them as they are written.
@@ -203,7 +206,8 @@ def measure(paths: Sequence[str], name: str, image: str, location: str, choices:
             engine.load(model, _on_processor(written[model]))
         load_s = time.monotonic() - begin
         models = tuple(_model(model.config, written.get(model.name), choices.gpus) for model in engine.models())
-        return Facts(name, image, location, models, load_s, _resident_mib(), choices)
+        resident_mib = usage_with_children().resident_bytes // _MIB
+        return Facts(name, image, location, models, load_s, resident_mib, choices)
 
 
 def _written(options: EngineOptions, gpus: int) -> Mapping[str, ModelConfig]:
@@ -253,12 +257,3 @@ def _model(loaded: ModelConfig, written: ModelConfig | None, gpus: int) -> Model
         return Model(loaded.name, loaded.max_batch_size, instances, gpu=False)
     count = sum(max(each.count, 1) * (len(each.gpus) or gpus) for each in placed)
     return Model(loaded.name, loaded.max_batch_size, count, gpu=True)
-
-
-def _resident_mib() -> int:
-    """Return the memory of this process in MiB, or 0 where unavailable."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * 4096 // _MIB
-    except OSError:
-        return 0

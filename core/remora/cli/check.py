@@ -24,6 +24,7 @@ from remora.options import EngineOptions
 from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from remora.repository import ModelFolder
 from remora.repository.local import scan_repository
+from remora.server.startup import with_workers
 from remora.system.clock import SystemClock
 
 _MAX_PROBLEMS = 100
@@ -65,7 +66,7 @@ class _Checker:
         self, targets: Iterable[Target], gpus: int | None, backend_directory: str, *, open_models: bool
     ) -> None:
         self._gpus = gpus
-        self._options = EngineOptions(backend_directory=backend_directory)
+        self._options = with_workers(EngineOptions(backend_directory=backend_directory))
         self._open_models = open_models
         self._targets = [target for target in targets if target.folder is not None]
         self._results: dict[tuple[Path, str, str], Mapping[int, ModelConfig] | RemoraError] = {}

@@ -35,6 +35,7 @@ from remora.options import EngineOptions
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.repository import ModelFolder
 from remora.repository.local import scan, scan_repository
+from remora.server.startup import with_workers
 from remora.system.clock import SystemClock
 
 _SUFFIXES = frozenset(Path(name).suffix for name in CONFIG_FILENAMES)
@@ -66,7 +67,7 @@ def derive(options: argparse.Namespace) -> int:
     target = _only_target(options.path)
     if target.folder is None or not target.folder.versions:
         raise NotFoundError(f"there is no model at '{options.path}' to derive a configuration from")
-    loader = ModelLoader(EngineOptions(), SystemClock(), gpus=range(options.gpus))
+    loader = _loader(options)
     with warnings_shown("remora config derive"):
         # An empty configuration overrides the configuration file.
         plan = planned(loader, target.folder, {"config": "{}"})
@@ -80,7 +81,7 @@ def _shown_config(target: Target, options: argparse.Namespace) -> tuple[ModelCon
     if target.folder is None:
         assert target.file is not None  # a target has one or the other
         return normalised(read_config(target.file), target.name, options.gpus), ""
-    loader = ModelLoader(EngineOptions(model_config_name=target.config_name), SystemClock(), gpus=range(options.gpus))
+    loader = _loader(options, target.config_name)
     if not target.folder.versions and find_config(target.folder.path, target.config_name) is None:
         raise NotFoundError(f"'{target.folder.path}' has neither a configuration nor a version directory with a model")
     plan = planned(loader, target.folder, {})
@@ -90,6 +91,11 @@ def _shown_config(target: Target, options: argparse.Namespace) -> tuple[ModelCon
     if target.folder.versions and not options.as_written:
         return _opened_config(loader, plan)
     return normalised(plan.config, target.name, options.gpus), ""
+
+
+def _loader(options: argparse.Namespace, config_name: str = "") -> ModelLoader:
+    settings = with_workers(EngineOptions(model_config_name=config_name))
+    return ModelLoader(settings, SystemClock(), gpus=range(options.gpus))
 
 
 def planned(loader: ModelLoader, folder: ModelFolder, parameters: dict[str, str | bytes]) -> LoadPlan:

@@ -22,6 +22,7 @@ from remora.cli.output import UsageError, columns, warnings_shown
 from remora.errors import InvalidArgumentError, MalformedError
 from remora.messages import DTYPES, Array, Tensor
 from remora.protocols.rest.response import serialized
+from remora.server.startup import with_workers
 from remora.system.clock import Clock, SystemClock
 from remora.system.json_text import read_json
 
@@ -73,12 +74,11 @@ def _open_client(options: argparse.Namespace) -> Iterator[ApiClient]:
             client.close()
         return
     from remora.engine import Engine
+    from remora.options import EngineOptions
 
-    with (
-        warnings_shown("remora infer"),
-        # Load only this model, because the repository may hold many more.
-        open_models(Engine(options.repository, model_control_mode="explicit", load_model=(options.model,))) as engine,
-    ):
+    # Load only this model, because the repository may hold many more.
+    settings = EngineOptions(paths=(options.repository,), model_control_mode="explicit", load_model=(options.model,))
+    with warnings_shown("remora infer"), open_models(Engine(options=with_workers(settings))) as engine:
         yield EngineClient(engine, options.timeout)
 
 

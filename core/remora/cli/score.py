@@ -22,6 +22,7 @@ from remora.cli.scoring.run import Progress, ScoringRun, Work
 from remora.cli.scoring.sinks import join_segments, write_empty
 from remora.cli.scoring.sources import import_parquet, open_source
 from remora.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from remora.server.startup import with_workers
 from remora.storage import Secret
 from remora.storage.location import Location, is_url, parse_location
 from remora.storage.stored_file import open_stored
@@ -97,13 +98,15 @@ def score(options: argparse.Namespace) -> int:
 
 def _engine(options: argparse.Namespace) -> Engine:
     from remora.engine import Engine
+    from remora.options import EngineOptions
 
     settings: dict[str, Any] = {}
     if options.model:
         settings = {"model_control_mode": "explicit", "load_model": (options.model,)}
     # The option comes first, so that the user's value of the same key overrides it.
     backend_config = (f"default-max-batch-size={_MOST_ROWS}", *options.backend_config)
-    return Engine(options.models, backend_config=backend_config, **settings)
+    chosen = EngineOptions(paths=(options.models,), backend_config=backend_config, **settings)
+    return Engine(options=with_workers(chosen))
 
 
 def _choose(engine: Engine) -> str:

@@ -94,7 +94,7 @@ def cache_of(settings: Mapping[str, str]) -> EnvironmentCache:
     if limit and not limit.isdecimal():
         raise ConfigError(f"--backend-config=python,{LIMIT_SETTING}={limit}: expected a number of bytes")
     return EnvironmentCache(
-        Path(folder) if folder else Path.home() / ".cache" / "remora" / "environments",
+        Path(folder).absolute() if folder else Path.home() / ".cache" / "remora" / "environments",
         int(limit) if limit else _DEFAULT_LIMIT_BYTES,
     )
 

@@ -103,7 +103,7 @@ class LoadPlan(NamedTuple):
         """
         if self.repository is None:
             return self
-        return self._replace(folder=self.repository.fetch(self.folder.name, versions))
+        return self._replace(folder=self.repository.fetch(self.folder.name, versions).absolute())
 
 
 class _Opened(NamedTuple):
@@ -189,7 +189,7 @@ class ModelLoader:
             raise PollError(str(error)) from error
         self.ledger.add(folder.name, "config", begin_ns)
         revision = revision_of(folder, config, versions, files)
-        return LoadPlan(folder, config, versions, revision, repository, bool(parameters), files)
+        return LoadPlan(folder.absolute(), config, versions, revision, repository, bool(parameters), files)
 
     def _written_config(self, folder: ModelFolder, parameters: Mapping[str, str | bytes]) -> ModelConfig:
         for key in parameters:
@@ -384,7 +384,7 @@ class ModelLoader:
 
     def _backend(self, config: ModelConfig) -> Backend:
         directory = self._options.backend_directory
-        found = backend_in(Path(directory), config.backend) if directory else None
+        found = backend_in(Path(directory).absolute(), config.backend) if directory else None
         return found or find_backend("ensemble" if config.platform == "ensemble" else config.backend)
 
 

@@ -23,7 +23,7 @@ class ReleaseStore:
     """
 
     def __init__(self, path: Path | None) -> None:
-        self.path = path
+        self.path = path.absolute() if path is not None else None
 
     def read(self) -> dict[str, Release]:
         """Return the stored releases by model. Raises InternalError for a file that cannot be read."""

@@ -53,6 +53,14 @@ class ModelFolder(NamedTuple):
     versions: Mapping[int, Path]
     listed: Mapping[int, tuple[str, ...]] = _NOT_LISTED
 
+    def absolute(self) -> ModelFolder:
+        """Return the folder with absolute paths, which a model's code cannot change by changing its directory.
+
+        Links and ``..`` stay as they are, because ``..`` after a link means the parent of the link's target.
+        """
+        versions = {number: path.absolute() for number, path in self.versions.items()}
+        return self._replace(path=self.path.absolute(), repository=self.repository.absolute(), versions=versions)
+
     def filenames(self, version: int) -> tuple[str, ...]:
         """Return the file names in a version's directory, from which the backend is inferred [C04]."""
         if version in self.listed:

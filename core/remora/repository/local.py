@@ -34,14 +34,15 @@ class LocalRepository:
     """
 
     def __init__(self, directory: Path, *, any_layout: bool = False, bare_name: str = "") -> None:
-        self._directory = directory
+        self._location = str(directory)
+        self._directory = directory.absolute()  # because a model's code may change the working directory
         self._any_layout = any_layout
         self._bare_name = bare_name
 
     @property
     def location(self) -> str:
         """The directory as configured."""
-        return str(self._directory)
+        return self._location
 
     def models(self, name: str = "") -> dict[str, list[ModelFolder]]:
         """Scan the directory (see `Repository.models`). Raises NotFoundError when it does not exist."""

@@ -17,7 +17,10 @@ _REDIS_SECRETS = {"TRITONCACHE_REDIS_USERNAME": "redis,user", "TRITONCACHE_REDIS
 
 
 def with_workers(options: EngineOptions) -> EngineOptions:
-    """Return options that run Python models in worker processes by default (decision 0007)."""
+    """Return options that run Python models in worker processes by default (decision 0007).
+
+    Commands that open models apply it too, because they must accept what the server serves.
+    """
     return replace(options, backend_config=("python,isolation=process", *options.backend_config))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from model_folders import COMPLETE, ensemble, model, negation
 from remora.cli import main
+from small_wheels import write_wheel
 
 Captured = pytest.CaptureFixture[str]
 
@@ -240,3 +242,55 @@ def test_an_ensemble_without_a_version_is_a_problem_opened_or_not(tmp_path: Path
     model(tmp_path, "second", COMPLETE)
     (problem,) = checked(capsys, tmp_path)
     assert problem.endswith("create an empty folder 1/")
+
+
+REQUIRING = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+import remora_one
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", remora_one.VALUE)]) for each in requests]
+"""
+REQUIRING_CONFIG = """
+backend: "python"
+input [{ name: "x" data_type: TYPE_FP32 dims: [ 1 ] }]
+output [{ name: "y" data_type: TYPE_FP32 dims: [ 1 ] }]
+"""
+
+
+@pytest.mark.parametrize("needs", ["requirements.txt", "EXECUTION_ENV_PATH"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("config", "check", "--open", "."),
+        ("config", "show", "m"),
+        ("infer", "m", "--repository", ".", "--input", "x=1"),
+        ("score", ".", "rows.csv", "out.csv"),
+        ("manifests", "knative", ".", "--models", "gs://bucket/models"),
+    ],
+    ids=lambda words: words[0] + words[1].partition("-")[0],
+)
+def test_a_command_that_opens_models_accepts_the_environments_that_the_server_does(
+    needs: str, command: tuple[str, ...], tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = tmp_path / "repository" / "m" / "1"
+    version.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path / "repository")
+    config, code = REQUIRING_CONFIG, REQUIRING
+    if needs == "requirements.txt":
+        wheel = write_wheel(tmp_path, "remora-one", "1.0", "import numpy\nVALUE = numpy.float32([7])\n")
+        (version.parent / "requirements.txt").write_text(f"{wheel}\n")
+    else:
+        code = REQUIRING.replace("import remora_one", "class remora_one:\n    VALUE = np.float32([7])")
+        python = version.parent / "env" / "bin" / "python3"
+        python.parent.mkdir(parents=True)
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        python.chmod(0o755)
+        config += 'parameters { key: "EXECUTION_ENV_PATH" value: { string_value: "$$TRITON_MODEL_DIRECTORY/env" } }'
+    (version.parent / "config.pbtxt").write_text(config)
+    (version / "model.py").write_text(code)
+    (tmp_path / "repository" / "rows.csv").write_text("x\n1\n")
+    assert main(command) == 0, capsys.readouterr()

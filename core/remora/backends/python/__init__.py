@@ -25,7 +25,7 @@ from remora.backends.python.instance import CLASS_NAME, PythonInstance, model_cl
 from remora.backends.python.loading import LoadedModule, load_module
 from remora.backends.worker.settings import PROCESS, asks_for_environment, isolation
 from remora.errors import InternalError
-from remora.model_files import MODULE_PATH
+from remora.model_files import MODULE_PATH, path_of_parameter
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.tensors.device import CUDA, HOST, DeviceId
 
@@ -86,7 +86,7 @@ class PythonBackend:
         shared = source.settings.get(_CODE)
         file = Path(shared) if shared else require_file(model_path(source, config, DEFAULT_FILENAME), source, "*.py")
         modules = config.parameters[MODULE_PATH].string_value if MODULE_PATH in config.parameters else ""
-        search = (Path(modules),) if modules else ()
+        search = (path_of_parameter(modules, source.model_dir),) if modules else ()
         return PythonModel(source, file, self._to_json, shared=bool(shared), search=search)
 
 

@@ -17,12 +17,11 @@ from remora.backends import Source
 from remora.environments import cache_of, interpreter_in, interpreter_with, read_requirements_of, run
 from remora.environments.requirements import asks_for_anything, read_requirements, unmet
 from remora.errors import ConfigError
-from remora.model_files import REQUIREMENTS
+from remora.model_files import MODEL_DIRECTORY, REQUIREMENTS, path_of_parameter
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.storage.archive import unpack
 
 PATH_PARAMETER = "EXECUTION_ENV_PATH"
-MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 
 _TRIAL = """
 import sys
@@ -84,7 +83,7 @@ def environment_path(parameters: Mapping[str, str], model_dir: Path) -> Path | N
     Relative paths start at the model's directory.
     """
     written = parameters.get(PATH_PARAMETER, "")
-    return model_dir / written.replace(MODEL_DIRECTORY, str(model_dir)) if written else None
+    return path_of_parameter(written, model_dir) if written else None
 
 
 def interpreter_for(source: Source, config: ModelConfig) -> Path:
