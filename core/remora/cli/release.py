@@ -149,6 +149,6 @@ _MEMBERS: Mapping[str, Callable[[argparse.Namespace], dict[str, Any] | None]] = 
     "rollback": lambda options: {"alias": options.name, "reason": options.reason},
     "alias": lambda options: {"alias": options.alias, "version": options.version_number},
     "shadow": _shadow,
-    "end": lambda _options: {},
+    "end": lambda options: {"serve_latest": options.serve_latest or None},
     "status": lambda _options: None,
 }

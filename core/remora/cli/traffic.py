@@ -353,6 +353,10 @@ def add_release(commands: Any, count: Count, server: Callable[[Any], None]) -> l
         if verb in ("start", "weight", "promote", "rollback"):
             parser.add_argument("--name", default="", metavar="ARM", help="arm other than canary, for A/B tests")
             parser.add_argument("--reason", default="", metavar="TEXT", help="reason to keep with the decision")
+        if verb == "end":
+            parser.add_argument(
+                "--serve-latest", action="store_true", help="also if the version that serves then was rolled back"
+            )
         server(parser)
         parser.add_argument("--json-out", action="store_true", help="print the state as JSON")
         parsers.append(parser)

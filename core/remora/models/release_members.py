@@ -60,18 +60,13 @@ def plan_of(members: Mapping[str, object]) -> dict[str, Any]:
         raise ValueError("steps: expected a list of weights")
     if not isinstance(rules, dict):
         raise ValueError("rules: expected an object")
-    automatic = members.get("automatic", False)
-    if not isinstance(automatic, bool):
-        raise ValueError("automatic: expected true or false")
+    automatic = flag_of(members, "automatic")
     judged = " and ".join(name for name, value in (("steps", steps), ("rules", rules)) if value)
     if judged and not automatic:
         why = "because people decide without it"
         raise ValueError(f'{judged}: only with "automatic": true, {why}; add it, or leave {judged} out')
-    logged = members.get("log", False)
-    if not isinstance(logged, bool):
-        raise ValueError("log: expected true or false")
     return {
-        "logged": logged,
+        "logged": flag_of(members, "log"),
         "steps": tuple(map(releases.parse_weight, steps)),
         "sticky": text_of(members, "sticky") or releases.BY_REQUEST,
         "automatic": automatic,
@@ -131,6 +126,23 @@ def text_of(members: Mapping[str, object], name: str) -> str:
     value = members.get(name, "")
     if not isinstance(value, str) or len(value) > 1000:
         raise ValueError(f"{name}: expected a text of at most 1000 characters")
+    return value
+
+
+def unstored_rollback(release: Release) -> str:
+    """Return a warning for a release that a restart forgets, "" without a rollback."""
+    versions = ", ".join(map(str, release.rejected))
+    return versions and (
+        f"the rollback of version {versions} is kept in memory only, so that a restart of the server undoes it: "
+        "name a folder for the state of releases with --release-directory"
+    )
+
+
+def flag_of(members: Mapping[str, object], name: str) -> bool:
+    """Return a boolean, false if it is missing. Raises ValueError."""
+    value = members.get(name, False)
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}: expected true or false")
     return value
 
 

@@ -9,21 +9,25 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
 from remora.calls import ReleaseShare
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError, RemoraError
+from remora.model_files import RELEASE_FILE
 from remora.models.load_log import occasion
 from remora.models.release_members import (
     CANARY_MEMBERS,
     SHADOW_MEMBERS,
     declared_release,
+    flag_of,
     missing_version,
     plan_of,
     release_document,
     shadow_of,
     text_of,
+    unstored_rollback,
     version_of,
 )
 from remora.models.release_store import ReleaseStore
@@ -35,7 +39,7 @@ from remora.repository.catalog import name_of
 from remora.system.clock import Clock
 from remora.traffic import releases
 from remora.traffic.judgement import WAIT, Rate, Verdict, judge
-from remora.traffic.releases import CANARY, RUNNING, Release, Shadow
+from remora.traffic.releases import CANARY, RUNNING, SETTLED, Release, Shadow
 
 _log = logging.getLogger("remora.models")
 
@@ -47,7 +51,7 @@ _PARAMETERS: Mapping[str, frozenset[str]] = {
     "rollback": frozenset(("alias", "reason")),
     "alias": frozenset(("alias", "version")),
     "shadow": SHADOW_MEMBERS,
-    "end": frozenset(),
+    "end": frozenset(("serve_latest",)),
 }
 ACTIONS = tuple(_PARAMETERS)
 
@@ -95,6 +99,8 @@ class Releases:
         self._commands = threading.RLock()  # held for a whole command with its loads
         self._lock = threading.RLock()  # held for a change of the state; loads may take it
         self._live: dict[str, _Live] = {}
+        self._by_policy: dict[str, list[int]] = {}  # by the latest load
+        self._declaring: set[str] = set()  # with a file at the latest load
         self._unsaved = ""
         self._judged: set[str] = set()
         for key, release in store.read().items():
@@ -117,7 +123,10 @@ class Releases:
     def select(self, key: str, by_policy: list[int], available: list[int]) -> list[int]:
         """Return the versions to load: those of the version policy and those of the release."""
         live = self._live.get(key)
-        return by_policy if live is None else live.release.select(by_policy, available)
+        if live is None:
+            return by_policy
+        self._by_policy[key] = by_policy
+        return live.release.select(by_policy, available)
 
     def declare(self, key: str, text: bytes, available: list[int]) -> None:
         """Begin the release that a model's file declares, unless it has begun before.
@@ -126,6 +135,7 @@ class Releases:
         """
         digest = blake2b(text, digest_size=16).hexdigest()
         with self._lock:
+            self._declaring.add(key)
             live = self._live.get(key)
             if live is not None and live.release.declared == digest:
                 return
@@ -133,6 +143,11 @@ class Releases:
             missing = sorted(release.versions().difference(available))
             if missing:
                 raise InvalidArgumentError(missing_version("release.yaml", missing[0], available))
+            if live is not None:  # a version that was rolled back stays so, unless the file names it
+                kept = sorted({*live.release.rejected}.difference(release.versions()))
+                release = release._replace(
+                    rejected=tuple(kept), events=(*live.release.events, *release.events)[-releases.HISTORY :]
+                )
             _log.info("model '%s' has a declared release: %s", key, _summary(release))
             self._put(key, release, forced=True)  # without the state the file declares it again
             if self._unsaved:
@@ -203,7 +218,7 @@ class Releases:
             if action == "start":
                 self._start(key, parameters, now_ms, reason)
             elif action == "end":
-                self._end(key)
+                self._end(key, serve_latest=flag_of(parameters, "serve_latest"))
             elif action == "shadow":
                 self._shadow(key, parameters, now_ms)
             else:
@@ -330,13 +345,22 @@ class Releases:
             raise NotFoundError(f"release: model '{key}' has no version that serves")
         return newest.version
 
-    def _end(self, key: str) -> None:
-        """Forget the release: the version policy decides again."""
+    def _end(self, key: str, *, serve_latest: bool) -> None:
+        """Forget the release: the version policy decides again.
+
+        A version that was rolled back serves then only with ``serve_latest``.
+        """
         live = self._live.get(key)
         if live is None:
             raise ValueError("the model has no release")
-        if live.release.stage == RUNNING:
-            raise ValueError("a release is running: promote it or roll it back first")
+        if live.release.stage == SETTLED:
+            self._declaring.discard(key)
+            with suppress(RemoraError):  # the load that follows fails too, and that of a broken model must not end here
+                self._load(key)  # because the file or the version policy may be others than at the last load
+        if key in self._declaring:
+            raise ValueError(f"{RELEASE_FILE} declares it and would begin it again: remove the file first")
+        by_policy = self._by_policy.get(key) or self._models.available(key)
+        releases.check_end(live.release, by_policy, serve_latest=serve_latest)
         self._drop(key)
         self._load(key)
 
@@ -505,7 +529,7 @@ class Releases:
             **document,
             "judgement": self._verdict(key).reason if live.release.automatic else "",
             "stored": str(self._store.path) if self._store.path is not None and not self._unsaved else "",
-            "warning": self._unsaved,
+            "warning": self._unsaved or ("" if self._store.path else unstored_rollback(live.release)),
         }
 
     def shares(self) -> list[ReleaseShare]:

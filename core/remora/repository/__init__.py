@@ -54,9 +54,10 @@ class ModelFolder(NamedTuple):
     listed: Mapping[int, tuple[str, ...]] = _NOT_LISTED
 
     def absolute(self) -> ModelFolder:
-        """Return the folder with absolute paths, which a model's code cannot change by changing its directory.
+        """Return the folder with absolute paths.
 
-        Links and ``..`` stay as they are, because ``..`` after a link means the parent of the link's target.
+        A model's code may change the working directory. Links and ``..`` stay as they are, because ``..`` after a link
+        means the parent of the link's target.
         """
         versions = {number: path.absolute() for number, path in self.versions.items()}
         return self._replace(path=self.path.absolute(), repository=self.repository.absolute(), versions=versions)

@@ -24,6 +24,8 @@ HUNDRED = 10_000
 HISTORY = 20
 _ADDED = frozenset(("slow_limit_ns",))
 """Fields that the stored form of an earlier version of remora lacks; they have defaults."""
+_ROLLED_BACK = "roll back version "
+"""Begin of the action of a rollback, before the versions."""
 _ALIAS = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
 
@@ -284,7 +286,41 @@ def rollback(release: Release, now_ms: int, *, alias: str = "", reason: str = ""
         automatic=release.automatic and judged,
         since_ms=now_ms,
     )
-    return _with_event(settled, now_ms, f"roll back version {', '.join(map(str, versions))}", reason)
+    return _with_event(settled, now_ms, _ROLLED_BACK + ", ".join(map(str, versions)), reason)
+
+
+def check_end(release: Release, by_policy: Iterable[int], *, serve_latest: bool) -> None:
+    """Check that a release may be forgotten.
+
+    It may not while it runs, or if a version that was rolled back would serve next. ``by_policy`` are the versions of
+    the version policy; ``serve_latest`` lets any of them serve. Raises ValueError.
+    """
+    if release.stage == RUNNING:
+        raise ValueError("a release is running: promote it or roll it back first")
+    newest = max(by_policy, default=0)
+    if newest in release.rejected and not serve_latest:
+        why = _reason_of_rollback(release, newest)
+        raise ValueError(
+            f"version {newest} would serve, which was rolled back{f' ({why})' if why else ''}: keep the release, in "
+            f"which version {release.stable} is stable, add a newer version, or let version {newest} serve with "
+            '--serve-latest ("serve_latest": true)'
+        )
+
+
+def declared_after(release: Release, before: Release) -> Release:
+    """Return the release of a changed file, with the rollbacks that it does not undo by name."""
+    rejected = sorted({*before.rejected}.difference(release.versions()))
+    return release._replace(rejected=tuple(rejected), events=(*before.events, *release.events)[-HISTORY:])
+
+
+def _reason_of_rollback(release: Release, version: int) -> str:
+    """Return the reason of a version's latest rollback, "" if it is no longer kept."""
+    for event in reversed(release.events):
+        if event.action.startswith(_ROLLED_BACK) and str(version) in event.action.removeprefix(_ROLLED_BACK).split(
+            ", "
+        ):
+            return event.reason
+    return ""
 
 
 def set_shadow(release: Release, shadow: Shadow | None, now_ms: int) -> Release:
@@ -297,9 +333,8 @@ def set_shadow(release: Release, shadow: Shadow | None, now_ms: int) -> Release:
         raise ValueError(f"version {shadow.version} is stable: a shadow is another version")
     if not 0 < shadow.weight <= HUNDRED:
         raise ValueError(f"share of the shadow: expected above 0 to 100 percent, got {percent(shadow.weight)}")
-    own = shadow.version if shadow.is_version else None
-    wanted = release._replace(shadow=shadow, rejected=tuple(number for number in release.rejected if number != own))
-    return _with_event(wanted, now_ms, f"copy {percent(shadow.weight)} to {shadow.title}", "")
+    # A version that was rolled back stays so, because copies do not make it serve.
+    return _with_event(release._replace(shadow=shadow), now_ms, f"copy {percent(shadow.weight)} to {shadow.title}", "")
 
 
 def end_shadow(release: Release, now_ms: int, reason: str) -> Release:

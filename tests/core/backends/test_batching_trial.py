@@ -104,11 +104,3 @@ def test_rows_of_gigabytes_are_not_tried() -> None:
         raise AssertionError("not called")
 
     assert tried(never, dims=(1 << 30,)) is Trial.UNKNOWN
-
-
-@pytest.mark.parametrize("datatype", ["BYTES", "INT64"])
-def test_outputs_with_one_element_for_each_row_are_compared(datatype: str) -> None:
-    def run(inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
-        return [Tensor("y", datatype, inputs["x"])]
-
-    assert try_rows(run, [TensorInfo("x", datatype, (-1,))], [TensorInfo("y", datatype, (-1,))]) is Trial.EQUAL

@@ -92,6 +92,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> _Server:
         ),
         (["shadow", "m"], {"action": "shadow"}),
         (["end", "m"], {"action": "end"}),
+        (["end", "m", "--serve-latest"], {"action": "end", "serve_latest": True}),
     ],
 )
 def test_a_command_becomes_one_request(words: list[str], sent: dict[str, Any], server: _Server) -> None:

@@ -81,8 +81,43 @@ def test_a_rolled_back_version_is_unloaded_and_stays_so(repository: Path) -> Non
         eventually(lambda: [model.version for model in engine.models()] == [2])
     with released_engine(repository) as engine:
         assert set(_answers(engine, 5)) == {2}
-        _release(engine, "end")
+        _release(engine, "end", serve_latest=True)
         assert set(_answers(engine, 5)) == {3}
+
+
+@pytest.mark.parametrize("between", ["nothing", "a restart", "a shadow", "another declaration", "an alias"])
+def test_the_end_of_a_release_does_not_let_a_rolled_back_version_serve(repository: Path, between: str) -> None:
+    with released_engine(repository) as engine:
+        _add_version_three(repository)
+        _release(engine, "start", version=3, weight=20)
+        _release(engine, "rollback", reason="prices are absurd")
+        if between == "a shadow":
+            _release(engine, "shadow", version=3)
+            _release(engine, "shadow")
+        elif between == "an alias":
+            _release(engine, "alias", alias="old", version=3)
+            _release(engine, "alias", alias="old")
+    if between == "another declaration":
+        (repository / "m" / "release.yaml").write_text("stable: 2\n")
+        with released_engine(repository) as engine:
+            with pytest.raises(RemoraError, match=r"release\.yaml declares it .* remove the file first"):
+                _release(engine, "end", serve_latest=True)
+            (repository / "m" / "release.yaml").unlink()
+    with released_engine(repository) as engine:
+        with pytest.raises(RemoraError, match=r"version 3 would serve, which was rolled back \(prices are absurd\)"):
+            _release(engine, "end")
+        assert set(_answers(engine, 5)) == {2}
+        write_version(repository, 4)
+        _release(engine, "end")
+        assert set(_answers(engine, 5)) == {4}
+
+
+def test_a_rollback_that_a_restart_would_undo_has_a_warning(repository: Path) -> None:
+    with released_engine(repository) as engine:
+        engine._lifecycle.releases._store.path = None
+        _add_version_three(repository)
+        assert _release(engine, "start", version=3, weight=20)["warning"] == ""
+        assert "a restart of the server undoes it" in _release(engine, "rollback")["warning"]
 
 
 def test_a_model_without_a_release_is_looked_up_directly(repository: Path) -> None:
@@ -162,6 +197,7 @@ def test_aliases_name_versions_for_clients(repository: Path) -> None:
         ("rollback", {}, "no release is running"),
         ("weight", {"weight": 5}, "there is no arm 'canary'"),
         ("end", {}, "the model has no release"),
+        ("end", {"serve_latest": 1}, "serve_latest: expected true or false"),
         ("fly", {}, "release action 'fly' is not known: there are start, weight, promote"),
     ],
 )
