@@ -128,6 +128,11 @@ class ModelLoad(NamedTuple):
     model: str
     parameters: Mapping[str, str | bytes] = _NOTHING
 
+    @property
+    def has_content(self) -> bool:
+        """True if the command brings a configuration or files, which may choose or be code."""
+        return bool(self.parameters)
+
 
 class ModelUnload(NamedTuple):
     """Command to unload a model.

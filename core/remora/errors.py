@@ -10,6 +10,7 @@
     ├── UnavailableError        UNAVAILABLE     not now: queue full, timed out, stopping, loading
     │   ├── QueueFullError      UNAVAILABLE     no room in the model's queue
     │   └── RetiredError        UNAVAILABLE     the version was replaced: look the model up again
+    ├── PermissionDeniedError   PERMISSION_DENIED  the roles of the API key do not permit it
     ├── UnsupportedError        UNSUPPORTED     the feature is not supported
     ├── AlreadyExistsError      ALREADY_EXISTS  registered twice
     └── CancelledError          CANCELLED       the client disconnected or cancelled
@@ -101,6 +102,12 @@ class RetiredError(UnavailableError):
 
     Look the model up again; one repetition is enough.
     """
+
+
+class PermissionDeniedError(RemoraError):
+    """A request that the roles of its API key do not permit."""
+
+    code = "PERMISSION_DENIED"
 
 
 class UnsupportedError(RemoraError):

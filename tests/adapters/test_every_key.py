@@ -21,7 +21,8 @@ from eventually import eventually
 from hosting import PATIENCE_S, Got, ask, running, v2_request, write_scale
 from issuer import AUDIENCE, ISSUER, Key, KeyServer, key_set, token
 from remora.engine import Engine
-from remora.protocols.api_keys import ROLES
+from remora.options.roles import ROLES
+from remora.proto import inference_pb2 as pb
 from remora.server.host import Host, find_adapter
 from remora.server.http.pages import home_page
 from remora.server.main import Ports
@@ -74,6 +75,9 @@ READS = [
 ]
 CHANGES = [
     Way("control", "POST", "/v2/repository/models/none/load", {}),
+    Way("deploy", "POST", "/v2/repository/models/none/load", {"parameters": {"config": "{}"}}),
+    Way("deploy", "POST", "/v2/repository/models/none/load", {"parameters": {"file:1/model.py": ""}}),
+    Way("deploy", "POST", "/v2/repository/models/none/load", {"parameters": {"config": " " * 300_000}}),
     Way("control", "POST", "/v2/repository/models/none/unload", {}),
     Way("control", "POST", "/v2/logging", {"log_verbose_level": 0}),
     Way("control", "POST", "/v2/trace/setting", {"trace_rate": "1000"}),
@@ -114,7 +118,7 @@ PLATFORMS = {
         Way("", "GET", "/execution-parameters"),
         Way("infer", "POST", "/invocations", V2),
         Way("read", "GET", "/models"),
-        Way("control", "POST", "/models", {"model_name": "none", "url": "/nowhere"}),
+        Way("deploy", "POST", "/models", {"model_name": "none", "url": "/nowhere"}),
         Way("control", "DELETE", "/models/none"),
     ],
     "azureml": [
@@ -156,10 +160,23 @@ CALLS = {
         "CudaSharedMemoryUnregister",
     ),
 }
+
+
+def loading(parameter: str) -> bytes:
+    """A request to load a model with what the request brings."""
+    request = pb.RepositoryModelLoadRequest(model_name="none")
+    if parameter == "config":
+        request.parameters[parameter].string_param = "{}"
+    else:
+        request.parameters[parameter].bytes_param = b"raise SystemExit"
+    return request.SerializeToString()
+
+
 RPCS = [
-    *((needs, SERVICE + name) for needs, names in CALLS.items() for name in names),
-    ("", f"{HEALTH}Check"),
-    ("metadata", REFLECTION),
+    *((needs, SERVICE + name, b"") for needs, names in CALLS.items() for name in names),
+    *(("deploy", f"{SERVICE}RepositoryModelLoad", message) for message in map(loading, ("config", "file:1/model.py"))),
+    ("", f"{HEALTH}Check", b""),
+    ("metadata", REFLECTION, b""),
 ]
 SIGNER = Key("one")
 
@@ -262,8 +279,8 @@ def check_http(send: Send, ways: list[Way], kind: str = "key") -> None:
         assert wrong.status not in (401, 429) if way.needs == "" else wrong.status in (401, 429), (way, wrong)
 
 
-def call(port: int, path: str, key: str | None) -> str:
-    """The name of the status of a call with an empty message."""
+def call(port: int, path: str, key: str | None, message: bytes = b"") -> str:
+    """The name of the status of a call."""
     metadata = [] if key is None else [("authorization", f"Bearer {key}")]
     streams = path.endswith(("ModelStreamInfer", "ServerReflectionInfo"))
     with grpcio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -271,7 +288,7 @@ def call(port: int, path: str, key: str | None) -> str:
             if streams:
                 list(channel.stream_stream(path)(iter([b""]), timeout=PATIENCE_S, metadata=metadata))
             else:
-                channel.unary_unary(path)(b"", timeout=PATIENCE_S, metadata=metadata)
+                channel.unary_unary(path)(message, timeout=PATIENCE_S, metadata=metadata)
         except grpcio.RpcError as error:
             return str(error.code().name)
         return "OK"
@@ -279,9 +296,9 @@ def call(port: int, path: str, key: str | None) -> str:
 
 def check_grpc(port: int, kind: str = "key") -> None:
     credentials = CREDENTIALS[kind]
-    for number, (needs, path) in enumerate(RPCS):
+    for number, (needs, path, message) in enumerate(RPCS):
         for role in (None, *ROLES):
-            name = call(port, path, None if role is None else credentials.of(role))
+            name = call(port, path, None if role is None else credentials.of(role), message)
             want = expected(needs, role)
             assert HTTP_CODES.get(name) == want, (path, role, name)
         wrong = call(port, path, credentials.wrong[number % len(credentials.wrong)])

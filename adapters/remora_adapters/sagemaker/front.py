@@ -20,6 +20,7 @@ from remora.engine import Engine
 from remora.errors import InvalidArgumentError, RemoraError
 from remora.messages import Buffer
 from remora.models.table import LoadingError
+from remora.protocols.api_keys import LOAD_CONTENT
 from remora.protocols.http1 import Head, HeadNote
 from remora.protocols.rest.answer import JSON, PLAIN, Headers, HttpAnswer, Refusal, encode_error, failure
 from remora.protocols.rest.infer import json_length
@@ -337,7 +338,7 @@ class SageMakerService:
         exchange.respond(locked or (_GONE if row is None else HttpAnswer(200, (PLAIN,), [orjson.dumps(_entry(row))])))
 
     def _load(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> None:
-        refusal = self._rest.locked("load", head)
+        refusal = self._rest.locked("load", head) or self._rest.denied(LOAD_CONTENT, head)  # the URL is any folder
         if refusal is None and self._rules.as_triton and self._engine.options.model_control_mode != "explicit":
             refusal = routes.refused(400, _NOT_EXPLICIT)
         if refusal is not None:

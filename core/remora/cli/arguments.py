@@ -400,7 +400,7 @@ def _add_replay(commands: Any) -> None:
 
 
 def _add_keys(commands: Any) -> None:
-    from remora.protocols.api_keys import ROLES
+    from remora.options.roles import ROLES
 
     keys = commands.add_parser("keys", help="make and revoke API keys of a server", description="Manage API keys.")
     verbs = keys.add_subparsers(metavar="VERB", required=True)

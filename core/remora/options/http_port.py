@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from remora.options.fields import fragment, option
+from remora.options.roles import ROLES
 
 
 @fragment
@@ -54,7 +55,7 @@ class TokenOptions:
         metavar="CLAIM",
     )
     jwt_role: tuple[str, ...] = option(
-        "Value of that claim and the roles that it grants (infer, read, control, all), such as ml-users=infer; "
+        f"Value of that claim and the roles that it grants ({', '.join(ROLES)}), such as ml-users=infer; "
         "*=infer for every token. Without it, values are names of roles. Repeatable.",
         metavar="VALUE=ROLE,...",
         many=True,
@@ -103,7 +104,7 @@ class HttpOptions:
         metavar="FILE",
     )
     api_key: tuple[str, ...] = option(
-        "API key with a name and roles (infer, read, control, all), such as ci:infer=@FILE. @FILE reads the key from "
+        f"API key with a name and roles ({', '.join(ROLES)}), such as ci:infer=@FILE. @FILE reads the key from "
         "a file, @env:NAME from an environment variable; sha256:DIGEST is its hash. Repeatable.",
         metavar="NAME:ROLE,...=@FILE",
         many=True,

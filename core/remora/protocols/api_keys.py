@@ -12,20 +12,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from remora.options.roles import CONTROL, DEPLOY, INFER, METADATA, READ, ROLES
 from remora.protocols.restriction import GROUP_OF_ACTION, GROUP_OF_RPC
 
-INFER, METADATA, READ, CONTROL = "infer", "metadata", "read", "control"
-"""Permissions: run models; read their metadata; read all state; load models and change settings."""
 OPEN = ""
 """Permission of requests that need no key: the probes of the server, and the page, which has no data."""
-
-ROLES: Mapping[str, frozenset[str]] = {
-    "infer": frozenset((INFER, METADATA)),
-    "read": frozenset((READ, METADATA)),
-    "control": frozenset((CONTROL, READ, METADATA)),
-    "all": frozenset((INFER, METADATA, READ, CONTROL)),
-}
-"""Permissions of each role."""
 
 GROUP_PERMISSIONS = {
     "health": METADATA,
@@ -38,7 +29,9 @@ GROUP_PERMISSIONS = {
     "trace": CONTROL,
     "logging": CONTROL,
 }
-_OF_ACTION = {"live": OPEN, "ready": OPEN, "home": OPEN, "pages": READ, "index": READ}
+LOAD_CONTENT = "load_content"
+"""Action of a load that brings a configuration, files or the path of a folder; a part of the action ``load``."""
+_OF_ACTION = {LOAD_CONTENT: DEPLOY, "live": OPEN, "ready": OPEN, "home": OPEN, "pages": READ, "index": READ}
 _OF_RPC = {
     "ServerLive": OPEN,
     "ServerReady": OPEN,

@@ -12,7 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from remora.protocols.api_keys import ROLES, Caller, Limits, caller_of_token
+from remora.options.roles import ROLES
+from remora.protocols.api_keys import Caller, Limits, caller_of_token
 
 ALGORITHMS: Mapping[str, str] = {
     "RS256": "RSA",

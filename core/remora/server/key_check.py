@@ -14,13 +14,15 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
+from remora.errors import PermissionDeniedError
 from remora.messages import Buffer
+from remora.options.roles import INFER
 from remora.protocols.api_keys import (
-    INFER,
+    LOAD_CONTENT,
     OPEN,
     Caller,
     KeyEntry,
@@ -321,6 +323,13 @@ class KeyCheck:
     def permits_call(self, path: str, headers: Headers) -> bool:
         """Return True if a gRPC call with this path and these headers may be served."""
         return denial_of(self.caller(headers), permission_of_call(path)) is None
+
+    def check_content(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
+        """Raise PermissionDeniedError if a gRPC call's key may not load what a request brings."""
+        headers = tuple((name.encode(), each if isinstance(each, bytes) else each.encode()) for name, each in metadata)
+        denial = denial_of(self.caller(headers), permission_of_action(LOAD_CONTENT, "POST"))
+        if denial is not None:
+            raise PermissionDeniedError(denial.text)
 
     def deny_call(self, path: str, headers: Headers, peer: str) -> Denial:
         """Return the refusal of a gRPC call that is not permitted, and count it."""

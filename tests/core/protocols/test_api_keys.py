@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remora.options.roles import CONTROL, DEPLOY, INFER, METADATA, READ, ROLES
 from remora.protocols import api_keys
 from remora.protocols.api_keys import (
-    CONTROL,
-    INFER,
-    METADATA,
     OPEN,
-    READ,
-    ROLES,
     KeyEntry,
     Keys,
     call_of,
@@ -89,8 +86,16 @@ def test_each_role_grants_what_the_documentation_lists() -> None:
         "infer": {INFER, METADATA},
         "read": {READ, METADATA},
         "control": {CONTROL, READ, METADATA},
-        "all": {INFER, METADATA, READ, CONTROL},
+        "deploy": {DEPLOY, CONTROL, READ, METADATA},
+        "all": {INFER, METADATA, READ, CONTROL, DEPLOY},
     }
+
+
+def test_the_page_about_keys_has_a_row_for_each_role() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page.partition("| Role | Permits |")[2].partition("\n\n")[0], re.M) == list(
+        ROLES
+    )
 
 
 def test_a_callers_limits_are_those_of_its_key() -> None:

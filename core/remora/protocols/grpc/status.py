@@ -25,6 +25,7 @@ _STATUS = {
     "INVALID_ARG": 3,
     "NOT_FOUND": 5,
     "ALREADY_EXISTS": 6,
+    "PERMISSION_DENIED": 7,
     "UNSUPPORTED": 12,
     "INTERNAL": 13,
     "UNAVAILABLE": 14,

@@ -24,7 +24,7 @@ INTERNAL = "internal error: see the server's log"
 _JOIN_BYTES = 8_192
 """Longest body that is copied behind its head."""
 _KEPT = (b"Connection", b"keep-alive")  # clients of HTTP/1.0 that ask for it expect this header (RFC 9112 C.2.2)
-STATUS_OF = {"INTERNAL": 500, "NOT_FOUND": 404, "UNAVAILABLE": 503, "UNSUPPORTED": 501}
+STATUS_OF = {"INTERNAL": 500, "PERMISSION_DENIED": 403, "NOT_FOUND": 404, "UNAVAILABLE": 503, "UNSUPPORTED": 501}
 """HTTP status by error code; 400 for all others."""
 
 

@@ -192,6 +192,8 @@ class GrpcServer:
         restricted = Restrictions(grpc_restrictions(options), "--grpc-restricted-protocol")
         forward = open_forward(options.grpc_header_forward_pattern, None if keys is None else keys.withholds)
         self._rpcs = Rpcs(engine, restricted, streams, forward, regions)
+        if keys is not None:
+            self._rpcs.check_content = keys.check_content
         self._calls = GrpcioCalls()
         self._asking = self._calls.pool(4, "remora-grpc-asking")
         self._working = self._calls.pool(options.grpc_infer_thread_count, "remora-grpc")

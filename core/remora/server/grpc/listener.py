@@ -52,6 +52,8 @@ class OwnGrpc:
         withholds = None if inside.keys is None else inside.keys.withholds
         forward = open_forward(options.grpc_header_forward_pattern, withholds)
         self._calls = Rpcs(inside.engine, restricted, MAX_STREAMS, forward, regions)
+        if inside.keys is not None:
+            self._calls.check_content = inside.keys.check_content
         self._fronts: list[GrpcFront] = []
         self.ports: list[Port] = []
         self.listeners: list[Http2Listener] = []

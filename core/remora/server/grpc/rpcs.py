@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
-from remora.calls import Call, ModelConfig, ModelMetadata, ServerReady
+from remora.calls import Call, ModelConfig, ModelLoad, ModelMetadata, ServerReady
 from remora.engine import FrontEnd
 from remora.errors import CancelledError, NotFoundError, RemoraError, UnavailableError, UnsupportedError, error_of
 from remora.messages import Outcome, Response, Ticket
@@ -46,6 +46,7 @@ MAX_STREAMS = 256
 """ModelStreamInfer calls of one server that may be open at the same time, on either transport."""
 Metadata = Iterable[tuple[str, str | bytes]]
 """Keys in lower case; values of keys that end in ``-bin`` are bytes."""
+CheckContent = Callable[[Metadata], None]
 
 
 class CallContext(Protocol):
@@ -130,6 +131,8 @@ class Rpcs:
         self._opening = 0
         self._lock = threading.Lock()  # because grpcio opens streams in several threads
         self._front_end = FrontEnd(self._submit, arrival_of, DECOUPLED_TEXT)
+        self.check_content: CheckContent = lambda _metadata: None
+        """Raises PermissionDeniedError for a call whose API key may not load what a request brings."""
         self.unary = self._all()
         """Unary RPCs by path."""
 
@@ -191,6 +194,8 @@ class Rpcs:
     def _performing(self, rpc: Rpc) -> Behaviour:
         def perform(message: bytes, context: CallContext) -> bytes:
             call = rpc.decode(message)
+            if isinstance(call, ModelLoad) and call.has_content:
+                self.check_content(context.invocation_metadata())
             while True:
                 try:
                     return rpc.encode(self.engine.perform(call))

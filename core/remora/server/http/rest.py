@@ -18,6 +18,7 @@ from remora.errors import MalformedError, RemoraError, RetiredError
 from remora.messages import Buffer, Mailbox, Outcome, Response, Ticket
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
+from remora.protocols.api_keys import LOAD_CONTENT
 from remora.protocols.http1 import Head, HeadNote
 from remora.protocols.json.reader import SlowTextError
 from remora.protocols.rest.answer import INTERNAL, METRICS, HttpAnswer, Refusal, encode_error, failure
@@ -490,7 +491,7 @@ class RestService:
 
             def perform(call: Call, exchange: Exchange) -> Cancellable | None:
                 try:
-                    self._perform(where, call, exchange)
+                    self._perform(where, call, head, exchange)
                 except LoadingError as loading:
                     return self._wait(loading, plan, head, body, exchange)
                 return None
@@ -501,10 +502,14 @@ class RestService:
         except (Refusal, RemoraError) as error:
             exchange.respond(refusal(error))
             return None
-        self._perform(where, call, exchange)
+        self._perform(where, call, head, exchange)
         return None
 
-    def _perform(self, where: Route, call: Call, exchange: Exchange) -> None:
+    def _perform(self, where: Route, call: Call, head: Head, exchange: Exchange) -> None:
+        denied = self.denied(LOAD_CONTENT, head) if isinstance(call, ModelLoad) and call.has_content else None
+        if denied is not None:
+            exchange.respond(denied)
+            return
         slow = isinstance(call, _SLOW)
 
         def answer() -> HttpAnswer:

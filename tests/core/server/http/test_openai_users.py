@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from remora.protocols.api_keys import INFER, Caller
+from remora.options.roles import INFER
+from remora.protocols.api_keys import Caller
 from remora.protocols.http1 import Head
 from remora.server.http.openai import _caller_of
 
