@@ -13,6 +13,7 @@ from typing import Any
 
 from remora.protocols.http1 import Head
 from remora.protocols.http2.frames import Fields
+from remora.server.http.request_ids import MOST_ID, valid_id
 from remora.system.log_lines import Line, trace_members
 from remora.tracing.context import Carrier, context_of
 
@@ -20,7 +21,6 @@ LOGGER = "remora.access"
 _MOST_TEXT = 512
 """Characters of a path that are logged."""
 _MOST_AGENT = 128
-_MOST_ID = 128
 _GRPC_FAULTS = frozenset((2, 13, 14, 15))
 """gRPC statuses that are the server's fault: UNKNOWN, INTERNAL, UNAVAILABLE, DATA_LOSS."""
 
@@ -148,7 +148,7 @@ class TextLines:
                 continue
             model, version, rows, batch, queue_ns, spent_ns, v2_id = run
             if v2_id and not request_id:
-                named = f" id={_legible(v2_id, _MOST_ID)}"
+                named = f" id={_legible(v2_id, MOST_ID)}"
             if spent_ns is not at_spent or rows != at_rows or batch != at_batch:
                 at_spent, at_rows, at_batch = spent_ns, rows, batch
                 execution = f"us compute={sum(spent_ns) // 1000}us rows={rows} batch={batch}"
@@ -222,14 +222,6 @@ def line_of_entry(entry: Entry, offset_ns: int) -> Line:
     named = {"request_id": request_id} if request_id else {}
     seconds = (end_ns + offset_ns) // 1_000_000 / 1000
     return Line(seconds, severity, LOGGER, f"{line.title} {status}", first | execution | named | last)
-
-
-def valid_id(value: bytes | None) -> str:
-    """Return a request id that a client may choose: printable ASCII without spaces, not too long; else ""."""
-    if value is None or not 0 < len(value) <= _MOST_ID:
-        return ""
-    text = value.decode("latin-1")
-    return text if text.isascii() and text.isprintable() and " " not in text else ""
 
 
 def is_failure(line: RequestLine, status: int) -> bool:

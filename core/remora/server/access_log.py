@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import threading
 from collections.abc import Callable
 from functools import partial
-from itertools import count
 from queue import SimpleQueue
 from random import random
 from types import EllipsisType
@@ -47,6 +45,7 @@ from remora.server.http.exchange import (
     binder_of,
     body_reader_of,
 )
+from remora.server.http.request_ids import ID_HEADER, RequestIds, id_among
 from remora.server.option_checks import access_share, open_proxies
 from remora.system import logs
 from remora.system.clock import Clock, SystemClock
@@ -69,7 +68,6 @@ _NOTICE_NS = 60_000_000_000
 _CANCELLED = 1
 _STATUS_NAME = b"\x0bgrpc-status"
 """Name of the status in a packed header block, with its length."""
-_ID_HEADER = b"X-Request-Id"
 Printer = JsonLines | TextLines
 
 
@@ -243,8 +241,8 @@ class AccessLog:
         self._write = writer.put if writer is not None else None
         self._writer = writer
         self._key_of = key_of
-        self._series = secrets.token_hex(8)
-        self._numbers = count(1)
+        self.new_id = RequestIds().new
+        """Returns a new request id."""
 
     def over(self, service: Service) -> Service:
         """Return the service with a log of its requests."""
@@ -270,10 +268,6 @@ class AccessLog:
         if client_of is not None:
             line.client_of = lambda peer: client_of(peer, headers)
         return line
-
-    def new_id(self) -> str:
-        """Return a new request id."""
-        return f"{self._series}{next(self._numbers):016x}"
 
     def put(
         self, line: RequestLine, begin_ns: int, status: int, size: int, peer: str, request_id: str, pending: object
@@ -360,7 +354,11 @@ class _LoggedExchange(ForwardingExchange):
         self._begin_ns = log.now_ns()
 
     def respond(self, answer: HttpAnswer) -> None:
-        self._exchange.respond(_with_id(answer, self._id.encode()) if self._log.makes_ids else answer)
+        if self._log.makes_ids:
+            known = id_among(answer.headers)
+            self._id = known or self._id
+            answer = answer if known else _with_id(answer, self._id.encode())
+        self._exchange.respond(answer)
         pending, self.pending, body = self.pending, None, answer.body  # a ticket refers to this exchange
         if len(body) == 2 and type(body[0]) is type(body[1]) is bytes:
             size = len(body[0]) + len(body[1])  # the usual case
@@ -374,7 +372,9 @@ class _LoggedExchange(ForwardingExchange):
     def begin(self, status: int, headers: Headers) -> None:
         self.reply = (status, 0)
         if self._log.makes_ids:
-            headers = (*headers, (_ID_HEADER, self._id.encode()))
+            known = id_among(headers)
+            self._id = known or self._id
+            headers = headers if known else (*headers, (ID_HEADER, self._id.encode()))
         self._exchange.begin(status, headers)
 
     def send(self, piece: Buffer) -> None:
@@ -401,8 +401,8 @@ def _with_id(answer: HttpAnswer, request_id: bytes) -> HttpAnswer:
     wire = answer.wire
     if wire is not None:
         wire.start = wire.start or fixed_part(answer)
-        wire = Wire(wire.start.replace(b"\r\n", b"\r\n%b: %b\r\n" % (_ID_HEADER, request_id), 1))
-    return answer._replace(headers=(*answer.headers, (_ID_HEADER, request_id)), wire=wire)
+        wire = Wire(wire.start.replace(b"\r\n", b"\r\n%b: %b\r\n" % (ID_HEADER, request_id), 1))
+    return answer._replace(headers=(*answer.headers, (ID_HEADER, request_id)), wire=wire)
 
 
 class _LoggedCall(Stream):

@@ -21,7 +21,6 @@ from remora.server.access_lines import (
     line_of_call,
     line_of_entry,
     line_of_head,
-    valid_id,
 )
 
 TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -123,14 +122,6 @@ def test_names_and_ids_of_clients_are_escaped(name: str) -> None:
     assert "evil" not in line
     (text,) = TextLines().lines([entry(line_of_head(HEAD), run=("m", "1", 1, 1, 0, (0, 0, 0), name))], 0)
     assert text.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(b"a-1/B_2", "a-1/B_2"), (None, ""), (b"", ""), (b"a b", ""), (b"a\tb", ""), (b"\xe9", ""), (b"x" * 129, "")],
-)
-def test_only_a_short_printable_id_is_accepted(value: bytes | None, text: str) -> None:
-    assert valid_id(value) == text
 
 
 NAMELESS: Run = ("", "", 2, 8, 5_000, (1_000, 20_000, 3_000), "")

@@ -39,6 +39,7 @@ from remora.server.http.asgi_transfers import (
 from remora.server.http.exchange import STREAM_BACKLOG, Cancellable, Exchange, Service, body_reader_of
 from remora.server.http.held_bytes import FREE_BYTES, UNREAD_S, HeldBytes
 from remora.server.http.large_bodies import LargeBodies
+from remora.server.http.request_ids import IdentifyingService
 from remora.server.http.rest import Later, RestService
 from remora.server.loop import LoopMailbox
 from remora.server.option_checks import open_key_check
@@ -205,7 +206,7 @@ class V2App:
         if opened is None or opened.loop is not loop:
             transfers = Transfers(loop, self._options)
             rest = self._rest(loop, transfers.held)
-            service = rest if keys is None else keys.over(rest)
+            service = IdentifyingService(rest if keys is None else keys.over(rest))
             opened = self._open = _Opened(loop, service, body_reader_of(service), transfers)
         if keys is not None:
             now = time.monotonic()

@@ -19,6 +19,7 @@ from remora.server.http.exchange import (
     binder_of,
     body_reader_of,
 )
+from remora.server.http.request_ids import IdentifyingService
 
 if TYPE_CHECKING:
     from remora.protocols.forwarding import TrustedProxies
@@ -36,13 +37,13 @@ def at(
     """Return the service for a port at ``address``.
 
     On loopback it checks the Host header first, then the API key with ``keys``. Its answers are shared with pages of
-    ``origins``. Raises ValueError for text that is not an origin.
+    ``origins``, and those of OpenAI's routes have a request id. Raises ValueError for text that is not an origin.
     """
     if keys is not None:
         service = keys.over(service)
     if origins:
         service = SharingService(service, SharedOrigins(origins))
-    return _LoopbackService(service, allowed_hosts) if is_loopback(address) else service
+    return IdentifyingService(_LoopbackService(service, allowed_hosts) if is_loopback(address) else service)
 
 
 _CACHEABLE = ("GET", "HEAD")
