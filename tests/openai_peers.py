@@ -112,6 +112,59 @@ def openai_errors(url: str, model: str) -> Any:
     return found
 
 
+TOO_LONG: Any = [{"role": "user", "content": "word " * 2000}]
+
+
+def openai_overflow(url: str, model: str) -> Any:
+    """The classes that the clients' own code finds for a request beyond the context."""
+    import openai
+
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+    found = {}
+    calls: Any = {
+        "chat": lambda: client.chat.completions.create(model=model, messages=TOO_LONG),
+        "completion": lambda: client.completions.create(model=model, prompt="word " * 2000),
+        "response": lambda: client.responses.create(model=model, input="word " * 2000),
+    }
+    for name, call in calls.items():
+        try:
+            call()
+        except openai.BadRequestError as error:
+            found[name] = [error.code, bool(error.request_id)]
+    return found
+
+
+def litellm_overflow(url: str, model: str) -> Any:
+    import litellm as library
+
+    library.telemetry = False
+    options: Any = {"model": f"openai/{model}", "api_base": url, "api_key": "none"}
+    found = []
+    for extra in ({}, {"stream": True}, {"max_tokens": 100_000}):
+        try:
+            library.completion(**options, messages=TOO_LONG, **extra)
+        except Exception as error:
+            found.append(type(error).__name__)
+    fallback: Any = {"model_name": "long", "litellm_params": {**options}}
+    short: Any = {"model_name": "short", "litellm_params": {**options, "mock_response": "from the fallback"}}
+    router = library.Router(model_list=[fallback, short], context_window_fallbacks=[{"long": ["short"]}], num_retries=0)
+    answer = router.completion(model="long", messages=TOO_LONG)
+    return {"errors": found, "fallback": answer.choices[0].message.content}
+
+
+def langchain_overflow(url: str, model: str) -> Any:
+    from langchain_openai import ChatOpenAI
+
+    found = []
+    for extra in ({}, {"use_responses_api": True}, {"streaming": True}):
+        chat = ChatOpenAI(model=model, base_url=url, api_key="none", store=None, **extra)  # type: ignore[arg-type]
+        try:
+            chat.invoke("word " * 2000)
+        except Exception as error:
+            found.append(type(error).__name__)
+    return found
+
+
 def openai_fields(_url: str, _model: str) -> Any:
     """The fields of OpenAI's types, with which the tables of the routes are compared."""
     from openai.types import completion_create_params as completions

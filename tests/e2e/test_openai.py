@@ -112,6 +112,73 @@ def test_every_route_needs_the_key(server: RunningServer, path: str, document: A
         assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
 
 
+LONG = "word " * 4000
+OVERLONG = {
+    "/v1/chat/completions": [
+        ({"messages": [{"role": "user", "content": "word " * 400}]}, "messages"),
+        ({"messages": [{"role": "user", "content": LONG}], "stream": True}, "messages"),
+        ({"messages": [{"role": "user", "content": "a" * (1 << 20)}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "a"}] * 1000}, "messages"),
+        ({"messages": [{"role": "user", "content": "a"}], "max_tokens": 5000}, "max_tokens"),
+        ({"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 5000}, "max_completion_tokens"),
+    ],
+    "/v1/completions": [
+        ({"prompt": LONG}, "prompt"),
+        ({"prompt": [5] * 600}, "prompt"),
+        ({"prompt": ["a", "b" * (1 << 20)], "stream": True}, "prompt"),
+        ({"prompt": "a", "max_tokens": 5000}, "max_tokens"),
+    ],
+    "/v1/responses": [
+        ({"input": LONG}, "input"),
+        ({"input": [{"role": "user", "content": LONG}], "stream": True}, "input"),
+        ({"input": "a", "max_output_tokens": 5000}, "max_output_tokens"),
+    ],
+}
+
+
+@pytest.mark.parametrize("path", OVERLONG)
+def test_every_way_beyond_the_context_is_one_error(server: RunningServer, path: str) -> None:
+    for document, parameter in OVERLONG[path]:
+        status, kind, body = ask(server, path, {"model": "tiny", **document})
+        error = json.loads(body)["error"]
+        assert (status, kind) == (400, "application/json"), error
+        found = (error["type"], error["code"], error["param"])
+        assert found == ("invalid_request_error", "context_length_exceeded", parameter), error
+        assert error["message"].startswith("This model's maximum context length is 512 tokens. However, you"), error
+
+
+def test_tokenize_has_its_own_limit_in_plain_words(server: RunningServer) -> None:
+    status, _, body = ask(server, "/tokenize", {"model": "tiny", "prompt": "a" * (1 << 24)})
+    error = json.loads(body)["error"]
+    assert (status, error["code"], error["param"]) == (400, None, "prompt")
+
+
+@pytest.mark.parametrize(
+    ("path", "document", "key"),
+    [
+        ("/v1/models", None, KEY),
+        ("/v1/models", None, ""),
+        ("/v1/unknown", {}, KEY),
+        ("/v1/chat/completions", CHAT, KEY),
+        ("/v1/chat/completions", {**CHAT, "stream": True}, KEY),
+        ("/v1/chat/completions", {"model": "other", "messages": []}, KEY),
+        ("/openai/v1/responses", {"model": "tiny", "input": "a", "max_output_tokens": 2}, KEY),
+        ("/tokenize", {"model": "tiny", "prompt": "a"}, KEY),
+    ],
+)
+def test_every_answer_has_one_request_id(server: RunningServer, path: str, document: Any, key: str) -> None:
+    for given in ("", "my-id.7", "x" * 300):
+        headers = {"Authorization": key, **({"X-Request-Id": given} if given else {})}
+        with closing(http.client.HTTPConnection("127.0.0.1", server.http, timeout=PATIENCE_S)) as connection:
+            body = None if document is None else json.dumps(document)
+            connection.request("GET" if body is None else "POST", path, body, headers)
+            reply = connection.getresponse()
+            reply.read()
+        found = [value for name, value in reply.getheaders() if name.lower() == "x-request-id"]
+        assert len(found) == 1
+        assert (found[0] == given) == (given == "my-id.7")
+
+
 def test_models_are_listed(server: RunningServer) -> None:
     document = json.loads(ask(server, "/v1/models")[2])
     assert [row["id"] for row in document["data"]] == ["tiny"]

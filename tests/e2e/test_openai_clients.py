@@ -160,6 +160,21 @@ def test_errors_have_their_class(python: Path, server: RunningServer) -> None:
     }
 
 
+def test_a_request_beyond_the_context_has_openais_code_and_an_id(python: Path, server: RunningServer) -> None:
+    expected = ["context_length_exceeded", True]
+    found = ask(python, "openai_overflow", server)
+    assert found == {"chat": expected, "completion": expected, "response": expected}
+
+
+def test_litellm_falls_back_when_the_context_is_exceeded(server: RunningServer) -> None:
+    found = ask(PYTHON, "litellm_overflow", server)
+    assert found == {"errors": ["ContextWindowExceededError"] * 3, "fallback": "from the fallback"}
+
+
+def test_langchain_classifies_what_is_beyond_the_context(server: RunningServer) -> None:
+    assert ask(PYTHON, "langchain_overflow", server) == ["OpenAIContextOverflowError"] * 3
+
+
 def test_embeddings(python: Path, server: RunningServer) -> None:
     assert ask(python, "openai_embeddings", server, "embed") == [[1, 1], [2, 0], [3, 2]]
 

@@ -38,6 +38,27 @@ class ParameterError(InvalidArgumentError):
         self.parameter = parameter
 
 
+class ContextError(ParameterError):
+    """A prompt and an answer that do not fit into the limit of tokens.
+
+    Args:
+        parameter, message: as of `ParameterError`.
+        limit: number of tokens that are possible.
+        prompt: tokens of the prompt, or the least number that it can have if it was not read to its end.
+        answer: most tokens of the answer; 0 if the prompt alone is too long.
+        exact: False if the prompt may have more tokens.
+    """
+
+    def __init__(
+        self, parameter: str, message: str, limit: int, prompt: int, answer: int = 0, *, exact: bool = False
+    ) -> None:
+        super().__init__(parameter, message)
+        self.limit = limit
+        self.prompt = prompt
+        self.answer = answer
+        self.exact = exact
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Choice of the next token from a model's logits.
@@ -261,11 +282,15 @@ def check_task(task: Task, facts: ModelFacts) -> None:
         raise ParameterError("prompt", "the prompt is empty: give at least one token")
     length = len(task.prompt)
     if length + max(task.max_tokens, 0) > facts.context:
-        raise ParameterError(
+        raise ContextError(
             "max_tokens" if length < facts.context else "prompt",
             f"the prompt has {length} tokens and the answer may have {task.max_tokens}, together "
             f"{length + task.max_tokens}; the context of the model has {facts.context} tokens: shorten the prompt or "
             "reduce max_tokens",
+            facts.context,
+            length,
+            task.max_tokens if length <= facts.context else 0,
+            exact=True,
         )
     beyond = next((token for token in task.prompt if not 0 <= token < facts.vocabulary), None)
     if beyond is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from remora.errors import ConfigError
-from remora.generation.tasks import ParameterError
+from remora.generation.tasks import ContextError, ParameterError
 
 _SIZE_LIMIT = 8 << 20
 _TIME_LIMIT_NS = 5_000_000_000
@@ -119,19 +119,24 @@ class JinjaTemplate:
         return text if mark is None else text.replace(mark, "")
 
     def _refuse_long(self, messages: Sequence[Mapping[str, Any]], most: int) -> None:
-        """Raise ParameterError for messages that cannot fit into ``most`` tokens."""
+        """Raise ContextError for messages that cannot fit into ``most`` tokens."""
         if len(messages) > most:
-            raise ParameterError(
-                "messages", f"there are {len(messages)} messages; at most {most} tokens are possible here: send fewer"
+            raise ContextError(
+                "messages",
+                f"there are {len(messages)} messages; at most {most} tokens are possible here: send fewer",
+                most,
+                len(messages),
             )
         size, limit = 0, most * self._tokens.longest
         for text in _texts(messages, 0):
             size += len(text)
             if size > limit:
-                raise ParameterError(
+                raise ContextError(
                     "messages",
                     f"the messages have more than {limit} characters, which {most} tokens, the most that are possible "
                     "here, cannot hold: shorten them",
+                    most,
+                    most + 1,
                 )
 
     def _text(
@@ -231,8 +236,11 @@ class JinjaTemplate:
             tokens += self._tokens.encode(found[0], add_special=False)
             at = found.end()
             if most and len(tokens) > 2 * most:
-                raise ParameterError(
-                    "messages", f"the prompt has more than {2 * most} tokens; at most {most} are possible: shorten it"
+                raise ContextError(
+                    "messages",
+                    f"the prompt has more than {2 * most} tokens; at most {most} are possible: shorten it",
+                    most,
+                    2 * most + 1,
                 )
         tokens += self._plain(text[at:], mark, most)
         return tuple(tokens)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from remora.errors import ConfigError
-from remora.generation.tasks import ParameterError
+from remora.generation.tasks import ContextError, ParameterError
 
 _REPLACEMENT = "\ufffd"
 UNKNOWN_BYTES = 1 << 10
@@ -117,7 +117,7 @@ class TokenizerFile:
 
 
 def refuse_long(text: str, most: int, longest: int, count: Callable[[str], int]) -> None:
-    """Raise ParameterError for a text with many more than ``most`` tokens, mostly unread.
+    """Raise ContextError for a text with many more than ``most`` tokens, mostly unread.
 
     Args:
         text: of any length.
@@ -126,10 +126,12 @@ def refuse_long(text: str, most: int, longest: int, count: Callable[[str], int])
         count: returns the number of tokens of a part of the text.
     """
     if len(text) > most * longest:
-        raise ParameterError(
+        raise ContextError(
             "prompt",
             f"the text has {len(text)} characters; {most} tokens, which are possible here, have at most "
             f"{most * longest} bytes: shorten it",
+            most,
+            len(text) // longest,
         )
     if len(text) <= max(most * _USUAL_BYTES, _PART_CHARACTERS):
         return
@@ -141,8 +143,11 @@ def refuse_long(text: str, most: int, longest: int, count: Callable[[str], int])
         found += count(text[at:end])
         at = end
         if found > 2 * most:  # twice, because cuts may split tokens
-            raise ParameterError(
-                "prompt", f"the text has more than {2 * most} tokens; at most {most} are possible here: shorten it"
+            raise ContextError(
+                "prompt",
+                f"the text has more than {2 * most} tokens; at most {most} are possible here: shorten it",
+                most,
+                most + 1,
             )
 
 

@@ -26,6 +26,7 @@ class Field(NamedTuple):
         only: values that are accepted besides null; empty for all.
         why: reason for ``only``, or for having no meaning.
         meaning: False if a value has no effect, because it concerns OpenAI's own platform.
+        members: the known members of an object; None if others check them.
     """
 
     kind: str
@@ -34,6 +35,7 @@ class Field(NamedTuple):
     only: tuple[Any, ...] = ()
     why: str = ""
     meaning: bool = True
+    members: Mapping[str, Field] | None = None
 
 
 def _only(kind: str, *values: Any, why: str) -> Field:
@@ -45,8 +47,14 @@ def _refused(why: str) -> Field:
 
 
 _PLATFORM = "concerns OpenAI's own platform"
+STREAM_OPTIONS: Mapping[str, Field] = {
+    "include_usage": Field("boolean"),
+    "continuous_usage_stats": Field("boolean"),
+    "include_obfuscation": _only("boolean", False, why="events are not padded"),
+}
+RESPONSE_STREAM_OPTIONS: Mapping[str, Field] = {"include_obfuscation": STREAM_OPTIONS["include_obfuscation"]}
 _SAMPLING = {
-    "temperature": Field("number", 0),
+    "temperature": Field("number", 0, 2),
     "top_p": Field("number"),
     "frequency_penalty": Field("number", -2, 2),
     "presence_penalty": Field("number", -2, 2),
@@ -55,7 +63,7 @@ _SAMPLING = {
     "n": Field("integer", 1),
     "stop": Field("texts"),
     "stream": Field("boolean"),
-    "stream_options": Field("object"),
+    "stream_options": Field("object", members=STREAM_OPTIONS),
     "max_tokens": Field("integer", 0),
     "user": Field("text"),
     "model": Field("text"),
@@ -122,21 +130,31 @@ COMPLETION: Mapping[str, Field] = {
 }
 _UNSTORED = "responses are not stored: send all items of the conversation as input"
 _AS_IN_CHATS = (
-    *("model", "temperature", "top_p", "stream", "stream_options", "user", "seed", "stop", "stop_token_ids"),
+    *("model", "temperature", "top_p", "stream", "user", "seed", "stop", "stop_token_ids"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "top_k", "min_p", "min_tokens"),
     *("ignore_eos", "skip_special_tokens", "priority", "tools", "tool_choice", "parallel_tool_calls"),
     *("safety_identifier", "service_tier", "moderation", "chat_template_kwargs", "chat_template"),
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
 )
+RESPONSE_TEXT: Mapping[str, Field] = {"format": Field("object"), "verbosity": CHAT["verbosity"]}
+RESPONSE_FORMATS = ("text", "json_object", "json_schema")
+RESPONSE_REASONING: Mapping[str, Field] = {
+    "effort": Field("text"),
+    "summary": _refused("reasoning is not summarized"),
+    "generate_summary": _refused("reasoning is not summarized"),
+    "mode": _refused("the chat template knows only an effort"),
+    "context": _refused(_UNSTORED),
+}
 RESPONSE: Mapping[str, Field] = {
     **{name: CHAT[name] for name in _AS_IN_CHATS},
+    "stream_options": Field("object", members=RESPONSE_STREAM_OPTIONS),
     "input": Field("items"),
     "instructions": Field("text"),
     "max_output_tokens": Field("integer", 1),
-    "text": Field("object"),
+    "text": Field("object", members=RESPONSE_TEXT),
     "include": Field("list"),
     "top_logprobs": Field("integer", 0, 20),
-    "reasoning": Field("object"),
+    "reasoning": Field("object", members=RESPONSE_REASONING),
     "metadata": Field("object"),
     "store": _only("boolean", False, why="responses are not stored"),
     "background": _only("boolean", False, why="responses are not stored"),
@@ -150,15 +168,6 @@ RESPONSE: Mapping[str, Field] = {
     "access_programs": _refused(_PLATFORM),
     "image": _refused("only text is generated"),
 }
-RESPONSE_TEXT: Mapping[str, Field] = {"format": Field("object"), "verbosity": CHAT["verbosity"]}
-RESPONSE_FORMATS = ("text", "json_object", "json_schema")
-RESPONSE_REASONING: Mapping[str, Field] = {
-    "effort": Field("text"),
-    "summary": _refused("reasoning is not summarized"),
-    "generate_summary": _refused("reasoning is not summarized"),
-    "mode": _refused("the chat template knows only an effort"),
-    "context": _refused(_UNSTORED),
-}
 TOKENIZE: Mapping[str, Field] = {
     **_CHAT_TEMPLATE,
     "model": Field("text"),
@@ -167,14 +176,7 @@ TOKENIZE: Mapping[str, Field] = {
     "return_token_strs": Field("boolean"),
 }
 DETOKENIZE: Mapping[str, Field] = {"model": Field("text"), "tokens": Field("integers")}
-STREAM_OPTIONS: Mapping[str, Field] = {
-    "include_usage": Field("boolean"),
-    "continuous_usage_stats": Field("boolean"),
-    "include_obfuscation": _only("boolean", False, why="events are not padded"),
-}
-
-
-RESPONSE_STREAM_OPTIONS: Mapping[str, Field] = {"include_obfuscation": STREAM_OPTIONS["include_obfuscation"]}
+_WAY_OUT = " (a server with --openai-unknown=ignore ignores unknown parameters)"
 
 
 def read_body(body: Buffer, table: Mapping[str, Field], *, ignore_unknown: bool) -> tuple[dict[str, Any], list[str]]:
@@ -214,10 +216,14 @@ def read_fields(
             if not ignore_unknown:
                 near = difflib.get_close_matches(name, table, 1)
                 hint = f"; did you mean {near[0]}?" if near else ""
-                raise ParameterError(within or name, f"the parameter {_path(within, name)} is not known{hint}")
-            ignored.append(name)
+                text = f"the parameter {_path(within, name)} is not known{hint}"
+                raise ParameterError(within or name, text + _WAY_OUT)
+            ignored.append(_path(within, name))
         elif value is not None:
             _check(_path(within, name), within or name, field, value)
+            if field.members is not None:
+                value, others = read_fields(value, field.members, within=name, ignore_unknown=ignore_unknown)
+                ignored += others
             if field.meaning:
                 found[name] = value
     return found, ignored

@@ -15,12 +15,10 @@ from remora.protocols.openai.fields import (
     CHAT,
     COMPLETION,
     DETOKENIZE,
-    STREAM_OPTIONS,
     TOKENIZE,
     describe,
     is_ids,
     read_body,
-    read_fields,
 )
 from remora.protocols.openai.tools import ToolUse, closed, read_tools
 
@@ -200,7 +198,7 @@ def _shared(fields: Mapping[str, Any], ignored: Sequence[str]) -> dict[str, Any]
     stream = fields.get("stream", False)
     if "stream_options" in fields and not stream:
         raise ParameterError("stream_options", "stream_options needs stream to be true")
-    options, _ = read_fields(fields.get("stream_options", {}), STREAM_OPTIONS, within="stream_options")
+    options = fields.get("stream_options", {})
     return {
         "stream": stream,
         "usage": options.get("include_usage", False),

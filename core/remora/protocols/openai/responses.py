@@ -14,12 +14,8 @@ from remora.messages import Buffer
 from remora.protocols.openai.fields import (
     RESPONSE,
     RESPONSE_FORMATS,
-    RESPONSE_REASONING,
-    RESPONSE_STREAM_OPTIONS,
-    RESPONSE_TEXT,
     describe,
     read_body,
-    read_fields,
 )
 from remora.protocols.openai.requests import Query, chat_query
 
@@ -59,8 +55,7 @@ def decode_response(body: Buffer, *, ignore_unknown: bool = False) -> Query:
     chat |= {there: fields[here] for here, there in _AS_CHAT.items() if here in fields}
     chat["messages"] = _messages(fields)
     chat |= _tools(fields) | _text(fields) | _logprobs(fields)
-    read_fields(fields.get("stream_options", {}), RESPONSE_STREAM_OPTIONS, within="stream_options")
-    reasoning, _ = read_fields(fields.get("reasoning", {}), RESPONSE_REASONING, within="reasoning")
+    reasoning = fields.get("reasoning", {})
     if "effort" in reasoning:
         chat["reasoning_effort"] = reasoning["effort"]
     try:
@@ -184,7 +179,7 @@ def _tool(tool: Any, path: str) -> dict[str, Any]:
 
 def _text(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the form of the answer in a chat's form."""
-    text, _ = read_fields(fields.get("text", {}), RESPONSE_TEXT, within="text")
+    text = fields.get("text", {})
     given = text.get("format")
     if given is None:
         return {}

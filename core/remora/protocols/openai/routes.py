@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import orjson
 
 from remora.errors import RemoraError, UnavailableError
-from remora.generation.tasks import ParameterError
+from remora.generation.tasks import ContextError, ParameterError
 from remora.protocols.rest.answer import BEARER, INTERNAL, JSON, PLAIN, Headers, HttpAnswer
 
 PREFIXES = ("/v1/", "/openai/v1/")
@@ -77,6 +77,24 @@ def find_route(path: str) -> Route | None:
         # KServe's V1 has routes such as `/v1/models/m:predict` there, which are POST
         return Route("model", "GET", unquote(rest[7:]))
     return None
+
+
+def context_exceeded(error: ContextError, parameter: str, *, is_chat: bool) -> ApiError:
+    """Return OpenAI's refusal of a request beyond the context, whose sentence and code clients look for.
+
+    ``parameter`` is the name in the request of what is too long.
+    """
+    most, count, holder = error.limit, error.prompt, "messages" if is_chat else "prompt"
+    prefix = f"This model's maximum context length is {most} tokens. However, "
+    if error.answer:
+        text = (
+            f"you requested {count + error.answer} tokens ({count} in the {holder}, {error.answer} in the completion). "
+            f"Please reduce the length of the {holder} or completion."
+        )
+    else:
+        about = "" if error.exact else "at least "
+        text = f"your {holder} resulted in {about}{count} tokens. Please reduce the length of the {holder}."
+    return ApiError(400, prefix + text, param=parameter, reason="context_length_exceeded")
 
 
 def error_object(error: Exception) -> bytes:

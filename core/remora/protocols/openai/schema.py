@@ -11,8 +11,6 @@ from remora.protocols.openai.fields import (
     COMPLETION,
     DETOKENIZE,
     RESPONSE,
-    RESPONSE_STREAM_OPTIONS,
-    STREAM_OPTIONS,
     TOKENIZE,
     Field,
 )
@@ -120,12 +118,11 @@ def _operation(summary: str, answer: str, event: str = "") -> Json:
 
 
 def _object(table: Mapping[str, Field], *, open_: bool = False) -> Json:
-    options = RESPONSE_STREAM_OPTIONS if table is RESPONSE else STREAM_OPTIONS
-    properties = {name: _schema(name, field, options) for name, field in table.items()}
+    properties = {name: _schema(name, field, open_=open_) for name, field in table.items()}
     return {"type": "object", "properties": properties, "additionalProperties": open_}
 
 
-def _schema(name: str, field: Field, options: Mapping[str, Field]) -> Json:
+def _schema(name: str, field: Field, *, open_: bool) -> Json:
     """Return the schema of a field, which may also be null."""
     if field.kind == "nothing":
         return {"type": "null", "description": f"Not supported: {field.why}."}
@@ -135,7 +132,7 @@ def _schema(name: str, field: Field, options: Mapping[str, Field]) -> Json:
     elif made:
         limits = {"minimum": field.least, "maximum": field.most}
         made |= {key: value for key, value in limits.items() if value is not None}
-        made = _object(options) if name == "stream_options" else made
+        made = made if field.members is None else _object(field.members, open_=open_)
         made = {"anyOf": [made, {"type": "null"}]}
     if field.why:
         made["description"] = f"No effect: {field.why}." if not field.meaning else f"{field.why.capitalize()}."

@@ -24,7 +24,7 @@ from remora.engine import Engine
 from remora.errors import ConfigError, NotFoundError, RemoraError
 from remora.generation import Generation
 from remora.generation.expectation import refuse_if_late
-from remora.generation.tasks import ParameterError
+from remora.generation.tasks import ContextError, ParameterError
 from remora.messages import Buffer, Mailbox
 from remora.models.callers import caller_of
 from remora.models.served_model import ServedModel
@@ -34,7 +34,7 @@ from remora.protocols.openai.mapping import TensorUse, derive_use
 from remora.protocols.openai.replies import Heading
 from remora.protocols.openai.requests import Query, decode
 from remora.protocols.openai.responses import decode_response
-from remora.protocols.openai.routes import ApiError, Route, error_answer
+from remora.protocols.openai.routes import ApiError, Route, context_exceeded, error_answer
 from remora.protocols.openai.vectors import VECTORS, VectorQuery, decode_vectors
 from remora.protocols.rest.answer import JSON, Headers, HttpAnswer
 from remora.protocols.rest.content_encoding import inflate
@@ -49,6 +49,7 @@ from remora.server.http.openai_delivery import (
     unloaded,
 )
 from remora.server.http.openai_tasks import News, TaskRequest
+from remora.server.http.request_ids import IdentifyingExchange, RequestIds, valid_id
 from remora.server.http.waiting import Wait
 from remora.system.clock import SystemClock
 
@@ -94,6 +95,7 @@ class OpenAiRoutes:
         self._limit = max_input_bytes
         self._ignore_unknown = ignore_unknown
         self._clock = SystemClock()
+        self._ids = RequestIds()
         self._news: News | None = None
         self._uses: WeakKeyDictionary[ServedModel, TensorUse | None] = WeakKeyDictionary()
 
@@ -105,6 +107,7 @@ class OpenAiRoutes:
         Returns a cancellable if the request is still pending. ``default_model`` is the model of a request that names
         none, for hosts whose endpoints have one model.
         """
+        exchange = IdentifyingExchange(exchange, valid_id(head.get(b"x-request-id")) or self._ids.new())
         try:
             self._check_head(where, head)
             if where.method == "GET":
@@ -447,11 +450,13 @@ class _Call:
 
     def _renamed(self, error: Exception) -> Exception:
         """Return an error with the name of the parameter in the request."""
-        names = self._query.renamed if isinstance(self._query, Query) else {}
-        if isinstance(error, ParameterError) and error.parameter in names:
-            name = names[error.parameter]
-            return ParameterError(name, error.message.replace(f"{error.parameter} is", f"{name} is"))
-        return error
+        query = self._query
+        if not isinstance(query, Query) or not isinstance(error, ParameterError):
+            return error
+        name = query.renamed.get(error.parameter, error.parameter)
+        if isinstance(error, ContextError) and query.action in _GENERATES:
+            return context_exceeded(error, name, is_chat=query.chat is not None)
+        return ParameterError(name, error.message.replace(f"{error.parameter} is", f"{name} is"))
 
 
 def _caller_of(head: Head) -> str:

@@ -208,5 +208,5 @@ def ignored_header(names: Sequence[str]) -> Headers:
     """Return the header that names ignored fields."""
     if not names:
         return ()
-    shown = ", ".join(name for name in names if name.isidentifier() and name.isascii())
+    shown = ", ".join(name for name in names if name.replace(".", "_").isidentifier() and name.isascii())
     return ((b"X-Ignored-Parameters", shown[:1000].encode()),)

@@ -22,6 +22,20 @@ def test_an_unknown_field_is_refused_with_the_nearest_name() -> None:
     assert caught.value.parameter == "temprature"
 
 
+@pytest.mark.parametrize("document", [{"no_such": 1}, {"stream_options": {"no_such": 1}}])
+def test_a_refusal_of_an_unknown_field_names_the_way_out_which_then_works(document: Any) -> None:
+    with pytest.raises(ParameterError, match="--openai-unknown=ignore"):
+        read_fields(document, CHAT)
+    _, ignored = read_fields(document, CHAT, ignore_unknown=True)
+    assert ignored in (["no_such"], ["stream_options.no_such"])
+
+
+@pytest.mark.parametrize("name", ["text", "reasoning", "stream_options"])
+def test_unknown_members_of_a_responses_objects_are_ignored_by_name(name: str) -> None:
+    document = {"input": "a", name: {"other": 1}}
+    assert read_fields(document, RESPONSE, ignore_unknown=True) == ({"input": "a", name: {}}, [f"{name}.other"])
+
+
 def test_unknown_fields_may_be_ignored_by_name() -> None:
     assert read_fields({"model": "m", "other": 1}, CHAT, ignore_unknown=True) == ({"model": "m"}, ["other"])
 
@@ -31,7 +45,8 @@ def test_unknown_fields_may_be_ignored_by_name() -> None:
     [
         ("temperature", "1", "must be a number, not a text"),
         ("temperature", True, "must be a number, not a boolean"),
-        ("temperature", -1, "at least 0"),
+        ("temperature", -1, "between 0 and 2"),
+        ("temperature", 2.01, "between 0 and 2"),
         ("presence_penalty", 2.5, "between -2 and 2"),
         ("seed", 1.5, "must be a whole number"),
         ("n", 0, "at least 1"),

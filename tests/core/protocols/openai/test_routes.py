@@ -7,8 +7,16 @@ import json
 import pytest
 
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError, QueueFullError, UnavailableError
-from remora.generation.tasks import ParameterError
-from remora.protocols.openai.routes import ApiError, Route, error_answer, find_route, refused, wants_key
+from remora.generation.tasks import ContextError, ParameterError
+from remora.protocols.openai.routes import (
+    ApiError,
+    Route,
+    context_exceeded,
+    error_answer,
+    find_route,
+    refused,
+    wants_key,
+)
 from remora.protocols.rest.answer import JSON, HttpAnswer, failure
 
 
@@ -108,3 +116,37 @@ def test_a_missing_secret_asks_for_a_bearer_key_in_openais_form() -> None:
     assert (answer.status, error["type"], error["code"]) == (401, "authentication_error", "invalid_api_key")
     assert dict(answer.headers)[b"WWW-Authenticate"].startswith(b"Bearer")
     assert "'authorization'" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_chat", "sentence"),
+    [
+        (
+            ContextError("prompt", "own words", 512, 600, exact=True),
+            True,
+            "However, your messages resulted in 600 tokens. Please reduce the length of the messages.",
+        ),
+        (
+            ContextError("prompt", "own words", 512, 513),
+            False,
+            "However, your prompt resulted in at least 513 tokens. Please reduce the length of the prompt.",
+        ),
+        (
+            ContextError("max_tokens", "own words", 512, 500, 100, exact=True),
+            True,
+            "However, you requested 600 tokens (500 in the messages, 100 in the completion). "
+            "Please reduce the length of the messages or completion.",
+        ),
+    ],
+)
+def test_a_request_beyond_the_context_has_openais_sentence_and_code(
+    error: ContextError, is_chat: bool, sentence: str
+) -> None:
+    answer = error_answer(context_exceeded(error, "messages", is_chat=is_chat))
+    assert answer.status == 400
+    assert json.loads(bytes(answer.body[0]))["error"] == {
+        "message": f"This model's maximum context length is 512 tokens. {sentence}",
+        "type": "invalid_request_error",
+        "param": "messages",
+        "code": "context_length_exceeded",
+    }
