@@ -1,4 +1,4 @@
-"""Ids of requests: the header ``X-Request-Id`` of answers, with the client's own value or a new one."""
+"""Header ``X-Request-Id`` of answers, with the client's own value or a new one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_ID = 128
 
 
 def valid_id(value: bytes | None) -> str:
-    """Return a request id that a client may choose: printable ASCII without spaces, not too long; else ""."""
+    """Return a client's id: printable ASCII without spaces, not too long; else ""."""
     if value is None or not 0 < len(value) <= MOST_ID:
         return ""
     text = value.decode("latin-1")
