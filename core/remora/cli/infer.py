@@ -19,7 +19,8 @@ from remora.cli.client import ApiClient, EngineClient, call_json, model_path, op
 from remora.cli.inputs import InferRequest, array_inputs, random_inputs, read_document, typed_inputs
 from remora.cli.interrupts import open_models
 from remora.cli.output import UsageError, columns, warnings_shown
-from remora.errors import InvalidArgumentError, MalformedError
+from remora.config.function_arguments import NOT_DESCRIBED, FunctionArguments, read_arguments
+from remora.errors import InvalidArgumentError, MalformedError, RemoraError
 from remora.messages import DTYPES, Array, Tensor
 from remora.protocols.rest.response import serialized
 from remora.server.startup import with_workers
@@ -50,7 +51,7 @@ def infer(options: argparse.Namespace, clock: Clock | None = None) -> int:
     with _open_client(options) as client:
         path = model_path(options.model, options.model_version)
         info = read_metadata(call_json(client, "GET", path))
-        request = make_request(info, options)
+        request = make_request(info, options, arguments_of(client, path) if options.random else NOT_DESCRIBED)
         body, header_length = encode_request(request)
         times_ns: list[int] = []
         now = (clock or SystemClock()).monotonic_ns
@@ -85,8 +86,18 @@ def _open_client(options: argparse.Namespace) -> Iterator[ApiClient]:
 # -- the request ------------------------------------------------------------------------------------------------------
 
 
-def make_request(info: ModelInfo, options: argparse.Namespace) -> InferRequest:
-    """Build the request from the arguments and the files that they name.
+def arguments_of(client: ApiClient, path: str) -> FunctionArguments:
+    """Return the arguments of a model's function; none for other models and other servers."""
+    try:
+        config = call_json(client, "GET", f"{path}/config")
+        parameters = {str(key): str(value.get("string_value", "")) for key, value in config["parameters"].items()}
+    except (RemoraError, KeyError, TypeError, AttributeError):
+        return NOT_DESCRIBED
+    return read_arguments(parameters)
+
+
+def make_request(info: ModelInfo, options: argparse.Namespace, arguments: FunctionArguments) -> InferRequest:
+    """Build the request from the command's options and the files that they name.
 
     Values in arguments override those in files. Raises InvalidArgumentError, UsageError, OSError.
     """
@@ -100,7 +111,7 @@ def make_request(info: ModelInfo, options: argparse.Namespace) -> InferRequest:
         inputs[tensor.name] = tensor
     if options.random:
         missing = [tensor for tensor in info.inputs if tensor.name not in inputs]
-        inputs |= {tensor.name: tensor for tensor in random_inputs(missing, shapes)}
+        inputs |= {tensor.name: tensor for tensor in random_inputs(missing, shapes, arguments)}
     for name in shapes:
         if name not in inputs:
             raise UsageError(f"--shape {name}: the request has no such input; it has {', '.join(inputs)}")

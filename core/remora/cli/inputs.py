@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from remora.calls import ModelInfo, TensorInfo
+from remora.config.function_arguments import NOT_DESCRIBED, FunctionArguments
 from remora.errors import InvalidArgumentError
 from remora.messages import DTYPES, Array, Parameter, Tensor
 from remora.system.json_text import read_json
@@ -44,13 +45,15 @@ class InferRequest:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
 
-def random_inputs(tensors: Sequence[TensorInfo], shapes: Shapes) -> list[Tensor]:
+def random_inputs(
+    tensors: Sequence[TensorInfo], shapes: Shapes, arguments: FunctionArguments = NOT_DESCRIBED
+) -> list[Tensor]:
     """Return generated inputs, the same at each call.
 
     Floats are between 0 and 1, all other numbers 0 or 1 because those are also valid indices. A variable dimension is 1
-    unless ``shapes`` has the input.
+    unless ``shapes`` has the input. Elements with JSON or an image are the examples of ``arguments``.
 
-    Raises InvalidArgumentError for more than MAX_RANDOM_BYTES.
+    Raises InvalidArgumentError for more than MAX_RANDOM_BYTES, and for JSON of which no example is known.
     """
     source = np.random.default_rng(0)
     inputs = []
@@ -62,13 +65,26 @@ def random_inputs(tensors: Sequence[TensorInfo], shapes: Shapes) -> list[Tensor]
         if tensor.datatype == "BF16":
             values = _bfloat16(source.random(shape, np.float32))
         elif tensor.datatype == "BYTES":
-            values = _objects([b"remora"] * math.prod(shape)).reshape(shape)
+            element = arguments.element(tensor.name)
+            if element is None and tensor.name in arguments.inputs and arguments.inputs[tensor.name].default:
+                continue  # the function has a value for it
+            if element is None:
+                raise InvalidArgumentError(
+                    f"input '{tensor.name}' takes {_need(arguments, tensor.name)}, of which no example can be made: "
+                    f'give --json FILE with {{"{tensor.name}": [...]}}'
+                )
+            values = _objects([element] * math.prod(shape)).reshape(shape)
         elif dtype.kind == "f":
             values = np.asarray(source.random(shape)).astype(dtype)
         else:
             values = np.asarray(source.integers(0, 2, shape)).astype(dtype)
         inputs.append(Tensor(tensor.name, tensor.datatype, values))
     return inputs
+
+
+def _need(arguments: FunctionArguments, name: str) -> str:
+    hint = arguments.inputs[name].hint if name in arguments.inputs else ""
+    return f"JSON documents{f' ({hint})' if hint else ''}" if name in arguments.documents else "images"
 
 
 def typed_inputs(info: ModelInfo, values: Mapping[str, str], shapes: Shapes) -> list[Tensor]:

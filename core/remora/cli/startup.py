@@ -99,12 +99,13 @@ def _finished(client: HttpClient, end_s: float) -> dict[str, Any]:
 
 def _ask_once(client: HttpClient, model: str) -> None:
     """Send a generated request and only print an error response."""
-    from remora.cli.infer import encode_request, read_metadata
+    from remora.cli.infer import arguments_of, encode_request, read_metadata
     from remora.cli.inputs import InferRequest, random_inputs
 
     path = model_path(model)
     try:
-        request = InferRequest(tuple(random_inputs(read_metadata(call_json(client, "GET", path)).inputs, {})))
+        needed = read_metadata(call_json(client, "GET", path)).inputs
+        request = InferRequest(tuple(random_inputs(needed, {}, arguments_of(client, path))))
         body, header_length = encode_request(request)
         raise_for_status(client, client.exchange("POST", f"{path}/infer", body, header_length))
     except RemoraError as error:

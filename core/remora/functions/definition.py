@@ -22,7 +22,7 @@ from collections.abc import (
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints, is_typeddict, overload
 
 from remora.functions.errors import HintError
-from remora.functions.hints import Kind, kind_of
+from remora.functions.hints import Kind, kind_of, row_hint
 
 Isolation = Literal["process", "thread"]
 Device = Literal["auto", "cpu", "gpu"]
@@ -37,12 +37,20 @@ class ModelDefinitionError(TypeError):
     """Function, class or setting that cannot become a model."""
 
 
+NOTHING: Any = inspect.Parameter.empty
+
+
 class InputField(NamedTuple):
-    """An argument of the function as an input tensor."""
+    """An argument of the function as an input tensor.
+
+    ``hint`` is the type hint of one row, and ``default`` the value of an optional argument; NOTHING if unknown.
+    """
 
     name: str
     kind: Kind
     optional: bool
+    hint: Any = NOTHING
+    default: Any = NOTHING
 
 
 class OutputField(NamedTuple):
@@ -317,7 +325,8 @@ def _input(parameter: inspect.Parameter, hints: Mapping[str, Any], batched: bool
         kind = _kind(hints.get(parameter.name, Any), batched)
     except HintError as error:
         raise HintError(f"parameter '{parameter.name}': {error}") from None
-    return InputField(parameter.name, kind, parameter.default is not parameter.empty)
+    hint = row_hint(hints.get(parameter.name, Any), batched=batched)
+    return InputField(parameter.name, kind, parameter.default is not NOTHING, hint, parameter.default)
 
 
 def _kind(hint: Any, batched: bool) -> Kind:

@@ -103,6 +103,14 @@ def kind_of(hint: Any, *, batched: bool = False) -> Kind:
     return _json(optional) if kind.is_json else kind  # a JSON document may be null
 
 
+def row_hint(hint: Any, *, batched: bool) -> Any:
+    """Return the hint of one row: with batching, that of an item of a list."""
+    hint = _without_none(hint)
+    if batched and (get_origin(hint) is list or hint in (list, Any)):
+        return (get_args(hint) or (Any,))[0]
+    return hint
+
+
 def _without_none(hint: Any) -> Any:
     if get_origin(hint) in (Union, types.UnionType):
         rest = [each for each in get_args(hint) if each is not type(None)]
@@ -262,7 +270,7 @@ def _element(hint: Any) -> _Element:
         return _text, _utf8, False
     if hint is bytes:
         return bytes, _as_bytes, False
-    if _is_image(hint):
+    if is_image(hint):
         return open_image, _png, False
     return reader_of(hint), json_text, True
 
@@ -286,7 +294,7 @@ def _as_bytes(value: Any) -> bytes:
     return bytes(value)
 
 
-def _is_image(hint: Any) -> bool:
+def is_image(hint: Any) -> bool:
     return isinstance(hint, type) and hint.__module__.partition(".")[0] == "PIL" and hint.__name__ == "Image"
 
 

@@ -94,7 +94,7 @@ _Known = dict[Any, Checked]
 
 def _checked(hint: Any, known: _Known) -> Checked:
     """Return the check of a hint. Raises HintError."""
-    hint = _unwrapped(hint)
+    hint = unwrapped(hint)
     if hint in (Any, object):
         return Checked("a value", lambda value, path: value)
     if hint in _SCALARS:
@@ -123,7 +123,7 @@ def _checked(hint: Any, known: _Known) -> Checked:
     )
 
 
-def _unwrapped(hint: Any) -> Any:
+def unwrapped(hint: Any) -> Any:
     """Return the type that an annotation, alias or ``NewType`` stands for."""
     while True:
         if get_origin(hint) in (Final, Required, NotRequired) or _is_described(hint):
@@ -162,7 +162,7 @@ def _of_class(hint: Any, known: _Known) -> Checked | None:
         except NameError as error:
             raise HintError(f"a type hint of {hint.__name__} cannot be resolved: {error}") from None
         if is_typeddict(hint):
-            required.update(name for name, each in hints.items() if _is_required(hint, name, each))
+            required.update(name for name, each in hints.items() if is_required_member(hint, name, each))
             names = list(hints)
         else:
             members = [each for each in dataclasses.fields(hint) if each.init]
@@ -177,7 +177,7 @@ def _of_class(hint: Any, known: _Known) -> Checked | None:
     return known[hint]
 
 
-def _is_required(hint: Any, name: str, member: Any) -> bool:
+def is_required_member(hint: Any, name: str, member: Any) -> bool:
     """Return True for a required member of a TypedDict.
 
     Its own set is wrong where hints are texts (PEP 563).
@@ -265,7 +265,7 @@ def _checked_key(hint: Any, known: _Known) -> Callable[[str, str], Any]:
 
     Raises HintError for keys that no name stands for.
     """
-    hint = _unwrapped(hint)
+    hint = unwrapped(hint)
     if hint is int:
         return _integer_key
     if hint in (Any, object, str) or get_origin(hint) is Literal or (isinstance(hint, type) and issubclass(hint, str)):
@@ -307,7 +307,7 @@ def _key(value: Any) -> tuple[type, Any]:
 
 def _floats_last(hints: Iterable[Any]) -> list[Any]:
     """Return the members of a union with float last, because it also accepts whole numbers."""
-    return sorted(hints, key=lambda hint: _unwrapped(hint) is float)
+    return sorted(hints, key=lambda hint: unwrapped(hint) is float)
 
 
 def _union(members: Sequence[Checked]) -> Checked:

@@ -15,12 +15,14 @@ import shutil
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from remora.functions import runtime
 from remora.functions.definition import (
+    NOTHING,
     InputField,
     Model,
     ModelDefinitionError,
@@ -29,9 +31,13 @@ from remora.functions.definition import (
     model,
     tensor_config,
 )
+from remora.functions.examples import NoExampleError, hint_text, image_example, json_example
+from remora.functions.hints import is_image
 from remora.functions.runtime import register_live
-from remora.model_files import GOLDEN_TESTS, JSON_TENSORS, MODULE_PATH, SOURCE_FILES
+from remora.model_files import FUNCTION, GOLDEN_TESTS, JSON_TENSORS, MODULE_PATH, SOURCE_FILES
 
+_LONGEST_DOC = 2000
+_LONGEST_DEFAULT = 200
 _RUNTIME = (
     "__init__.py",
     "definition.py",
@@ -305,7 +311,8 @@ def model_config(model: Model, isolation: str = "") -> dict[str, Any]:
     if settings.stream:
         config["model_transaction_policy"] = {"decoupled": True}
     fields: list[InputField | OutputField] = [*model.signature.inputs, *model.signature.outputs]
-    return _with_documents(config, [(each.name, each) for each in fields])
+    doc = inspect.getdoc(model.target) or ""
+    return _described(config, doc, [(each.name, each) for each in fields])
 
 
 def pipeline_config(pipeline: Pipeline) -> dict[str, Any]:
@@ -332,15 +339,37 @@ def pipeline_config(pipeline: Pipeline) -> dict[str, Any]:
     }
     if pipeline.streams():
         config["model_transaction_policy"] = {"decoupled": True}
-    return _with_documents(config, [*pipeline.inputs().items(), *pipeline.outputs().items()])
+    return _described(config, "", [*pipeline.inputs().items(), *pipeline.outputs().items()])
 
 
-def _with_documents(config: dict[str, Any], fields: Iterable[tuple[str, InputField | OutputField]]) -> dict[str, Any]:
-    """Return the configuration with the names of the tensors that hold JSON."""
+def _described(
+    config: dict[str, Any], doc: str, fields: Sequence[tuple[str, InputField | OutputField]]
+) -> dict[str, Any]:
+    """Return the configuration with the tensors that hold JSON and the words of the function."""
     documents = [name for name, field in fields if field.kind.is_json]
+    parameters = config.setdefault("parameters", {})
     if documents:
-        config.setdefault("parameters", {})[JSON_TENSORS] = _text(",".join(documents))
+        parameters[JSON_TENSORS] = _text(",".join(documents))
+    inputs = {name: _argument(field) for name, field in fields if isinstance(field, InputField)}
+    words = {"doc": doc[:_LONGEST_DOC], "inputs": inputs}
+    parameters[FUNCTION] = _text(json.dumps(words, ensure_ascii=False))
     return config
+
+
+def _argument(field: InputField) -> dict[str, Any]:
+    """Return the hint, default and example of an argument.
+
+    `remora.config.function_arguments` reads them.
+    """
+    row: dict[str, Any] = {"hint": hint_text(field.hint)}
+    if field.default is not NOTHING:
+        row["default"] = repr(field.default)[:_LONGEST_DEFAULT]
+    if is_image(field.hint):
+        row["example"] = {"b64": image_example()}
+    elif field.kind.is_json:
+        with suppress(NoExampleError):
+            row["example"] = json_example(field.hint)
+    return row
 
 
 def _text(value: str) -> dict[str, str]:

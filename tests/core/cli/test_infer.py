@@ -289,3 +289,46 @@ def test_null_stands_for_what_a_server_leaves_out() -> None:
 def test_metadata_of_another_form_is_refused(document: object) -> None:
     with pytest.raises(MalformedError, match="is it a V2 server"):
         read_metadata(document)
+
+
+FUNCTIONS = """
+import dataclasses
+import remora
+
+@dataclasses.dataclass
+class Even:
+    number: int
+
+    def __post_init__(self):
+        if self.number % 2:
+            raise ValueError("odd")
+
+@remora.model
+def count(messages: list[dict], more: int = 1) -> int:
+    return len(messages)
+
+@remora.model(batch=4)
+def lines(rows: list[dict[str, int]]) -> list[int]:
+    return [row["name"] for row in rows]
+
+@remora.model
+def strict(pair: Even) -> int:
+    return pair.number
+
+@remora.model
+def lenient(text: str, pair: Even = Even(2)) -> int:
+    return pair.number
+"""
+
+
+def test_generated_inputs_fit_the_hints_of_a_function(tmp_path: Path, capsys: Captured) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(FUNCTIONS)
+    for name, answer in (("count", 1), ("lines", 1), ("lenient", 2)):
+        assert main(["infer", name, "--repository", str(app), "--random", "--json-out"]) == 0, capsys.readouterr()
+        assert f"{answer}" in str(json.loads(capsys.readouterr().out)["outputs"][0]["data"])
+    assert main(["infer", "strict", "--repository", str(app), "--random"]) == 1
+    assert (
+        "input 'pair' takes JSON documents (app.Even), of which no example can be made: give --json FILE with "
+        in capsys.readouterr().err
+    )

@@ -209,7 +209,7 @@ def test_a_pipeline_names_its_tensors_that_hold_json() -> None:
         return {"first": words["words"][0]}
 
     config = pipeline_config(Pipeline(split.wire(text="text", output="w"), first.wire(words="w", output="answer")))
-    assert config["parameters"] == {"JSON_TENSORS": {"string_value": "answer"}}
+    assert config["parameters"]["JSON_TENSORS"] == {"string_value": "answer"}
 
 
 def test_copied_models_have_a_configuration_that_triton_reads(app: Path, tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ import numpy as np
 
 from remora.calls import ModelInfo
 from remora.cli.client import ApiClient, call_json, model_path, split_url
-from remora.cli.infer import encode_request, make_request, read_metadata
+from remora.cli.infer import arguments_of, encode_request, make_request, read_metadata
 from remora.cli.inputs import InferRequest, read_document
 from remora.cli.load.generator import SEQUENCE_ID
 from remora.cli.output import UsageError
+from remora.config.function_arguments import NOT_DESCRIBED
 from remora.errors import InvalidArgumentError
 from remora.protocols.rest.response import serialized
 from remora.system.json_text import read_json
@@ -35,11 +36,13 @@ def model_requests(client: ApiClient, name: str, options: argparse.Namespace) ->
 
     Raises RemoraError, UsageError, OSError.
     """
-    info = read_metadata(call_json(client, "GET", model_path(name, options.model_version)))
+    path = model_path(name, options.model_version)
+    info = read_metadata(call_json(client, "GET", path))
     if options.requests is None:
         given = options.json or options.npy or options.input
         options = argparse.Namespace(**{**vars(options), "random": options.random or not given})
-        found = [make_request(info, options)]
+        arguments = arguments_of(client, path) if options.random else NOT_DESCRIBED
+        found = [make_request(info, options, arguments)]
     else:
         found = [_request_of(info, document) for document in read_lines(options.requests)]
     if options.batch:

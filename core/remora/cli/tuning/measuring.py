@@ -36,6 +36,7 @@ from remora.cli.tuning import (
 from remora.cli.tuning.candidates import batch_sizes, slots_of
 from remora.cli.tuning.configuring import THREADS, has_fixed_instances, providers_of, read_settings, with_settings
 from remora.config import to_dict
+from remora.config.function_arguments import function_arguments
 from remora.errors import InvalidArgumentError, NotFoundError, RemoraError
 from remora.in_process import as_form
 from remora.messages import Data, InferForm, InputSpec, Outcome, Ticket
@@ -319,6 +320,7 @@ def _target(model: ServedModel, options: argparse.Namespace) -> Target:
     request = make_request(
         model.metadata([model.version_text]),
         argparse.Namespace(**{**vars(options), "random": options.random or not given}),
+        function_arguments(model.config),
     )
     if options.batch:
         request = with_rows(request, options.batch)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from remora._version import __version__
 from remora.calls import IndexEntry, RepositoryIndex, ServerMetadata, ServerReady, TensorInfo
+from remora.config.function_arguments import FunctionArguments, function_arguments
 from remora.engine import Engine
 from remora.errors import ConfigError
 from remora.management.explain import Explanation
@@ -153,6 +154,7 @@ def example_of(model: ServedModel) -> Example:
     counts = [math.prod(shape) for shape in shapes]
     binary = any(row.datatype in _NOT_IN_JSON for row in rows) or sum(counts) > _INLINE_ELEMENTS
     inputs: list[Json] = []
+    arguments = function_arguments(model.config)
     zero_bytes = 0
     for row, shape, count in zip(rows, shapes, counts, strict=True):
         tensor: Json = {"name": row.name, "datatype": row.datatype, "shape": shape}
@@ -161,7 +163,7 @@ def example_of(model: ServedModel) -> Example:
             tensor["parameters"] = {"binary_data_size": size}
             zero_bytes += size
         else:
-            tensor["data"] = [_JSON_KIND[DTYPES[row.datatype].kind][1]] * count
+            tensor["data"] = [_example_value(row, arguments)] * count
         inputs.append(tensor)
     header: Json = {"inputs": inputs}
     parameters: Json = {}
@@ -173,6 +175,12 @@ def example_of(model: ServedModel) -> Example:
     if parameters:
         header["parameters"] = parameters
     return Example(header, zero_bytes, binary_answer)
+
+
+def _example_value(row: TensorInfo, arguments: FunctionArguments) -> Any:
+    """Return a value of a tensor in V2's JSON; a JSON document is the function's example."""
+    element = arguments.element(row.name) if row.name in arguments.documents else None
+    return element.decode() if element is not None else _JSON_KIND[DTYPES[row.datatype].kind][1]
 
 
 def curl_line(example: Example, url: str) -> str:
