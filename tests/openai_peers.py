@@ -254,6 +254,7 @@ def instructor(url: str, model: str) -> Any:
 def agents(url: str, model: str) -> Any:
     from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
     from openai import AsyncOpenAI
+    from pydantic import BaseModel
 
     set_tracing_disabled(True)
     called: list[str] = []
@@ -274,12 +275,23 @@ def agents(url: str, model: str) -> Any:
         tool_use_behavior="stop_on_first_tool",
     )
 
+    class Place(BaseModel):
+        city: Literal["Paris", "Rome"]
+
+    typed = Agent(
+        name="typed", model=engine, tools=[get_weather], output_type=Place,
+        model_settings=ModelSettings(max_tokens=120, temperature=0), tool_use_behavior="stop_on_first_tool",
+    )  # fmt: skip
+
     async def run() -> Any:
+        final = (await Runner.run(typed, "Where?")).final_output
+        placed = final.city if isinstance(final, Place) else final
         answer = await Runner.run(plain, "What is two plus two?")
         streamed = Runner.run_streamed(plain, "What is two plus two?")
         kinds = {event.type async for event in streamed.stream_events()}
         await Runner.run(forced, "Weather?")
-        return {"text": answer.final_output, "streamed": streamed.final_output, "kinds": sorted(kinds)}
+        texts = {"text": answer.final_output, "streamed": streamed.final_output, "placed": placed}
+        return {**texts, "kinds": sorted(kinds)}
 
     return {**asyncio.run(run()), "called": called}
 

@@ -179,6 +179,54 @@ def test_every_answer_has_one_request_id(server: RunningServer, path: str, docum
         assert (found[0] == given) == (given == "my-id.7")
 
 
+CITIES = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+NUMBER = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": CITIES}}
+
+
+def calls_and_text(server: RunningServer, request: dict[str, Any]) -> tuple[str, str, str]:
+    """Return the arguments of calls, the text and the reason of an answer, which is the same as a stream."""
+    status, _, body = ask(server, "/v1/chat/completions", request)
+    assert status == 200, body
+    choice = json.loads(body)["choices"][0]
+    message = choice["message"]
+    calls = "".join(call["function"]["arguments"] for call in message.get("tool_calls", ()))
+    _, _, events = ask(server, "/v1/chat/completions", {**request, "stream": True})
+    deltas = [row["choices"][0]["delta"] for row in rows(events)]
+    assert "".join(delta.get("content") or "" for delta in deltas) == (message["content"] or "")
+    parts = [call["function"].get("arguments", "") for delta in deltas for call in delta.get("tool_calls", ())]
+    assert "".join(parts) == calls
+    return calls, message["content"] or "", choice["finish_reason"]
+
+
+def test_an_answer_with_tools_and_a_form_is_a_call_or_has_the_form(server: RunningServer) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "number", "schema": NUMBER}}
+    request = {**CHAT, "ignore_eos": False, "max_tokens": 200, "tools": [TOOL], "response_format": form}
+    kinds = set()
+    for seed in range(12):
+        calls, text, reason = calls_and_text(server, {**request, "seed": seed})
+        kinds.add("call" if calls else "text")
+        if calls and reason != "length":
+            assert (reason, text) == ("tool_calls", "")
+        elif reason == "stop":
+            assert json.loads(text)["n"] in (1, 2)
+    assert kinds == {"call", "text"}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "allowed_tools", "allowed_tools": {
+    "mode": "required", "tools": [{"type": "function", "function": {"name": "weather"}}]}}])  # fmt: skip
+def test_a_required_call_that_is_cut_leaves_no_half_text(server: RunningServer, choice: Any) -> None:
+    request = {**CHAT, "ignore_eos": False, "tools": [TOOL], "tool_choice": choice}
+    for limit in range(1, 30, 2):
+        _, text, _ = calls_and_text(server, {**request, "max_tokens": limit})
+        assert text == ""
+
+
 def test_models_are_listed(server: RunningServer) -> None:
     document = json.loads(ask(server, "/v1/models")[2])
     assert [row["id"] for row in document["data"]] == ["tiny"]

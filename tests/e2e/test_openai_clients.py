@@ -201,4 +201,5 @@ def test_openais_agents(server: RunningServer) -> None:
     found = ask(PYTHON, "agents", server)
     assert found["text"] == found["streamed"] == ask(PYTHON, "openai_whole", server)["text"]
     assert "raw_response_event" in found["kinds"]
+    assert found["placed"] in ("Paris", "Rome", "sunny")  # an answer in the form, or the result of the tool
     assert set(found["called"]) == {"get_weather"}

@@ -315,7 +315,8 @@ class Reply:
                 choice.calls.append({"id": number, "type": "function", "function": function})
             elif isinstance(event, ArgumentsPart):
                 choice.calls[-1]["function"]["arguments"] += event.text
-        message["content"] = content if content or not choice.calls else None
+        must_call = self._tools is not None and self._tools.must_call
+        message["content"] = content if content or not (choice.calls or must_call) else None
         if choice.calls:
             message["tool_calls"] = choice.calls
         return message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from remora.generation import Generation
@@ -20,7 +20,7 @@ from remora.protocols.openai.fields import (
     is_ids,
     read_body,
 )
-from remora.protocols.openai.tools import ToolUse, closed, read_tools
+from remora.protocols.openai.tools import ToolUse, closed, read_tools, with_form
 
 Prompt = str | tuple[int, ...]
 
@@ -114,8 +114,9 @@ def decode(action: str, body: Buffer, *, ignore_unknown: bool = False) -> Query:
 
 def chat_query(action: str, fields: Mapping[str, Any], ignored: Sequence[str]) -> Query:
     """Return the query of a chat's fields. Raises ParameterError."""
-    chat = _read_chat(fields)
-    parameters = {**_parameters(fields), **_chat_parameters(fields, chat)}
+    parameters = _parameters(fields)
+    chat = _with_form(_read_chat(fields), parameters.get("structured_outputs"), fields)
+    parameters |= _chat_parameters(fields, chat)
     shared = _shared(fields, ignored)
     renamed = _renamed(fields, chat)
     return Query(action, fields.get("model", ""), chat, parameters=parameters, renamed=renamed, **shared)
@@ -264,15 +265,17 @@ def _chat_parameters(fields: Mapping[str, Any], chat: Chat) -> dict[str, Any]:
     elif top is not None:
         raise ParameterError("top_logprobs", "top_logprobs needs logprobs to be true")
     schema = chat.tools.schema if chat.tools is not None else None
-    constrained = fields.get("structured_outputs") or fields.get("response_format", {}).get("type", "text") != "text"
-    if chat.tools is not None and constrained:
-        raise ParameterError(
-            "response_format" if "response_format" in fields else "structured_outputs",
-            "an answer cannot have a required form and call tools: set tool_choice to 'none' or leave out the form",
-        )
     if schema is not None:
         found["structured_outputs"] = {"json": schema}
     return found
+
+
+def _with_form(chat: Chat, constraint: Any, fields: Mapping[str, Any]) -> Chat:
+    """Return a chat whose answer has a form if the model calls no tool, which a call that must be does not need."""
+    if chat.tools is None or chat.tools.must_call or not isinstance(constraint, Mapping):
+        return chat
+    parameter = "response_format" if "response_format" in fields else "structured_outputs"
+    return replace(chat, tools=with_form(chat.tools, constraint, parameter))
 
 
 def _completion_parameters(fields: Mapping[str, Any]) -> dict[str, Any]:

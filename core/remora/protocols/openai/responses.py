@@ -158,14 +158,27 @@ def _tools(fields: Mapping[str, Any]) -> dict[str, Any]:
         found["tools"] = [_tool(tool, f"tools[{place}]") for place, tool in enumerate(fields["tools"])]
     choice = fields.get("tool_choice")
     if isinstance(choice, dict):
-        if choice.get("type") != "function":
+        kind = choice.get("type")
+        if kind == "allowed_tools":
+            given = choice.get("tools")
+            allowed = [_choice(each) for each in given] if isinstance(given, list) else given
+            choice = {"type": kind, kind: {"mode": choice.get("mode", "auto"), "tools": allowed}}
+        elif kind == "function":
+            choice = _choice(choice)
+        else:
             raise ParameterError(
-                "tool_choice", f"tool_choice.type is {describe(choice.get('type'))}; only 'function' is supported"
+                "tool_choice", f"tool_choice.type is {describe(kind)}; only 'function' and 'allowed_tools' are possible"
             )
-        choice = {"type": "function", "function": {"name": choice.get("name")}}
     if choice is not None and (choice != "auto" or found.get("tools")):
         found["tool_choice"] = choice
     return found
+
+
+def _choice(tool: Any) -> Any:
+    """Return a tool that a choice names, in a chat's form."""
+    if not isinstance(tool, dict):
+        return tool
+    return {"type": tool.get("type"), "function": {"name": tool.get("name")}}
 
 
 def _tool(tool: Any, path: str) -> dict[str, Any]:

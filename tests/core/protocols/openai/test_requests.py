@@ -126,6 +126,10 @@ def test_a_form_of_the_answer_becomes_its_grammar() -> None:
     assert chat(response_format={"type": "json_object"}).is_constrained
     assert not chat(response_format={"type": "text"}).is_constrained
     assert chat(tools=[TOOL], tool_choice="required").is_constrained
+    calls = chat(tools=[TOOL], tool_choice="required").parameters
+    assert chat(tools=[TOOL], tool_choice="required", response_format=form).parameters == calls
+    one_of = chat(tools=[TOOL], response_format=form).parameters["structured_outputs"]["json"]["anyOf"]
+    assert one_of == [calls["structured_outputs"]["json"], schema]
     assert not chat(tools=[TOOL]).is_constrained
 
 
@@ -156,7 +160,14 @@ def test_a_stream_may_have_usage_in_its_chunks() -> None:
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": "x"}}}, "response_format"),
         ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
-        ({"response_format": {"type": "json_object"}, "tools": [TOOL]}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}, "tools": [TOOL]}, "structured_outputs"),
+        (
+            {
+                "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "array"}}},
+                "tools": [TOOL],
+            },
+            "response_format",
+        ),
     ],
 )
 def test_a_wrong_chat_is_refused_by_the_name_of_its_parameter(fields: dict[str, Any], parameter: str) -> None:

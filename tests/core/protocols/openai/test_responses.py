@@ -115,7 +115,7 @@ def test_what_a_response_repeats_is_the_request_and_that_nothing_is_stored() -> 
         ({"truncation": "auto"}, "truncation", "never left out"),
         ({"tools": [{"type": "web_search"}]}, "tools", r"tools\[0\]\.type is a text: 'web_search'; only 'function'"),
         ({"tools": [{"type": "function", "name": ""}]}, "tools", r"tools\[0\]\.name must be a text"),
-        ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice", "only 'function' is supported"),
+        ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice", "only 'function' and 'allowed_tools' are"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"text": {"format": {"type": "xml"}}}, "text", r"text\.format\.type must be one of"),
         ({"text": {"format": {"type": "json_schema"}}}, "text", "must be a JSON schema"),
@@ -149,3 +149,14 @@ def test_errors_of_the_engine_name_the_parameters_of_this_api() -> None:
         "text",
     )
     assert set(renamed.values()) <= set(RESPONSE)
+
+
+def test_allowed_tools_of_a_response_are_the_only_ones() -> None:
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": TOOL["name"]}]}
+    other = {**TOOL, "name": "other"}
+    body = {"model": "m", "input": "a", "tools": [other, TOOL], "tool_choice": choice}
+    query = decode_response(json.dumps(body).encode())
+    assert query.chat is not None
+    assert query.chat.tools is not None
+    assert (query.chat.tools.choice, list(query.chat.tools.schemas)) == ("required", [TOOL["name"]])
+    assert query.response["tool_choice"] == choice

@@ -8,7 +8,7 @@ import pytest
 
 from remora.generation.tasks import ParameterError
 from remora.generation.tool_calls import ArgumentsPart, CallBegin, TextPart
-from remora.protocols.openai.tools import ToolUse, closed, read_tools
+from remora.protocols.openai.tools import ToolUse, closed, read_tools, with_form
 
 CITY = {
     "type": "object",
@@ -130,3 +130,100 @@ def test_a_wrong_tool_or_choice_is_refused_by_name(fields: dict[str, Any], param
     with pytest.raises(ParameterError, match=words) as caught:
         read_tools(fields)
     assert caught.value.parameter == parameter
+
+
+CALLS = '[{"name": "time", "parameters": {"city": "x"}}]'
+
+
+@pytest.mark.parametrize("size", range(len(CALLS)))
+def test_a_required_call_that_is_cut_leaves_no_text(size: int) -> None:
+    free = tools()
+    assert free is not None
+    for use in (tools("required"), with_form(free, {"json": CITY}, "response_format")):
+        assert use is not None
+        parser = use.parser("hermes")
+        assert parser is not None
+        events = [event for letter in CALLS[:size] for event in parser.feed(letter)] + parser.finish()
+        assert not [event for event in events if isinstance(event, TextPart)]
+        arguments = "".join(event.text for event in events if isinstance(event, ArgumentsPart))
+        assert '{"city": "x"}'.startswith(arguments)
+
+
+@pytest.mark.parametrize("parts", [['{"city": "x"}'], list(' {"city": "x"}'), ["", "{", '"city": "x"}']])
+def test_an_answer_in_the_form_is_text_though_it_may_look_like_a_call(parts: list[str]) -> None:
+    use = tools()
+    assert use is not None
+    parser = with_form(use, {"json": CITY}, "response_format").parser("hermes")
+    assert parser is not None
+    events = [event for part in parts for event in parser.feed(part)] + parser.finish()
+    assert "".join(event.text for event in events if isinstance(event, TextPart)).strip() == '{"city": "x"}'
+    assert not [event for event in events if not isinstance(event, TextPart)]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "possible"),
+    [
+        ({"json_object": True}, True),
+        ({"json": CITY}, True),
+        ({"json": '{"type": "object"}'}, True),
+        ({"json": {"properties": {}}}, True),
+        ({"json": {"$ref": "#/$defs/A", "$defs": {"A": CITY}}}, True),
+        ({"json": {"anyOf": [CITY, {"type": "object"}]}}, True),
+        ({"json": {"anyOf": [CITY, {"type": "array"}]}}, False),
+        ({"json": {"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/A"}}}}, False),
+        ({"json": {"type": "array"}}, False),
+        ({"json": "{"}, False),
+        ({"json": {}}, False),
+        ({"regex": "a"}, False),
+        ({"choice": ["a"]}, False),
+    ],
+)
+def test_a_form_beside_tools_must_differ_from_calls(constraint: dict[str, Any], possible: bool) -> None:
+    use = tools()
+    assert use is not None
+    if possible:
+        schema = with_form(use, constraint, "response_format").schema
+        assert schema is not None
+        assert len(schema["anyOf"]) == 2
+    else:
+        with pytest.raises(ParameterError, match="must be a JSON schema of an object"):
+            with_form(use, constraint, "response_format")
+
+
+def test_a_form_that_refers_to_itself_keeps_its_meaning_beside_calls() -> None:
+    use = tools()
+    assert use is not None
+    tree = {"type": "object", "properties": {"child": {"$ref": "#"}}}
+    schema = with_form(use, {"json": tree}, "response_format").schema
+    assert schema is not None
+    assert schema["anyOf"][1] == {"$ref": "#/$defs/form_-whole"}
+    assert schema["$defs"]["form_-whole"]["properties"]["child"] == {"$ref": "#/$defs/form_-whole"}
+
+
+def allowed(mode: Any, *names: Any) -> dict[str, Any]:
+    functions = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": functions}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools_are_the_only_ones(mode: str) -> None:
+    use = tools(allowed(mode, "time"))
+    assert use is not None
+    assert (use.choice, list(use.schemas)) == (mode, ["time"])
+    assert [tool["function"]["name"] for tool in use.tools] == ["time"]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        allowed("auto", "other"),
+        allowed("all", "time"),
+        allowed("auto"),
+        allowed("auto", 7),
+        {"type": "allowed_tools"},
+    ],
+)
+def test_wrong_allowed_tools_are_refused(choice: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError, match="allowed_tools") as caught:
+        tools(choice)
+    assert caught.value.parameter == "tool_choice"
