@@ -94,10 +94,14 @@ OPENAI = [
     Way("metadata", "GET", "/v1/models"),
     Way("metadata", "GET", "/openai/v1/models"),
 ]
+OTHER_PATHS = [
+    *(Way("", "GET", path) for path in ("/health", "/health/live", "/health/ready")),
+    Way("read", "GET", "/metrics"),
+]
 METRICS = [Way("read", "GET", "/metrics", port="metrics"), Way("any", "GET", "/", port="metrics")]
 
 PLATFORMS = {
-    "container": [*PROBES, *READS, *CHANGES, *PAGES, *UNKNOWN, *METRICS, *OPENAI],
+    "container": [*PROBES, *READS, *CHANGES, *PAGES, *UNKNOWN, *METRICS, *OPENAI, *OTHER_PATHS],
     "cloud_run": [*PROBES, *READS, *CHANGES, *PAGES, Way("read", "GET", "/metrics")],
     "knative": [*PROBES, *READS, Way("read", "GET", "/metrics")],
     "kserve": [

@@ -73,6 +73,10 @@ _HISTOGRAMS = {
 }
 
 
+_BLOCK_TOKENS = 16
+"""Tokens of a block in the metrics, as in vLLM, because endpoint pickers compare prompts block by block."""
+
+
 def generation_families(models: Sequence[ServedModel]) -> list[Family]:
     """Return the metrics of those models that are language models; no families without any."""
     engines = [
@@ -100,12 +104,9 @@ def generation_families(models: Sequence[ServedModel]) -> list[Family]:
     families.append(
         Family(
             "vllm:cache_config_info",
-            "Size of the key-value cache in blocks of one token",
+            f"Size of the key-value cache in blocks of {_BLOCK_TOKENS} tokens",
             MetricKind.GAUGE,
-            tuple(
-                MetricSample("", {**labels, "block_size": "1", "num_gpu_blocks": str(stats.cache_capacity)}, 1)
-                for labels, _, stats in engines
-            ),
+            tuple(MetricSample("", {**labels, **_blocks_of(stats.cache_capacity)}, 1) for labels, _, stats in engines),
         )
     )
     found: dict[str, list[MetricSample]] = {name: [] for name in _HISTOGRAMS}
@@ -115,6 +116,11 @@ def generation_families(models: Sequence[ServedModel]) -> list[Family]:
     return families + [
         Family(f"vllm:{name}", text, MetricKind.HISTOGRAM, tuple(found[name])) for name, text in _HISTOGRAMS.items()
     ]
+
+
+def _blocks_of(tokens: int) -> dict[str, str]:
+    """Return the labels of a cache."""
+    return {"block_size": str(_BLOCK_TOKENS), "num_gpu_blocks": str(tokens // _BLOCK_TOKENS)}
 
 
 # -- Explanations -----------------------------------------------------------------------------------------------------

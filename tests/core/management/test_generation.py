@@ -99,7 +99,7 @@ def test_metrics_have_vllms_names_and_count_what_ran(engine: Engine) -> None:
     ):
         assert page[f"vllm:{name}_count{LABELS}"] == count, name
         assert page[f'vllm:{name}_bucket{LABELS[:-1]},le="+Inf"}}'] == count, name
-    assert page['vllm:cache_config_info{engine="1",model_name="tiny",block_size="1",num_gpu_blocks="300"}'] == 1
+    assert page['vllm:cache_config_info{engine="1",model_name="tiny",block_size="16",num_gpu_blocks="18"}'] == 1
 
 
 def test_a_server_without_a_language_model_has_none_of_these_metrics(

@@ -271,7 +271,7 @@ def _chat_parameters(fields: Mapping[str, Any], chat: Chat) -> dict[str, Any]:
 
 
 def _with_form(chat: Chat, constraint: Any, fields: Mapping[str, Any]) -> Chat:
-    """Return a chat whose answer has a form if the model calls no tool, which a call that must be does not need."""
+    """Return a chat whose answer has the form if the model calls no tool."""
     if chat.tools is None or chat.tools.must_call or not isinstance(constraint, Mapping):
         return chat
     parameter = "response_format" if "response_format" in fields else "structured_outputs"

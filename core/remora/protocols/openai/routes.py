@@ -80,7 +80,9 @@ def find_route(path: str) -> Route | None:
 
 
 def context_exceeded(error: ContextError, parameter: str, *, is_chat: bool) -> ApiError:
-    """Return OpenAI's refusal of a request beyond the context, whose sentence and code clients look for.
+    """Return OpenAI's refusal of a request beyond the context.
+
+    Clients look for its sentence and code.
 
     ``parameter`` is the name in the request of what is too long.
     """

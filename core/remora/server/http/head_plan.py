@@ -7,7 +7,7 @@ from collections.abc import Callable
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer, Refusal
 from remora.protocols.rest.content_encoding import choose_encoding
-from remora.protocols.rest.routes import HOME, METRICS_PATH, PAGES, Route, route
+from remora.protocols.rest.routes import HOME, METRICS_PATHS, PAGES, Route, route
 from remora.server.http import deadlines
 from remora.server.http.probes import PATHS as PROBES
 
@@ -79,7 +79,7 @@ class HeadPlan(BodyPlan):
 
 def action_of_page(path: str) -> str:
     """Return the action of a path outside V2, or "" for an unknown path, which needs no secret."""
-    if path == METRICS_PATH:
+    if path in METRICS_PATHS:
         return "metrics"
     if path in PROBES:
         return "live"

@@ -26,7 +26,7 @@ from remora.protocols.rest.content_encoding import compress, inflate
 from remora.protocols.rest.infer import InferCodec, KnownHeader
 from remora.protocols.rest.management import decode_call, encode_result
 from remora.protocols.rest.response import BinaryHeaders, ReplyFormat, v2_binary_headers
-from remora.protocols.rest.routes import HOME, METRICS_PATH, OPENAI_PATHS, PAGES, TYPED_PATHS, Route
+from remora.protocols.rest.routes import HOME, METRICS_PATHS, OPENAI_PATHS, PAGES, TYPED_PATHS, Route
 from remora.protocols.restriction import Restrictions
 from remora.server.http import deadlines
 from remora.server.http.access_rules import AccessRules, Deny
@@ -86,7 +86,7 @@ class RestService:
         mailbox: receives inference answers.
         later: runs work that would block the event loop.
         max_input_bytes: limit of a decompressed body.
-        serves_metrics: True to serve METRICS_PATH.
+        serves_metrics: True to serve METRICS_PATHS.
         malformed: HTTP status of malformed requests; 0 for Triton's 500 [H13].
         restrictions: groups of calls that need a secret header.
         allowed_hosts: hosts whose web pages may change the server's state.
@@ -334,7 +334,7 @@ class RestService:
 
         The answer is metrics, a probe or a page if the path names one, else the refusal.
         """
-        if head.path == METRICS_PATH and self._serves_metrics and head.method in ("GET", "HEAD"):
+        if head.path in METRICS_PATHS and self._serves_metrics and head.method in ("GET", "HEAD"):
             exchange.respond(self.metrics())
         elif head.path in PROBES and head.method in ("GET", "HEAD"):
             exchange.respond(probe(head, self._engine))

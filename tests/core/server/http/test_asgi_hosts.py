@@ -38,7 +38,7 @@ def binary_ask(path: str = "/v2/models/rows/infer", **headers: str) -> Ask:
 SAME = [
     *(Ask("GET", path) for path in ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/rows/ready")),
     *(Ask("GET", f"/v2/models/rows{rest}") for rest in ("", "/config", "/stats", "/versions/1", "/versions/9")),
-    *(Ask("GET", path) for path in ("/", "/v2/", "/v3", "/v2/models/none", "/v2/models/rows/infer", "/metrics")),
+    *(Ask("GET", path) for path in ("/", "/v2/", "/v3", "/v2/models/none", "/v2/models/rows/infer", "/nothing")),
     *(Ask("GET", path) for path in ("/v2/models/r%6Fws", "/v2/models/rows?verbose=1", "/v2/models/rows/versions/x")),
     *(Ask("GET", path) for path in ("/v2/systemsharedmemory/status", "/v2/docs/", "/v2/openapi.json", "/v2/docs")),
     *(Ask(method, "/v2/models/rows") for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS")),

@@ -52,3 +52,20 @@ def test_the_awaited_loads_are_reported() -> None:
         asked("/readyz?verbose", BROKEN)[1] == "not yet\nwaits for: model 'x' version 1 is UNAVAILABLE: Internal: no\n"
     )
     assert asked("/readyz?verbose", READY) == (200, "ok\n")
+
+
+@pytest.mark.parametrize(
+    ("readiness", "healthy", "live", "ready"),
+    [
+        (STARTING, 503, 200, 503),
+        (READY, 200, 200, 200),
+        (BROKEN, 200, 200, 503),
+        (DRAINING, 200, 200, 503),
+        (LOST, 503, 503, 503),
+    ],
+)
+def test_the_paths_of_other_servers_mean_what_their_manifests_ask(
+    readiness: Readiness, healthy: int, live: int, ready: int
+) -> None:
+    found = [asked(path, readiness)[0] for path in ("/health", "/health/live", "/health/ready")]
+    assert found == [healthy, live, ready]
