@@ -91,6 +91,9 @@ OPENAI = [
     Way("infer", "POST", "/openai/v1/completions", {}),
     Way("infer", "POST", "/v1/embeddings", {}),
     Way("infer", "POST", "/tokenize", {}),
+    Way("infer", "POST", "/v1/responses/input_tokens", {}),
+    Way("control", "POST", "/v1/models/none/load", {}),
+    Way("control", "POST", "/openai/v1/models/none/unload", {}),
     Way("metadata", "GET", "/v1/models"),
     Way("metadata", "GET", "/openai/v1/models"),
 ]

@@ -227,6 +227,37 @@ def test_a_required_call_that_is_cut_leaves_no_half_text(server: RunningServer, 
         assert text == ""
 
 
+@pytest.mark.parametrize("given", ["What is two plus two?", [{"role": "user", "content": "What is two plus two?"}]])
+def test_the_tokens_of_a_conversation_are_counted_as_its_response_counts_them(
+    server: RunningServer, given: Any
+) -> None:
+    status, _, body = ask(server, "/v1/responses/input_tokens", {"model": "tiny", "input": given, "tools": []})
+    _, _, response = ask(server, "/v1/responses", {"model": "tiny", "input": given, "max_output_tokens": 1})
+    expected = {"object": "response.input_tokens", "input_tokens": json.loads(response)["usage"]["input_tokens"]}
+    assert (status, json.loads(body)) == (200, expected)
+    assert ask(server, "/v1/responses/input_tokens", {"model": "tiny", "input": given}, key="")[0] == 401
+
+
+def test_models_are_loaded_and_unloaded_where_they_may_be(serving: Serving, tmp_path: Path) -> None:
+    tiny(tmp_path)
+    with serving(tmp_path, "--allow-grpc=false", "--model-control-mode=explicit", "--openai") as server:
+        assert json.loads(ask(server, "/v1/models")[2])["data"] == []
+        status, _, body = ask(server, "/v1/models/tiny/load", method="POST")
+        assert (status, json.loads(body)) == (200, {"id": "tiny", "object": "model", "status": "loaded"})
+        assert ask(server, "/v1/chat/completions", CHAT)[0] == 200
+        assert ask(server, "/openai/v1/models/tiny/unload", {})[0] == 200
+        status, _, body = ask(server, "/v1/models/none/load", {})
+        assert (status >= 400, isinstance(json.loads(body)["error"]["message"], str)) == (True, True)
+        assert ask(server, "/v1/models/tiny/load")[0] == 405
+
+
+def test_models_are_not_loaded_where_the_server_chooses_them(server: RunningServer) -> None:
+    status, _, body = ask(server, "/v1/models/tiny/unload", {})
+    assert status >= 400
+    assert "not allowed" in json.loads(body)["error"]["message"]
+    assert ask(server, "/v1/chat/completions", CHAT)[0] == 200
+
+
 def test_models_are_listed(server: RunningServer) -> None:
     document = json.loads(ask(server, "/v1/models")[2])
     assert [row["id"] for row in document["data"]] == ["tiny"]

@@ -216,12 +216,15 @@ SCHEMAS: Mapping[str, Json] = {
         {"id": _TEXT, "object": _one("model"), "created": _WHOLE, "owned_by": _TEXT, "root": _TEXT},
         {"max_model_len": _WHOLE},
     ),
+    "Managed": _object({"id": _TEXT, "object": _one("model"), "status": _TEXT}),
+    "InputTokens": _object({"object": _one("response.input_tokens"), "input_tokens": _WHOLE}),
     "Models": _object({"object": _one("list"), "data": _list(_ref("Model"))}),
 }
 ANSWERS: Mapping[str, str] = {
     "chat/completions": "Chat",
     "completions": "Completion",
     "responses": "Response",
+    "responses/input_tokens": "InputTokens",
     "embeddings": "Embeddings",
     "rerank": "Ranking",
     "score": "Scores",

@@ -29,6 +29,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _MAX_STOPS = 4
 _MAX_ANSWERS = 1024
 """Maximum number of answers to all prompts of a request."""
+_COUNTS = ("tokenize", "detokenize", "input_tokens")
 MAX_COUNTED_TOKENS = 1 << 16
 """Tokens that tokenize and detokenize convert, or the model's context if that is larger."""
 _PASSED_ON = (
@@ -185,7 +186,7 @@ def encode_prompts(query: Query, generation: Generation) -> list[tuple[int, ...]
 def most_tokens(query: Query, generation: Generation) -> int:
     """Return the number of tokens beyond which a prompt of this query is refused."""
     context = generation.engine.facts.context
-    return max(context, MAX_COUNTED_TOKENS) if query.action in ("tokenize", "detokenize") else context
+    return max(context, MAX_COUNTED_TOKENS) if query.action in _COUNTS else context
 
 
 def _needed(fields: Mapping[str, Any], name: str) -> Any:

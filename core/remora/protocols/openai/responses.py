@@ -41,8 +41,8 @@ _RENAMED = {
 """Parameters here, by those of a chat, for errors."""
 
 
-def decode_response(body: Buffer, *, ignore_unknown: bool = False) -> Query:
-    """Return the query of a body.
+def decode_response(body: Buffer, *, action: str = "responses", ignore_unknown: bool = False) -> Query:
+    """Return the query of a body for an action.
 
     Raises:
         ParameterError: a parameter is wrong.
@@ -59,7 +59,7 @@ def decode_response(body: Buffer, *, ignore_unknown: bool = False) -> Query:
     if "effort" in reasoning:
         chat["reasoning_effort"] = reasoning["effort"]
     try:
-        query = chat_query("responses", chat, ignored)
+        query = chat_query(action, chat, ignored)
     except ParameterError as error:
         name = _RENAMED.get(error.parameter, error.parameter)
         message = error.message.replace(error.parameter, name).replace(".function.", ".")

@@ -18,12 +18,15 @@ _POST = {
     "chat/completions": "chat",
     "completions": "completions",
     "responses": "responses",
+    "responses/input_tokens": "input_tokens",
     "embeddings": "embeddings",
     "rerank": "rerank",
     "score": "score",
     "tokenize": "tokenize",
     "detokenize": "detokenize",
 }
+MANAGES = ("load", "unload")
+"""Actions of the routes below a model that change the server, as V2's repository API does."""
 _BARE = ("/tokenize", "/detokenize", "/rerank", "/score")
 """Routes that vLLM also has without a prefix."""
 _STATUS: Mapping[str, int] = {
@@ -48,6 +51,8 @@ class Route(NamedTuple):
     @property
     def v2_action(self) -> str:
         """V2's action with the same restrictions."""
+        if self.action in MANAGES:
+            return self.action
         return "server_metadata" if self.method == "GET" else "generate"
 
 
@@ -73,6 +78,9 @@ def find_route(path: str) -> Route | None:
         return Route(_POST[rest], "POST")
     if rest in ("models", "openapi.json"):
         return Route("models" if rest == "models" else "schema", "GET")
+    model, slash, verb = rest.removeprefix("models/").rpartition("/")
+    if rest.startswith("models/") and model and slash and verb in MANAGES:
+        return Route(verb, "POST", unquote(model))
     if rest.startswith("models/") and len(rest) > 7:
         # KServe's V1 has routes such as `/v1/models/m:predict` there, which are POST
         return Route("model", "GET", unquote(rest[7:]))

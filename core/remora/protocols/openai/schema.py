@@ -14,6 +14,7 @@ from remora.protocols.openai.fields import (
     TOKENIZE,
     Field,
 )
+from remora.protocols.openai.routes import MANAGES
 from remora.protocols.openai.vectors import EMBEDDINGS, RERANK, SCORE
 
 Json = dict[str, Any]
@@ -22,6 +23,7 @@ _ROUTES: Mapping[str, tuple[str, Mapping[str, Field], tuple[str, ...]]] = {
     "chat/completions": ("Answer a chat", CHAT, ("model", "messages")),
     "completions": ("Continue prompts", COMPLETION, ("model", "prompt")),
     "responses": ("Answer a conversation", RESPONSE, ("model", "input")),
+    "responses/input_tokens": ("Count the tokens of a conversation", RESPONSE, ("model", "input")),
     "embeddings": ("Return vectors of texts", EMBEDDINGS, ("model", "input")),
     "rerank": ("Rank documents by a query", RERANK, ("model", "query", "documents")),
     "score": ("Compare pairs of texts", SCORE, ("model", "text_1", "text_2")),
@@ -45,6 +47,7 @@ _TOKENS: Json = {"type": "array", "items": {"type": "integer"}}
 _TEXTS_OR_TOKENS: Json = {"anyOf": [*_TEXTS["anyOf"], _TOKENS, {"type": "array", "items": _TOKENS}]}
 _ANY_FIELD: Mapping[str, Json] = {"input": _TEXTS_OR_TOKENS, "prompt": _TEXTS_OR_TOKENS}
 """Schemas of fields whose kind is wider than what the routes accept."""
+_MODEL_NAME: Json = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
 _ERRORS = {
     "400": "A parameter is wrong",
     "404": "The model does not exist",
@@ -70,10 +73,14 @@ def openapi_document(version: str, root_path: str = "", *, ignore_unknown: bool 
         f"{root_path}/v1/models/{{model}}": {
             "get": {
                 **_operation("Return a model", "Model"),
-                "parameters": [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}],
+                "parameters": [_MODEL_NAME],
             }
         },
     }
+    for verb in MANAGES:
+        paths[f"{root_path}/v1/models/{{model}}/{verb}"] = {
+            "post": {**_operation(f"{verb.capitalize()} a model", "Managed"), "parameters": [_MODEL_NAME]}
+        }
     for name, (summary, table, required) in _ROUTES.items():
         operation = _operation(summary, ANSWERS[name], EVENTS.get(name, ""))
         schema = {**_object(table, open_=ignore_unknown), "required": list(required)}

@@ -21,7 +21,7 @@ from remora.protocols.hosted_generation import (
     read_shape,
 )
 from remora.protocols.http1 import Head
-from remora.protocols.openai.routes import error_answer, find_route
+from remora.protocols.openai.routes import MANAGES, error_answer, find_route
 from remora.protocols.rest.answer import JSON, Headers, HttpAnswer
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
 from remora.server.http.rest import RestService
@@ -115,7 +115,7 @@ class HostedGeneration:
         Returns True and the pending request, or False for another path.
         """
         where = find_route(head.path) if head.path.startswith(_OPENAI) else None
-        if where is None:
+        if where is None or where.action in MANAGES:  # the platform loads models
             return False, None
         locked = self._rest.locked_openai(where, head)
         if locked is not None:

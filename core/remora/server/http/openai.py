@@ -309,8 +309,8 @@ class _Call:
         """Decode the body. May run in another thread."""
         self._size = len(body)
         action, ignores = self._where.action, self._routes.ignores_unknown
-        if action == "responses":
-            self._query = decode_response(body, ignore_unknown=ignores)
+        if action in ("responses", "input_tokens"):
+            self._query = decode_response(body, action=action, ignore_unknown=ignores)
         else:
             self._query = (decode_vectors if action in VECTORS else decode)(action, body, ignore_unknown=ignores)
 

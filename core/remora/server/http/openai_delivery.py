@@ -16,7 +16,7 @@ from remora.models.served_model import ServedModel
 from remora.protocols.openai.replies import Heading, Reply
 from remora.protocols.openai.requests import Query, encode_prompts, most_tokens
 from remora.protocols.openai.response_replies import ResponseReply
-from remora.protocols.openai.routes import ApiError, error_answer, refused
+from remora.protocols.openai.routes import ApiError, Route, error_answer, refused
 from remora.protocols.rest.answer import INTERNAL, JSON, PLAIN, Headers, HttpAnswer, Refusal
 from remora.server.http.exchange import Exchange, ForwardingExchange
 
@@ -164,8 +164,30 @@ class ErrorExchange(ForwardingExchange):
         self._exchange.respond(refused(answer))
 
 
+class ManagedExchange(ForwardingExchange):
+    """Exchange whose answers of V2's repository API take OpenAI's form.
+
+    Args:
+        exchange: receives the answer.
+        where: the route, which names the model.
+    """
+
+    __slots__ = ("_where",)
+
+    def __init__(self, exchange: Exchange, where: Route) -> None:
+        super().__init__(exchange)
+        self._where = where
+
+    def respond(self, answer: HttpAnswer) -> None:
+        """Send the whole answer."""
+        if answer.status == 200:
+            document = {"id": self._where.model, "object": "model", "status": f"{self._where.action}ed"}
+            answer = HttpAnswer(200, (JSON,), [orjson.dumps(document)])
+        self._exchange.respond(refused(answer))
+
+
 def tokens_answer(query: Query, generation: Generation) -> HttpAnswer:
-    """Return the answer to tokenize and detokenize. Raises ParameterError."""
+    """Return the answer to tokenize, detokenize and input_tokens. Raises ParameterError."""
     tokens, most = generation.tokens, most_tokens(query, generation)
     if query.action == "detokenize":
         (given,) = query.prompts
@@ -176,6 +198,10 @@ def tokens_answer(query: Query, generation: Generation) -> HttpAnswer:
     (encoded,) = encode_prompts(query, generation)
     if len(encoded) > most:
         raise ParameterError("prompt", f"the text has {len(encoded)} tokens; at most {most} are possible here")
+    if query.action == "input_tokens":
+        return HttpAnswer(
+            200, (JSON,), [orjson.dumps({"object": "response.input_tokens", "input_tokens": len(encoded)})]
+        )
     context = generation.engine.facts.context
     document: dict[str, object] = {"count": len(encoded), "max_model_len": context, "tokens": list(encoded)}
     if query.token_ids:

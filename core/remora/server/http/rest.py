@@ -41,6 +41,7 @@ from remora.server.loop import PerTurn
 from remora.server.turn_groups import SMALL_BYTES, TurnGroups
 
 if TYPE_CHECKING:
+    from remora.protocols.openai.routes import Route as OpenAiRoute
     from remora.server.http.openai import OpenAiRoutes
     from remora.server.http.predict import TypedRoutes
 
@@ -214,9 +215,11 @@ class RestService:
 
     def _ask_openai(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer a request for OpenAI's routes, if they are served, else as any unknown path."""
-        from remora.protocols.openai.routes import find_route, unknown_path
+        from remora.protocols.openai.routes import MANAGES, find_route, unknown_path
 
         where = find_route(head.path)
+        if where is not None and where.action in MANAGES and head.method == where.method:
+            return self._manage(where, head, body, exchange)  # also before the first language model is loaded
         generates = self._openai_always or any(model.generation is not None for model in self._engine.models())
         if not generates and where is not None and where.method == "POST":
             # The request waits for its model, as over V2, which may have become ready since the look above.
@@ -231,6 +234,17 @@ class RestService:
             exchange.respond(locked)
             return None
         return self.openai.handle(where, head, body, exchange)
+
+    def _manage(self, where: OpenAiRoute, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Load or unload a model by V2's repository API, with the answer in OpenAI's form."""
+        from remora.server.http.openai_delivery import ManagedExchange
+
+        locked = self.locked_openai(where, head)
+        if locked is not None:
+            exchange.respond(locked)
+            return None
+        v2 = head.to(f"/v2/repository/models/{where.model}/{where.action}", method="POST")
+        return self._bind(v2)(body, ManagedExchange(exchange, where))
 
     def _ask_typed(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer a request in plain JSON."""

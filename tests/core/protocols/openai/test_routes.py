@@ -24,6 +24,10 @@ from remora.protocols.rest.answer import JSON, HttpAnswer, failure
     ("path", "route"),
     [
         ("/v1/chat/completions", Route("chat", "POST")),
+        ("/v1/responses/input_tokens", Route("input_tokens", "POST")),
+        ("/v1/models/a%2Fb/load", Route("load", "POST", "a/b")),
+        ("/openai/v1/models/m/unload", Route("unload", "POST", "m")),
+        ("/v1/models/load", Route("model", "GET", "load")),
         ("/openai/v1/chat/completions", Route("chat", "POST")),
         ("/v1/completions", Route("completions", "POST")),
         ("/v1/models", Route("models", "GET")),
