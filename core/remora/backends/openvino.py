@@ -15,6 +15,7 @@ import numpy as np
 from remora.backends import Instance, Placement, Source
 from remora.backends.arrays import texts
 from remora.backends.batching_trial import try_rows
+from remora.backends.external_data import check_external_data
 from remora.backends.model_files import (
     default_max_batch,
     get_bool,
@@ -93,6 +94,7 @@ class OpenVinoModel:
         self._source = source
         warn_of_unused(config, _KNOWN, "openvino")
         core = openvino.Core()
+        check_external_data(path)  # passes files of OpenVINO's own format
         model = core.read_model(path)
         if config.max_batch_size and not get_bool(config, source.settings, "SKIP_OV_DYNAMIC_BATCHSIZE", default=False):
             _let_batches_vary(model)

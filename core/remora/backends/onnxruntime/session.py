@@ -11,11 +11,13 @@ import ctypes
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from remora.backends.arrays import Run, texts
+from remora.backends.external_data import check_external_data
 from remora.backends.onnxruntime.binding import Binding
 from remora.backends.onnxruntime.plan import GraphPlan, SessionPlan
 from remora.backends.transfers import Transfer
@@ -227,7 +229,9 @@ def open_session(
 
     Raises:
         ProviderLostError: the session has no provider of ``needed``.
+        InvalidArgumentError: a tensor's values lie outside of the file's folder.
     """
+    check_external_data(Path(file))
     session = runtime.InferenceSession(file, options, providers=list(chain), enable_fallback=0)
     session.disable_fallback()
     there = session.get_providers()

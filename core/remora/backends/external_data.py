@@ -1,0 +1,178 @@
+"""Check that an ONNX file's tensors lie in files of its own folder, before a runtime reads them.
+
+Old versions of ONNX Runtime read whatever path a tensor names, and take one of its own marks for an address in memory.
+The check reads the structure of the file and skips its weights.
+
+Invariant: each tensor of the file is checked, also those of subgraphs, functions, attributes and sparse tensors.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import NamedTuple
+
+from remora.errors import InvalidArgumentError
+
+Bytes = mmap.mmap | bytes
+_LOCATION = b"location"
+_MEMORY_MARK = "*/_ORT_"
+"""Begin of the locations by which ONNX Runtime marks tensors in its own memory."""
+_DEEPEST = 100
+"""Nesting that protobuf reads."""
+_MOST_FIELDS = 1 << 24
+_VARINT, _FIXED64, _BYTES, _BEGIN_GROUP, _END_GROUP, _FIXED32 = range(6)
+
+_INNER: Mapping[str, Mapping[int, str]] = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "function": {7: "node"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {13: "entry"},
+    "entry": {},
+}
+"""Messages in messages of onnx.proto, by the number of their field."""
+_TENSOR_NAME, _ENTRY_KEY, _ENTRY_VALUE = 8, 1, 2
+
+
+class ExternalTensor(NamedTuple):
+    """Name of a tensor, and the location of its values."""
+
+    name: str
+    location: str
+
+
+def check_external_data(path: Path) -> None:
+    """Raise InvalidArgumentError for a tensor of an ONNX file whose values lie outside of its folder.
+
+    Raises OSError for a file that cannot be read. A file that is not ONNX passes, because its runtime explains it.
+    """
+    with open(path, "rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            for tensor in external_tensors(data):
+                reason = _reason_against(path, tensor.location)
+                if reason:
+                    raise InvalidArgumentError(
+                        f"tensor '{tensor.name}' of '{path.name}' has its values in '{_shown(tensor.location)}', "
+                        f"{reason}: save the file again with its data in the same folder"
+                    )
+
+
+def _shown(location: str) -> str:
+    return location if len(location) <= 200 else f"{location[:200]}..."
+
+
+def _reason_against(path: Path, location: str) -> str:
+    """Return why a location is refused, or "" for a file in the model's folder.
+
+    A model and its data may be links into one other folder, as in the cache of Hugging Face.
+    """
+    if location.startswith(_MEMORY_MARK):
+        return "which is an address in memory"
+    if "\0" in location:
+        return "which is not a path"
+    posix, windows = PurePosixPath(location), PureWindowsPath(location)
+    if posix.is_absolute() or windows.drive or windows.root or ".." in windows.parts:
+        return "which is outside of the model's folder"
+    target = (path.parent / posix).resolve()
+    if any(target.is_relative_to(folder) for folder in (path.parent.resolve(), path.resolve().parent)):
+        return ""
+    return "which is a link out of the model's folder"
+
+
+def external_tensors(data: Bytes) -> Iterator[ExternalTensor]:
+    """Yield the tensors of an ONNX file that have a location, as far as the file can be read.
+
+    Raises InvalidArgumentError for a file that is nested too deeply or has too many parts to check.
+    """
+    if data.find(_LOCATION) < 0:  # most files: no message has to be read
+        return
+    reader = _Reader(data)
+    yield from reader.tensors("model", 0, len(data), 0)
+
+
+class _EndError(Exception):
+    """Bytes that are not a message."""
+
+
+class _Reader:
+    """Reader of the wire format of protobuf, which skips all that is not named in `_INNER`."""
+
+    def __init__(self, data: Bytes) -> None:
+        self._data = data
+        self._fields = 0
+
+    def tensors(self, kind: str, start: int, end: int, depth: int) -> Iterator[ExternalTensor]:
+        """Yield the tensors with a location inside of a message."""
+        if depth > _DEEPEST:
+            raise InvalidArgumentError(f"the ONNX file has more than {_DEEPEST} graphs and nodes in each other")
+        inner = _INNER[kind]
+        try:
+            if kind == "tensor":
+                yield from self._locations(start, end)
+                return
+            for number, wire, begin, after in self._walk(start, end):
+                if wire == _BYTES and number in inner:
+                    yield from self.tensors(inner[number], begin, after, depth + 1)
+        except _EndError:  # the runtime refuses the file too
+            return
+
+    def _locations(self, start: int, end: int) -> Iterator[ExternalTensor]:
+        name, locations = "", []
+        for number, wire, begin, after in self._walk(start, end):
+            if wire == _BYTES and number == _TENSOR_NAME:
+                name = self._text(begin, after)
+            elif wire == _BYTES and number in _INNER["tensor"]:
+                entry = {
+                    each: self._text(first, last)
+                    for each, kind, first, last in self._walk(begin, after)
+                    if kind == _BYTES and each in (_ENTRY_KEY, _ENTRY_VALUE)
+                }
+                if entry.get(_ENTRY_KEY) == _LOCATION.decode():
+                    locations.append(entry.get(_ENTRY_VALUE, ""))
+        yield from (ExternalTensor(name, location) for location in locations)
+
+    def _text(self, start: int, end: int) -> str:
+        return self._data[start:end].decode("utf-8", "surrogateescape")
+
+    def _walk(self, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield number, wire type, begin and end of the fields of a message. Raises _EndError."""
+        at, groups = start, 0
+        while at < end:
+            self._fields += 1
+            if self._fields > _MOST_FIELDS:
+                raise InvalidArgumentError(f"the ONNX file has more than {_MOST_FIELDS} fields beside external data")
+            key, at = self._varint(at, end)
+            number, wire = key >> 3, key & 7
+            begin = at
+            if wire == _VARINT:
+                _, at = self._varint(at, end)
+            elif wire == _BYTES:
+                size, begin = self._varint(at, end)
+                at = begin + size
+            elif wire in (_FIXED64, _FIXED32):
+                at += 8 if wire == _FIXED64 else 4
+            elif wire in (_BEGIN_GROUP, _END_GROUP):
+                groups += 1 if wire == _BEGIN_GROUP else -1
+            if wire > _FIXED32 or at > end or groups < 0:
+                raise _EndError
+            if not groups:  # the fields of unknown groups are no fields of the message
+                yield number, wire, begin, at
+
+    def _varint(self, at: int, end: int) -> tuple[int, int]:
+        value = shift = 0
+        while at < end and shift < 70:
+            byte = self._data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, at
+            shift += 7
+        raise _EndError
