@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import atexit
 import logging
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,6 +21,7 @@ from remora.cli import main as run
 from remora.cli import with_flags
 from remora.options import EngineOptions, ServerOptions
 from remora.server.host import ExtraPort, Host, ServerContext, ServiceFactory
+from remora.system.temporary_folders import TemporaryFolder
 from remora_adapters.sagemaker.layout import Layout, find_models
 from remora_adapters.sagemaker.settings import Rules, SageMakerSettings, rules_of, safe_ports, settings_of
 
@@ -41,8 +40,7 @@ def host(environ: Mapping[str, str]) -> Host:
     Raises ValueError for invalid settings and folders, OSError for unreadable folders.
     """
     settings = settings_of(environ)
-    scratch = Path(tempfile.mkdtemp(prefix="remora-sagemaker-"))
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    scratch = _scratch()
     find = partial(find_models, workers=settings.workers, script=settings.script)
     rules, script = settings.rules, False
     engine = EngineOptions(exit_timeout_secs=_DRAIN_S, model_load_gpu_limit=settings.gpu_limits)
@@ -72,9 +70,15 @@ def beside(options: ServerOptions, environ: Mapping[str, str]) -> ExtraPort:
         _refuse_unsafe(options, ports)
     # Only the start script of Triton's image reads SAGEMAKER_MULTI_MODEL; the server's default ping mode is "ready".
     rules = replace(rules_of(environ, Path("/opt/ml"), multi_model=False), as_triton=True)
-    scratch = Path(tempfile.mkdtemp(prefix="remora-sagemaker-"))
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    scratch = _scratch()
     return ExtraPort("SageMaker", "0.0.0.0", options.sagemaker_port, _front(rules, scratch))
+
+
+def _scratch() -> Path:
+    """Return a folder for generated files that is removed when the process ends."""
+    folder = TemporaryFolder("sagemaker")
+    atexit.register(folder.remove)
+    return folder.path
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,7 +15,8 @@ from typing import Any
 
 from remora.errors import NotFoundError, UnavailableError
 from remora.model_files import REQUIREMENTS, SOURCE_FILES
-from remora.repository.written import TemporaryFolder, WrittenRepository
+from remora.repository.written import WrittenRepository
+from remora.system.temporary_folders import TemporaryFolder
 
 _TIMEOUT_S = 300.0
 """Limit for the import of a file. A larger one would hide a file that never ends."""
@@ -87,7 +88,7 @@ class ObjectModels:
     def __init__(self, models: Sequence[Callable[..., Any]]) -> None:
         from remora.repository.exporting import export_objects  # imported only by programs that pass objects
 
-        self._folder = TemporaryFolder()
+        self._folder = TemporaryFolder("models")
         self._keys = export_objects(self._folder.path, models)
 
     @property

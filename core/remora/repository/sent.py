@@ -2,31 +2,23 @@
 
 It lies in a temporary folder that is deleted with its last version.
 
-Invariant: file names are checked before anything is written, so no file is written outside of the folder. The folder
-contains a lock; the next server start uses it to remove the folders of processes that were killed.
+Invariant: file names are checked before anything is written, so no file is written outside of the folder.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
-import stat
-import tempfile
-import weakref
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from remora.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from remora.errors import InvalidArgumentError, NotFoundError
 from remora.repository import Fingerprint, ModelFolder
 from remora.repository.local import model_folder
-from remora.system import locks
+from remora.system.temporary_folders import TemporaryFolder
 
 _PREFIX = "file:"
 _MAX_PART_BYTES = 255
 _MAX_PARTS = 16
-_FOLDER = "remora-sent-"
-_LOCK = "lock"
 
 
 def sent_files(parameters: Mapping[str, str | bytes]) -> dict[str, bytes]:
@@ -64,40 +56,6 @@ def _check(path: str) -> None:
         )
 
 
-def remove_left_behind(root: Path | None = None) -> None:
-    """Remove the folders of this user's processes that ended without removing them."""
-    for directory in (root or Path(tempfile.gettempdir())).glob(f"{_FOLDER}*"):
-        try:
-            state = directory.lstat()
-            if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid() or not (directory / _LOCK).exists():
-                continue
-            with locks.holding(directory / _LOCK, wait=False):
-                shutil.rmtree(directory, ignore_errors=True)
-        except (OSError, UnsupportedError):  # its process still runs, or the folder was removed meanwhile
-            continue
-
-
-def _make_folder() -> tuple[Path, int | None]:
-    """Create a folder and return it with its lock's descriptor.
-
-    The descriptor is None on systems without file locks.
-    """
-    while True:
-        directory = Path(tempfile.mkdtemp(prefix=_FOLDER))
-        try:
-            return directory, locks.take(directory / _LOCK)
-        except UnsupportedError:
-            return directory, None
-        except FileNotFoundError:  # another process removed it as a leftover
-            continue
-
-
-def _remove(directory: Path, lock: int | None) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
-    if lock is not None:
-        os.close(lock)
-
-
 class SentModel:
     """One model in a temporary folder, as a `Repository`.
 
@@ -111,10 +69,8 @@ class SentModel:
     location = "the load request"
 
     def __init__(self, name: str, files: Mapping[str, bytes]) -> None:
-        parent, lock = _make_folder()
-        weakref.finalize(self, _remove, parent, lock)
-        directory = parent / "model"
-        directory.mkdir()
+        self._temporary = TemporaryFolder("sent", "model")
+        directory = self._temporary.path
         for path, content in files.items():
             place = directory / path
             place.parent.mkdir(parents=True, exist_ok=True)

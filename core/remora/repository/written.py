@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from remora.errors import NotFoundError
 from remora.repository import Fingerprint, ModelFolder
 from remora.repository.local import LocalRepository
-
-
-class TemporaryFolder:
-    """Temporary folder that is removed with this object, or when the process ends."""
-
-    def __init__(self) -> None:
-        import shutil  # imported here, because few repositories are written
-        import tempfile
-
-        self.path = Path(tempfile.mkdtemp(prefix="remora-models-"))
-        self.remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+from remora.system.temporary_folders import TemporaryFolder
 
 
 class WrittenRepository:
@@ -70,7 +59,7 @@ class WrittenRepository:
         return self._inside.fetch(name, versions)
 
     def _write_again(self) -> None:
-        folder = TemporaryFolder()
+        folder = TemporaryFolder("models")
         sources = list(self._write(folder.path))
         # The folder before the last one stays, because models of it may be running until their successors are ready.
         self._written = [*self._written[-1:], folder]

@@ -327,7 +327,7 @@ def _clean_up() -> None:
     """Give back memory, and remove the folders of processes that were killed, now that this delays no answer."""
     give_back()
     try:
-        from remora.repository.sent import remove_left_behind
+        from remora.system.temporary_folders import remove_left_behind
 
         remove_left_behind()
     except OSError as error:  # such as a lack of descriptors, which must not end a server that serves

@@ -10,7 +10,6 @@ import importlib.util
 import os
 import random
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from remora.errors import ConfigError, RemoraError, UnsupportedError
 from remora.messages import Data, InferForm, Outcome, Reply, Response, Ticket, split_outcome
 from remora.system.clock import Clock
 from remora.system.install_advice import install_command
+from remora.system.temporary_folders import TemporaryFolder
 from remora.tracing.line_file import (
     LineFile,
     Redactions,
@@ -95,7 +95,7 @@ class _Part(NamedTuple):
     name: str
     exchanges: int
     size: int
-    folder: tempfile.TemporaryDirectory[str]
+    folder: TemporaryFolder
 
 
 class PartFiles:
@@ -163,7 +163,7 @@ class PartFiles:
                 lost += self._deliver(self._clock.monotonic_ns())
             if self._finished is not None:
                 lost += self._finished.exchanges
-                self._finished.folder.cleanup()
+                self._finished.folder.remove()
                 self._finished = None
             self._report(lost + self._clear())
 
@@ -193,16 +193,16 @@ class PartFiles:
                 finished = self._finish()
                 lost = self._clear()
                 if finished.size > self._room():
-                    finished.folder.cleanup()
+                    finished.folder.remove()
                     self._error = None
                     self._full()
                     return lost
                 self._finished = finished
             if (part := self._finished) is not None:
-                self._upload(part.name, Path(part.folder.name, part.name))
+                self._upload(part.name, part.folder.path / part.name)
                 self._finished = None
                 self._uploaded += part.size
-                part.folder.cleanup()
+                part.folder.remove()
         except Exception as error:  # such as a full disk or an unreachable bucket
             self._error, self._retry_ns = error, self._clock.monotonic_ns() + RETRY_NS
         else:
@@ -213,9 +213,9 @@ class PartFiles:
         """Return the file of the part in memory. Raises OSError."""
         time = utc(self._clock.wall_ms()).partition("+")[0].replace(":", "")
         name = f"{time}-{self._series}-{self._count:06d}{'.parquet' if self._parquet else '.jsonl'}"
-        folder = tempfile.TemporaryDirectory(prefix="remora-capture-")
+        folder = TemporaryFolder("capture")
         try:
-            path = Path(folder.name, name)
+            path = folder.path / name
             if self._parquet:
                 from remora.traffic.captured_parquet import write_parquet  # imported here, because it is usually off
 
@@ -224,7 +224,7 @@ class PartFiles:
                 path.write_bytes(b"".join(self._lines))
             part = _Part(name, len(self._exchanges) + len(self._lines), path.stat().st_size, folder)
         except BaseException:
-            folder.cleanup()
+            folder.remove()
             raise
         self._count += 1
         return part

@@ -149,7 +149,7 @@ def test_a_value_of_another_type_is_refused_with_its_place(hint: Any, value: Any
     assert refused(hint, value) == text
 
 
-@pytest.mark.parametrize("hint", [set[int], dict[float, int], Annotated[int, object()], bytes | int, complex], ids=str)
+@pytest.mark.parametrize("hint", [set[int], dict[float, int], Annotated[int, 0.5], bytes | int, complex], ids=str)
 def test_a_type_that_json_does_not_express_is_no_hint(hint: Any) -> None:
     with pytest.raises(HintError):
         reader_of(hint)

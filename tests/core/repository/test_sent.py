@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.errors import InvalidArgumentError, NotFoundError
-from remora.repository.sent import SentModel, remove_left_behind, sent_files
+from remora.repository.sent import SentModel, sent_files
 
 
 def test_the_files_of_a_request_are_separated_from_its_other_parameters() -> None:
@@ -67,32 +64,3 @@ def test_the_folder_goes_with_the_last_that_holds_it() -> None:
     del model
     gc.collect()
     assert not place.parent.exists()
-
-
-KILLED = """
-import os, signal, sys
-from remora.repository.sent import SentModel
-model = SentModel("m", {"1/model.onnx": b"x"})
-print(model.fetch("m").path.parent, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_the_next_start_removes_what_a_killed_process_left_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    lives = SentModel("m", {"1/model.onnx": b"x"})
-    (tmp_path / "remora-sent-of-another").mkdir()
-    (tmp_path / "remora-sent-link").symlink_to(tmp_path / "remora-sent-of-another")
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    ended = subprocess.run([sys.executable, "-c", KILLED], env=environment, capture_output=True, text=True)
-    left = Path(ended.stdout.strip())
-    assert left.parent == tmp_path
-    assert left.is_dir()
-    remove_left_behind()
-    assert not left.exists()
-    kept = lives.fetch("m").path
-    assert kept.is_dir()
-    names = {"remora-sent-link", "remora-sent-of-another", kept.relative_to(tmp_path).parts[0]}
-    assert {path.name for path in tmp_path.iterdir()} == names

@@ -294,7 +294,7 @@ def test_a_part_that_cannot_be_uploaded_is_written_once_and_tried_again_after_a_
 def test_what_cannot_be_uploaded_at_the_end_is_counted_and_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     store = Store()
     sink = parts(store.upload, FakeClock())
     sink.write([line(name, bytes(100)) for name in "abc"])
