@@ -1,6 +1,8 @@
-"""Check that an ONNX file's tensors lie in files of its own folder, before a runtime reads them.
+"""Check that the external data of an ONNX file is in the file's folder.
 
-Old versions of ONNX Runtime read whatever path a tensor names, and take one of its own marks for an address in memory.
+The check runs before a runtime reads the file.
+
+Old versions of ONNX Runtime read whatever path a tensor names, and take a certain location for an address in memory.
 The check reads the structure of the file and skips its weights.
 
 Invariant: each tensor of the file is checked, also those of subgraphs, functions, attributes and sparse tensors.
@@ -48,7 +50,7 @@ class ExternalTensor(NamedTuple):
 
 
 def check_external_data(path: Path) -> None:
-    """Raise InvalidArgumentError for a tensor of an ONNX file whose values lie outside of its folder.
+    """Raise InvalidArgumentError for a tensor whose values are outside of the file's folder.
 
     Raises OSError for a file that cannot be read. A file that is not ONNX passes, because its runtime explains it.
     """
@@ -163,7 +165,7 @@ class _Reader:
                 groups += 1 if wire == _BEGIN_GROUP else -1
             if wire > _FIXED32 or at > end or groups < 0:
                 raise _EndError
-            if not groups:  # the fields of unknown groups are no fields of the message
+            if not groups:  # fields of unknown groups do not belong to the message
                 yield number, wire, begin, at
 
     def _varint(self, at: int, end: int) -> tuple[int, int]:

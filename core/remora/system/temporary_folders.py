@@ -40,7 +40,7 @@ class TemporaryFolder:
 def _make(prefix: str) -> tuple[Path, int | None]:
     """Create a folder and return it with its lock's descriptor.
 
-    The descriptor is None on systems without file locks.
+    Systems without file locks have no descriptor.
     """
     import tempfile  # imported here, as shutil below, because few servers need temporary folders
 
