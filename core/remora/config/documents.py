@@ -14,6 +14,8 @@ from typing import Any
 from remora.config.schema_errors import MAX_DEPTH, Path, SchemaError, nearest_line
 
 _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
+_LONGEST_NUMBER = 400
+"""Characters of a number in YAML: more than any float has, and few enough for numbers to the base of 60."""
 
 
 def read_json(text: str) -> object:
@@ -216,5 +218,7 @@ class _Yaml:
             if event.tag not in (None, "!")
             else self.loader.resolve(yaml.ScalarNode, event.value, event.implicit)
         )
+        if len(event.value) > _LONGEST_NUMBER and tag.endswith((":int", ":float", ":timestamp")):
+            raise SchemaError((), "not YAML: a number has too many digits", event.start_mark.line + 1)
         node = yaml.ScalarNode(tag, event.value, event.start_mark, event.end_mark)
         return self.loader.construct_object(node)

@@ -5,6 +5,8 @@ Protobuf's own parser decides what is valid; `pbtxt_errors` explains what it ref
 
 from __future__ import annotations
 
+import re
+
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
@@ -18,6 +20,10 @@ from remora.config.schema_errors import (
     unknown_value,
 )
 
+_STRINGS = re.compile(r"""#[^\n]*+|"(?:[^"\n\\]++|\\.)*+"|'(?:[^'\n\\]++|\\.)*+'|["']""")
+"""Comments, strings, and the quotes of strings without an end; possessive, so that it never goes back."""
+_LONG_STRING = 512
+
 
 def fill_from_text(message: Message, text: str) -> None:
     """Parse ``text`` into ``message``.
@@ -25,6 +31,7 @@ def fill_from_text(message: Message, text: str) -> None:
     Raises:
         SchemaError: an invalid text, with line and key path [C21].
     """
+    _refuse_open_string(text)
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
@@ -32,6 +39,19 @@ def fill_from_text(message: Message, text: str) -> None:
 
         raise explain(schema_of(message), text, error) from error
     _refuse_unknown_numbers(message, ())
+
+
+def _refuse_open_string(text: str) -> None:
+    """Raise SchemaError for a long string that its line does not close.
+
+    protobuf's reader takes time in the square of the length of such a string.
+    """
+    for found in _STRINGS.finditer(text):
+        if len(found[0]) == 1:
+            end = text.find("\n", found.start())
+            if (len(text) if end < 0 else end) - found.start() > _LONG_STRING:
+                line = text.count("\n", 0, found.start()) + 1
+                raise SchemaError((), f"a string is not closed on its line: expected {found[0]} at its end", line)
 
 
 def _refuse_unknown_numbers(message: Message, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -302,3 +303,25 @@ def test_data_that_a_configuration_names_lies_in_its_folder_and_is_not_too_large
 def test_a_template_is_refused_as_one_with_the_place_to_fill(text: str) -> None:
     with pytest.raises(ConfigError, match=r"c:2: .* must be filled in: this is a template of a configuration"):
         parse_config(text, path="c", syntax="pbtxt")
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text", "reason"),
+    [
+        ("pbtxt", 'name: "' + "\\" * 200_001 + '"', "a string is not closed on its line"),
+        ("pbtxt", "# it's\nname: '" + "\\'" * 100_000, "c:2: a string is not closed on its line"),
+        ("yaml", "max_batch_size: " + "1:" * 100_000 + "1", "c:1: not YAML: a number has too many digits"),
+        ("yaml", "max_batch_size: !!float " + "1:" * 100_000 + "1", "c:1: not YAML: a number has too many digits"),
+    ],
+    ids=["backslashes", "quotes", "number to the base of 60", "float to the base of 60"],
+)
+def test_a_text_that_takes_a_library_long_to_read_is_refused_at_once(syntax: Any, text: str, reason: str) -> None:
+    began = time.process_time()
+    with pytest.raises(ConfigError, match=reason):
+        parse_config(text, path="c", syntax=syntax)
+    assert time.process_time() - began < 2.0
+
+
+def test_a_long_string_that_is_closed_is_read() -> None:
+    text = 'name: "it\'s # \\" ' + "x" * 10_000 + '" # "'
+    assert parse_config(text, path="c", syntax="pbtxt").name.endswith("x")
