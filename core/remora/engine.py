@@ -288,6 +288,10 @@ class Engine:
         """
         return self._table.resolve(model, version)
 
+    def decides_readiness(self, model: str, version: int) -> bool:
+        """Return True if the model decides whether it is ready, so that `ModelReady` may wait."""
+        return self._lifecycle.decides_readiness(model, version)
+
     def submit_to(
         self, front_end: FrontEnd, name: str, version: int, *arguments: object, wait_s: float | None = 0.0
     ) -> Ticket | None:

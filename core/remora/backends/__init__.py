@@ -20,6 +20,8 @@ from remora.messages import Outcome, Request, Streamed, Watcher
 from remora.proto.model_config_pb2 import ModelConfig
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from remora.backends.calling import ModelCaller
 
 
@@ -137,6 +139,8 @@ class Capabilities:
             reported later. Only for remote instances.
         answers_late: the instance may answer after ``execute`` has returned; see `Execution`.
         unhealthy_reason: returns why the instance cannot run now, "" if it can; None if it can always run.
+        ask_ready: asks the model itself whether it is ready; the future gets its answer or its error. Calls while one
+            is in flight share its future. None if the model does not decide (since 1.6).
         fatal: only a restart of the process makes an unhealthy instance healthy; the server then fails its readiness
             and liveness probes.
     """
@@ -146,6 +150,7 @@ class Capabilities:
     ahead: bool = False
     answers_late: bool = False
     unhealthy_reason: Callable[[], str] | None = None
+    ask_ready: Callable[[], Future[bool]] | None = None
     fatal: bool = False
 
     @property

@@ -116,10 +116,9 @@ class ModelCalls:
     def is_ready(self, model: str, version: int) -> bool:
         """Return True if this version would accept a request."""
         try:
-            self._lifecycle.resolve(model, version)
+            return self._lifecycle.resolve(model, version).says_ready()
         except RemoraError:
             return False
-        return True
 
 
 class Caller:

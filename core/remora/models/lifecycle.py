@@ -209,7 +209,15 @@ class Lifecycle:
         idle = self._on_demand is not None and self.table.newest(name) is None and not self.table.failure(name)
         if idle and version < 0 and self._catalog.is_offered(name):
             return True  # its first request would load it
-        return not self.table.look_up(name, version).trouble
+        model = self.table.look_up(name, version)
+        return not model.trouble and model.says_ready()
+
+    def decides_readiness(self, name: str, version: int) -> bool:
+        """Return True if `is_model_ready` may wait for the model's own answer."""
+        try:
+            return self.table.look_up(name, version).decides_readiness
+        except RemoraError:
+            return False
 
     def wait_for(self, name: str, version: int, timeout_s: float | None = None) -> ServedModel:
         """Look up a version as `resolve` does, and block while it is being loaded.

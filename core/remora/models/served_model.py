@@ -349,6 +349,20 @@ class ServedModel:
         return troubles[0] if troubles and all(troubles) else ""
 
     @property
+    def decides_readiness(self) -> bool:
+        """True if the model itself decides whether it is ready, and `says_ready` may therefore wait."""
+        return any(capabilities_of(instance).ask_ready is not None for instance in self._instances)
+
+    def says_ready(self) -> bool:
+        """Return False if the model decides whether it is ready, and an instance is not."""
+        asks = [ask for instance in self._instances if (ask := capabilities_of(instance).ask_ready) is not None]
+        if not asks:
+            return True
+        from remora.backends.model_readiness import are_ready  # imported here, because few models decide
+
+        return are_ready(self.name, asks)
+
+    @property
     def fatal(self) -> str:
         """Why an instance needs a restart of the process, empty if none does."""
         fatal = (each for instance in self._instances if (each := capabilities_of(instance)).fatal)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import CoroutineType
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from remora.backends import Capabilities, Execution
 from remora.backends.arrays import output_names
 from remora.backends.calling import executing, opening
+from remora.backends.model_readiness import SharedAnswer
 from remora.backends.python.failures import describe
 from remora.backends.python.host import Host, hosted, leave, settle
 from remora.backends.python.loading import LoadedModule
@@ -29,6 +32,7 @@ from remora.errors import InternalError, RemoraError, UnsupportedError, error_of
 from remora.messages import Outcome, Response
 from remora.messages import Tensor as MessageTensor
 from remora.proto.model_config_pb2 import ModelConfig
+from remora.system.threads import start_daemon
 
 if TYPE_CHECKING:
     from remora.backends.python.coroutines import BackgroundLoop
@@ -68,6 +72,7 @@ class PythonInstance:
         self._datatypes = {tensor.name: DATATYPES[tensor.data_type] for tensor in config.input if tensor.data_type}
         self._datatypes |= {state.input_name: DATATYPES[state.data_type] for state in states}
         self.capabilities = Capabilities(answers_late=True)
+        self._readiness = SharedAnswer()
         self._background: BackgroundLoop | None = None
         self._model: Any = None
         settle(loaded.package, host)
@@ -88,6 +93,38 @@ class PythonInstance:
             failure = describe(error, self._folders)
         if failure:
             raise InternalError(failure, from_model=True)
+        if callable(getattr(self._model, "is_ready", None)):
+            self.capabilities = replace(self.capabilities, ask_ready=self._ask_ready)
+
+    def is_ready(self) -> bool:
+        """Return what the model's ``is_ready`` returns.
+
+        Raises InternalError if it raises, or returns something else than a boolean.
+        """
+        failure = ""
+        try:
+            with hosted(self._host, opening(self._host.model_name)):
+                ready = self._awaited(self._model.is_ready())
+        except BaseException as error:
+            failure = describe(error, self._folders)
+        if failure:
+            raise InternalError(f"is_ready of '{self.name}' failed: {failure}", from_model=True)
+        if not isinstance(ready, bool):
+            kind = type(ready).__name__
+            raise InternalError(f"is_ready of '{self.name}' returned {kind}, expected True or False", from_model=True)
+        return ready
+
+    def _ask_ready(self) -> Future[bool]:
+        def run(answer: Future[bool]) -> None:
+            try:
+                answer.set_result(self.is_ready())
+            except InternalError as error:
+                answer.set_exception(error)
+
+        def ask(answer: Future[bool]) -> None:
+            start_daemon(partial(run, answer), f"is_ready of {self.name}")
+
+        return self._readiness.get(ask)
 
     def execute(self, execution: Execution) -> Sequence[Outcome | None]:
         """Run the batch, see ``Instance.execute``.

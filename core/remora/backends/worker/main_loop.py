@@ -22,9 +22,10 @@ from queue import Empty, SimpleQueue
 from time import monotonic_ns
 from typing import Any
 
-from remora.backends import Execution, Instance, Placement, Source
+from remora.backends import Execution, Instance, Placement, Source, capabilities_of
 from remora.backends.calling import Origin, calling_from
 from remora.backends.python import PythonBackend, PythonModel, metrics
+from remora.backends.python.instance import PythonInstance
 from remora.backends.worker.channel import NoRoomError, PeerLostError
 from remora.backends.worker.connection import Channel
 from remora.backends.worker.encoding import OutcomeWriter, RequestReader, error_head, index_of, is_open_draft
@@ -169,7 +170,10 @@ class Worker:
                 self._instance = self._opened().instance(config, Placement(name, kind, device_id))
                 gc.collect()
                 gc.freeze()  # the objects of the loaded model stay, so the collector may skip them
-                return []
+                return [Draft(head(decides=capabilities_of(self._instance).ask_ready is not None))]
+            case MessageKind.READY:
+                assert isinstance(self._instance, PythonInstance)  # the answer to START has told that it decides
+                return [Draft(head(ready=self._instance.is_ready()))]
         raise InternalError(f"a worker does not know what to do with {message.kind.name}")
 
     def _open(self, item: Item) -> None:

@@ -9,6 +9,7 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from time import monotonic_ns
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from remora.backends import Capabilities, Done, Execution, Instance, Placement, Source
 from remora.backends.calling import current_origin
+from remora.backends.model_readiness import SharedAnswer
 from remora.backends.worker.callbacks import WorkerCallbacks
 from remora.backends.worker.channel import NoRoomError, TooLargeError
 from remora.backends.worker.encoding import RequestWriter
@@ -23,7 +25,7 @@ from remora.backends.worker.polling import poll_limit_ns
 from remora.backends.worker.settings import WorkerSettings, asks_for_environment
 from remora.backends.worker.supervisor import Steps, Supervisor
 from remora.backends.worker.suspects import Suspects, Verdict, error_of_end, refusal
-from remora.backends.worker.wire import Draft, MessageKind, head, nbytes_of
+from remora.backends.worker.wire import Draft, Item, MessageKind, head, nbytes_of
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, RemoraError
 from remora.messages import Outcome, Watcher
 from remora.proto.model_config_pb2 import ModelConfig
@@ -101,7 +103,8 @@ class WorkerInstance:
         self.name = source.name
         self._suspects = suspects
         self._settings = settings
-        self._decoupled = False
+        self._decoupled = self._decides = False
+        self._readiness = SharedAnswer()
         self._writer = RequestWriter()
         callbacks = WorkerCallbacks(source.name, source.name, self, source.calls, monotonic_ns)
         self._callbacks = callbacks
@@ -112,11 +115,12 @@ class WorkerInstance:
         """Make the opened model an instance. Raises InternalError."""
         self.name = placement.name
         self._decoupled = config.model_transaction_policy.decoupled
-        self.capabilities = self._capabilities()
         self._callbacks.instance = placement.name
         starting = [_config_draft(config, placement=[placement.name, placement.kind, placement.device_id])]
         steps: Steps = [(MessageKind.OPEN, opening), (MessageKind.START, starting)]
-        self.supervisor.request(MessageKind.START, starting)
+        (started,) = self.supervisor.request(MessageKind.START, starting)
+        self._decides = bool(started.head.fields["decides"])
+        self.capabilities = self._capabilities()
         self.supervisor.serve(placement.name, steps)
 
     def _capabilities(self) -> Capabilities:
@@ -126,7 +130,21 @@ class WorkerInstance:
             ahead=True,
             answers_late=True,
             unhealthy_reason=lambda: supervisor.trouble,
+            ask_ready=self._ask_ready if self._decides else None,
         )
+
+    def _ask_ready(self) -> Future[bool]:
+        def ask(answer: Future[bool]) -> None:
+            def done(answered: Future[Sequence[Item]]) -> None:
+                error = answered.exception()
+                if error is not None:
+                    answer.set_exception(error)
+                else:
+                    answer.set_result(answered.result()[0].head.fields["ready"] is True)
+
+            self.supervisor.wait_for_connection().request(MessageKind.READY).add_done_callback(done)
+
+        return self._readiness.get(ask)
 
     def execute(self, execution: Execution) -> Sequence[Outcome | None]:
         """Run the batch in the worker, see ``Instance.execute``.

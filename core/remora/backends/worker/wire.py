@@ -52,6 +52,7 @@ class MessageKind(IntEnum):
     START = 3
     CLOSE = 4
     EXECUTE = 5
+    READY = 6
     # answers
     DONE = 10
     FAILED = 11

@@ -95,7 +95,9 @@ class UnaryMethod(NamedTuple):
 
 
 _SECRET_PREFIX = "triton-grpc-protocol-"
-_LASTING = ("ModelConfig", "ModelMetadata", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
+_LASTING = (
+    "ModelConfig", "ModelMetadata", "ModelReady", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"
+)  # fmt: skip
 """Management RPCs that may wait for a model, load one, or scan repositories."""
 
 

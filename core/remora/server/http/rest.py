@@ -12,7 +12,7 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from remora.calls import Call, Metrics, ModelExplain, ModelLoad, ModelRelease, ModelUnload, RepositoryIndex
+from remora.calls import Call, Metrics, ModelExplain, ModelLoad, ModelReady, ModelRelease, ModelUnload, RepositoryIndex
 from remora.engine import Engine, FrontEnd
 from remora.errors import MalformedError, RemoraError, RetiredError
 from remora.messages import Buffer, Mailbox, Outcome, Response, Ticket
@@ -524,7 +524,8 @@ class RestService:
         if denied is not None:
             exchange.respond(denied)
             return
-        slow = isinstance(call, _SLOW)
+        asks = isinstance(call, ModelReady) and self._engine.decides_readiness(call.model, call.version)
+        slow = asks or isinstance(call, _SLOW)
 
         def answer() -> HttpAnswer:
             try:
@@ -535,7 +536,7 @@ class RestService:
                 return encode_error(error, plain=where.plain_errors)
 
         if slow:
-            self._later(answer, exchange, lasts=isinstance(call, _LASTING))
+            self._later(answer, exchange, lasts=asks or isinstance(call, _LASTING))
         else:
             exchange.respond(answer())
 

@@ -101,7 +101,8 @@ def test_lengths_that_clients_choose_may_pass_16_bits(drafts: wire.Drafts, about
 
 def test_the_numbers_of_kinds_are_pinned() -> None:
     assert {kind.name: kind.value for kind in MessageKind} == {
-        "OPEN": 1, "COMPLETE": 2, "START": 3, "CLOSE": 4, "EXECUTE": 5, "DONE": 10, "FAILED": 11, "STREAMED": 12,
+        "OPEN": 1, "COMPLETE": 2, "START": 3, "CLOSE": 4, "EXECUTE": 5, "READY": 6,
+        "DONE": 10, "FAILED": 11, "STREAMED": 12,
         "CANCEL": 20, "RELEASE": 21, "STREAM_READ": 22, "LOG": 30, "METRIC": 31, "METRIC_CALL": 40, "CALL": 41,
         "MODEL_CALL": 42, "ANSWER": 43, "REFUSED": 44, "CALL_STREAMED": 45, "CALL_CANCEL": 46, "SPILLED": 50,
     }  # fmt: skip
