@@ -156,8 +156,16 @@ class LibraryAnswers:
 
     def stats(self) -> EngineStats:
         """Return the counters; gauges of the library are 0. Any thread may call this."""
-        started = sum(1 for each in tuple(self._open.values()) if each.first_ns)
-        return replace(self._stats, running=started, waiting=len(self._open) - started)
+        answers = tuple(self._open.values())
+        running = [each.task.adapter for each in answers if each.first_ns]
+        waiting = [each.task.adapter for each in answers if not each.first_ns]
+        return replace(
+            self._stats,
+            running=len(running),
+            waiting=len(waiting),
+            running_adapters=tuple(sorted({*running} - {""})),
+            waiting_adapters=tuple(sorted({*waiting} - {""})),
+        )
 
     def _finish(
         self,

@@ -236,6 +236,7 @@ class ModelFacts:
         batch_invariant: answers do not depend on what runs beside them.
         fingerprint: identifies weights, tokenizer and numerics; equal fingerprints give equal answers if invariant.
         adapters: names of LoRA adapters.
+        max_adapters: number of adapters that one step can use.
     """
 
     context: int
@@ -247,6 +248,7 @@ class ModelFacts:
     batch_invariant: bool = False
     fingerprint: str = ""
     adapters: tuple[str, ...] = ()
+    max_adapters: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +273,9 @@ class EngineStats:
     """Number of ended choices by reason."""
     step_ns: int = 0
     """Time spent in the model."""
+    running_adapters: tuple[str, ...] = ()
+    waiting_adapters: tuple[str, ...] = ()
+    """Names of the LoRA adapters of running and of waiting answers, sorted."""
 
 
 def check_task(task: Task, facts: ModelFacts) -> None:

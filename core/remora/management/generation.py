@@ -109,6 +109,17 @@ def generation_families(models: Sequence[ServedModel]) -> list[Family]:
             tuple(MetricSample("", {**labels, **_blocks_of(stats.cache_capacity)}, 1) for labels, _, stats in engines),
         )
     )
+    adapters = tuple(
+        MetricSample("", {**labels, **_adapters_of(stats, engine)}, 1)
+        for labels, engine, stats in engines
+        if engine.facts.adapters
+    )
+    if adapters:
+        families.append(
+            Family(
+                "vllm:lora_requests_info", "LoRA adapters of running and waiting answers", MetricKind.GAUGE, adapters
+            )
+        )
     found: dict[str, list[MetricSample]] = {name: [] for name in _HISTOGRAMS}
     for labels, engine, _ in engines:
         for name, samples in engine.measurements.histograms():
@@ -121,6 +132,15 @@ def generation_families(models: Sequence[ServedModel]) -> list[Family]:
 def _blocks_of(tokens: int) -> dict[str, str]:
     """Return the labels of a cache."""
     return {"block_size": str(_BLOCK_TOKENS), "num_gpu_blocks": str(tokens // _BLOCK_TOKENS)}
+
+
+def _adapters_of(stats: EngineStats, engine: TokenEngine) -> dict[str, str]:
+    """Return the labels of a model with LoRA adapters."""
+    return {
+        "max_lora": str(engine.facts.max_adapters),
+        "running_lora_adapters": ",".join(stats.running_adapters),
+        "waiting_lora_adapters": ",".join(stats.waiting_adapters),
+    }
 
 
 # -- Explanations -----------------------------------------------------------------------------------------------------

@@ -66,6 +66,17 @@ def test_an_end_token_ends_the_answer_unless_it_is_ignored() -> None:
     assert book.sink.text(book.task) == "yesno"
 
 
+def test_the_adapters_of_running_and_waiting_answers_are_counted() -> None:
+    book = Book(adapter="b")
+    book.answers.add(2, replace(TASK, adapter="a"), 0, book.sink, 900)
+    book.answers.add(3, TASK, 0, book.sink, 900)
+    stats = book.answers.stats()
+    assert (stats.running_adapters, stats.waiting_adapters, stats.waiting) == ((), ("a", "b"), 3)
+    book.write(b"x")
+    stats = book.answers.stats()
+    assert (stats.running_adapters, stats.waiting_adapters, stats.running) == (("b",), ("a",), 1)
+
+
 def test_times_are_measured_and_sum_to_the_whole() -> None:
     book = Book(max_tokens=3)
     book.write(b"a")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,8 +20,11 @@ from remora import Engine
 from remora.calls import Metrics, ModelExplain
 from remora.cli.explain import text_of
 from remora.errors import NotFoundError, UnsupportedError
+from remora.generation.measurements import Measurements
 from remora.generation.step_loop import StepLoop
+from remora.generation.tasks import EngineStats, ModelFacts
 from remora.management.explain import Explanation
+from remora.management.generation import generation_families
 from remora.messages import InferForm, InputSpec
 from remora.models import loader as loading
 from remora.server.http.pages import schema_of
@@ -100,6 +105,26 @@ def test_metrics_have_vllms_names_and_count_what_ran(engine: Engine) -> None:
         assert page[f"vllm:{name}_count{LABELS}"] == count, name
         assert page[f'vllm:{name}_bucket{LABELS[:-1]},le="+Inf"}}'] == count, name
     assert page['vllm:cache_config_info{engine="1",model_name="tiny",block_size="16",num_gpu_blocks="18"}'] == 1
+
+
+def test_the_adapters_of_a_model_have_a_metric_which_other_models_lack() -> None:
+    facts = ModelFacts(context=8, vocabulary=8, adapters=("law", "tax"), max_adapters=2)
+    stats = EngineStats(running_adapters=("law",), waiting_adapters=("law", "tax"))
+
+    def families(facts: ModelFacts) -> dict[str, Any]:
+        engine = SimpleNamespace(facts=facts, stats=lambda: stats, measurements=Measurements(8))
+        model = SimpleNamespace(name="m", version_text="1", generation=SimpleNamespace(engine=engine))
+        return {each.name: each for each in generation_families([cast(Any, model)])}
+
+    (sample,) = families(facts)["vllm:lora_requests_info"].samples
+    assert sample.labels == {
+        "engine": "1",
+        "model_name": "m",
+        "max_lora": "2",
+        "running_lora_adapters": "law",
+        "waiting_lora_adapters": "law,tax",
+    }
+    assert "vllm:lora_requests_info" not in families(replace(facts, adapters=()))
 
 
 def test_a_server_without_a_language_model_has_none_of_these_metrics(

@@ -197,6 +197,7 @@ class VllmModel:
             unsupported=UNSUPPORTED,
             fingerprint=f"vllm-{vllm.__version__}",
             adapters=adapters,
+            max_adapters=getattr(getattr(llm, "lora_config", None), "max_loras", 0) or len(adapters),
         )
 
     def complete(self, config: ModelConfig) -> None:
