@@ -258,6 +258,33 @@ def test_models_are_not_loaded_where_the_server_chooses_them(server: RunningServ
     assert ask(server, "/v1/chat/completions", CHAT)[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "document"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/completions", {"prompt": "Hello there"}),
+    ],
+)
+def test_prompt_logprobs_have_a_row_for_each_token_of_the_prompt(
+    server: RunningServer, path: str, document: Any
+) -> None:
+    request = {"model": "tiny", "max_tokens": 1, "prompt_logprobs": 2, "return_token_ids": True, **document}
+    status, _, body = ask(server, path, request)
+    assert status == 200, body
+    answer = json.loads(body)
+    holder = answer if "messages" in document else answer["choices"][0]
+    first, *rows = holder["prompt_logprobs"]
+    ids = holder["prompt_token_ids"]
+    assert first is None
+    assert len(rows) == len(ids) - 1
+    for token, row in zip(ids[1:], rows, strict=True):
+        assert str(token) in row
+        assert 2 <= len(row) <= 3
+        assert {each["rank"] for each in row.values()} >= {1, 2}
+    status, _, body = ask(server, path, {**request, "stream": True})
+    assert (status, json.loads(body)["error"]["param"]) == (400, "prompt_logprobs")
+
+
 def test_models_are_listed(server: RunningServer) -> None:
     document = json.loads(ask(server, "/v1/models")[2])
     assert [row["id"] for row in document["data"]] == ["tiny"]

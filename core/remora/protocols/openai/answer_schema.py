@@ -53,11 +53,14 @@ _SCORES = _null_or(
         }
     )
 )
+_PROMPT_SCORE = _object({"logprob": _NUMBER, "rank": _WHOLE, "decoded_token": _TEXT})
+_PROMPT_SCORES: Json = _list(_null_or({"type": "object", "additionalProperties": _PROMPT_SCORE}))
 _REASON = _null_or(_one("stop", "length", "tool_calls"))
 _IDS: Json = {
     "stop_reason": {"anyOf": [_TEXT, _WHOLE]},
     "token_ids": _list(_WHOLE),
     "prompt_token_ids": _list(_WHOLE),
+    "prompt_logprobs": _PROMPT_SCORES,
 }
 """Members that vLLM adds."""
 _FUNCTION: Json = {"name": _TEXT, "arguments": _TEXT}
@@ -67,7 +70,11 @@ _CALL_PART = _object(
     {"id": _TEXT, "type": _one("function")},
 )
 _HEAD: Json = {"id": _TEXT, "created": _WHOLE, "model": _TEXT}
-_MORE: Json = {"system_fingerprint": _TEXT, "prompt_token_ids": _list(_WHOLE)}
+_MORE: Json = {
+    "system_fingerprint": _TEXT,
+    "prompt_token_ids": _list(_WHOLE),
+    "prompt_logprobs": _PROMPT_SCORES,
+}
 
 
 def _answer(name: str, choice: Json, usage: Json) -> Json:

@@ -83,6 +83,7 @@ _VLLM = {
     "add_special_tokens": Field("boolean"),
     "structured_outputs": Field("object"),
     "response_format": Field("object"),
+    "prompt_logprobs": Field("integer", 0),
 }
 """Parameters of vLLM that OpenAI's types lack."""
 _CHAT_TEMPLATE = {

@@ -277,6 +277,8 @@ class Reply:
             document["system_fingerprint"] = heading.fingerprint
         if self._query.token_ids and self._is_chat:
             document["prompt_token_ids"] = list(self._tasks[0].prompt)
+        if self._query.prompt_scores and self._is_chat:
+            document["prompt_logprobs"] = self._prompt_rows(self._tasks[0])
         return orjson.dumps(document)
 
     def _pairs(self) -> list[tuple[_Choice, Task]]:
@@ -296,6 +298,8 @@ class Reply:
         row["finish_reason"] = self._reason(choice)
         if choice.end is not None and choice.end.stop is not None:
             row["stop_reason"] = choice.end.stop
+        if self._query.prompt_scores and not self._is_chat:
+            row["prompt_logprobs"] = self._prompt_rows(task)
         if self._query.token_ids:
             row["token_ids"] = choice.tokens
             if not self._is_chat:
@@ -354,6 +358,22 @@ class Reply:
             "tokens": tokens,
             "top_logprobs": [None if score is None else self._likeliest(score) for score in scores],
         }
+
+    def _prompt_rows(self, task: Task) -> list[dict[str, Any] | None]:
+        """Return vLLM's ``prompt_logprobs``: rows of each token and the likeliest ones."""
+        rows: list[dict[str, Any] | None] = []
+        for score in self._prompt_scores.get(task, ()):
+            if score is None:
+                rows.append(None)
+                continue
+            ranked = [(place, token, logprob) for place, (token, logprob) in enumerate(score.top, 1)]
+            rows.append(
+                {
+                    str(token): {"logprob": logprob, "rank": rank, "decoded_token": self._show(token)}
+                    for rank, token, logprob in [(score.rank, score.token, score.logprob), *ranked]
+                }
+            )
+        return rows
 
     def _likeliest(self, score: TokenLogprob) -> dict[str, float]:
         """Return the log probability of the token and of the likeliest ones, by their texts."""

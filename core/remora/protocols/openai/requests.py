@@ -35,7 +35,7 @@ MAX_COUNTED_TOKENS = 1 << 16
 _PASSED_ON = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("n", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "logit_bias", "skip_special_tokens"),
-    *("priority", "structured_outputs"),
+    *("priority", "structured_outputs", "prompt_logprobs"),
 )
 
 
@@ -64,6 +64,7 @@ class Query:
         stream, usage, continuous_usage: of a stream, with usage at its end and in each chunk.
         echo: the answer begins with the prompt.
         token_ids: the answer has token ids.
+        prompt_scores: the answer has the log probabilities of the prompt's tokens.
         add_special: special tokens are added around a prompt.
         ignored: names of unknown fields.
         response: members of a response object that repeat the request.
@@ -80,6 +81,7 @@ class Query:
     continuous_usage: bool = False
     echo: bool = False
     token_ids: bool = False
+    prompt_scores: bool = False
     add_special: bool = True
     ignored: Sequence[str] = ()
     response: Mapping[str, Any] = field(default_factory=dict)
@@ -200,6 +202,8 @@ def _shared(fields: Mapping[str, Any], ignored: Sequence[str]) -> dict[str, Any]
     stream = fields.get("stream", False)
     if "stream_options" in fields and not stream:
         raise ParameterError("stream_options", "stream_options needs stream to be true")
+    if stream and "prompt_logprobs" in fields:
+        raise ParameterError("prompt_logprobs", "prompt_logprobs needs stream to be false")
     options = fields.get("stream_options", {})
     return {
         "stream": stream,
@@ -207,6 +211,7 @@ def _shared(fields: Mapping[str, Any], ignored: Sequence[str]) -> dict[str, Any]
         "continuous_usage": options.get("continuous_usage_stats", False) and options.get("include_usage", False),
         "echo": fields.get("echo", False),
         "token_ids": fields.get("return_token_ids", False),
+        "prompt_scores": "prompt_logprobs" in fields,
         "add_special": fields.get("add_special_tokens", True),
         "ignored": ignored,
     }
@@ -289,7 +294,7 @@ def _completion_parameters(fields: Mapping[str, Any]) -> dict[str, Any]:
     if "logprobs" in fields:
         found["logprobs"] = fields["logprobs"]
         if fields.get("echo"):
-            found["prompt_logprobs"] = fields["logprobs"]
+            found["prompt_logprobs"] = fields.get("prompt_logprobs", fields["logprobs"])
     return found
 
 

@@ -32,6 +32,8 @@ def task_for(query: Query) -> Task:
     for name, value in (("n", query.parameters.get("n", 1) != 1), ("return_token_ids", query.token_ids)):
         if value:
             raise ParameterError(name, f"{name} needs a language model that remora runs; this one is called by tensors")
+    if query.prompt_scores:
+        raise ParameterError("prompt_logprobs", "this model gives no log probabilities")
     if "logprobs" in query.parameters:
         raise ParameterError("logprobs", "this model gives no log probabilities")
     if any(not isinstance(prompt, str) for prompt in query.prompts):
