@@ -20,6 +20,7 @@ The codes are Triton's [R03, Y05]; each protocol maps them to its own numbers in
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 
@@ -126,6 +127,12 @@ class CancelledError(RemoraError):
     """The client disconnected or cancelled before the answer was ready."""
 
     code = "CANCELLED"
+
+
+FAILED_EXECUTION = "Failed to process the request(s) for model '{}', message: {}"
+"""Triton's text for an exception of a model's code, by the name of the instance and the exception's text."""
+ID_PREFIX = re.compile(r"\[request id: [^\]]*\] ")
+"""What `about` adds."""
 
 
 def about(request_id: str, text: str) -> str:

@@ -37,7 +37,14 @@ def shout(text: str, mark: str = "!") -> dict:
 
 @remora.model(isolation="thread")
 def count(n: int):
-    yield n
+    for place in range(n):
+        yield {"place": place}
+    if n > 2:
+        raise ValueError("counted too far")
+
+@remora.model(isolation="thread")
+def full(n: int) -> int:
+    raise MemoryError("no room")
 """
 
 
@@ -95,23 +102,46 @@ def test_rows_are_answered_in_the_form_of_the_request(port: int, model: str, bod
         ("/models/distance", {"points": [1, 2, 3]}, 400, "points"),
         ("/models/distanse", {"points": [3, 4]}, 404, "did you mean 'distance'?"),
         ("/models/distance/versions/7", {"points": [3, 4]}, 404, "distance"),
-        ("/models/count", {"n": 3}, 501, "generate"),
-        ("/models/", {}, 404, "Not Found"),
-        ("/models/distance/infer", {}, 404, "Not Found"),
+        ("/models/distance", {"points": [[1, 2, 3]]}, 400, "input 'points': each row has 2 numbers, this one has 3"),
+        ("/models/distance", {"points": [["a", 2]]}, 400, "input 'points': expected a number, got \"a\""),
+        (
+            "/models/count",
+            {"n": 3},
+            501,
+            "model 'count' answers with a stream: send the header 'Accept: text/event-stream', or call POST "
+            "/v2/models/count/generate_stream",
+        ),
+        ("/models/", {}, 404, "the models are listed by POST /v2/repository/index"),
+        ("/models/distance/infer", {}, 404, "here POST /models/distance takes plain JSON"),
+        ("/v1/models/distance:predict", {}, 404, "here POST /models/distance takes plain JSON"),
+        ("/models/full", {"n": 1}, 500, "model 'full' failed: MemoryError: no room"),
+        ("/invocations", {}, 404, "--host-platform sagemaker"),
     ],
     ids=str,
 )
 def test_errors_name_what_is_wrong(port: int, path: str, body: Any, status: int, text: str) -> None:
     found, answer = ask(port, path, body)
     assert (found, text in answer["error"]) == (status, True), answer
+    assert "request id" not in answer["error"]
+    assert "app.py" not in answer["error"], "no path of the server"
 
 
-def test_paths_below_the_route_have_tritons_answer(port: int) -> None:
+def test_a_stream_is_answered_with_events_of_plain_json(port: int) -> None:
     with client(port) as connection:
-        connection.request("POST", "/models/distance/infer", "{}")
+        connection.request("POST", "/models/count", '{"n": 2}', {"Accept": "text/event-stream"})
         reply = connection.getresponse()
-        found = (reply.status, reply.getheader("Content-Type"), reply.read())
-    assert found == (404, "text/plain", b'{"error":"Not Found"}')
+        found = (reply.status, reply.getheader("Content-Type"), reply.read().decode())
+    assert found[:2] == (200, "text/event-stream; charset=utf-8")
+    events = [json.loads(line.removeprefix("data: ")) for line in found[2].split("\n\n") if line]
+    assert events == [{"output": {"place": 0}}, {"output": {"place": 1}}]
+    with client(port) as connection:
+        connection.request("POST", "/models/count", '{"n": "x"}', {"Accept": "text/event-stream"})
+        reply = connection.getresponse()
+        assert (reply.status, json.loads(reply.read())["error"]) == (400, "input 'n': expected an integer, got \"x\"")
+    with client(port) as connection:
+        connection.request("POST", "/models/count", '{"n": 3}', {"Accept": "text/event-stream"})
+        last = connection.getresponse().read().decode().rstrip().rpartition("\n")[2]
+    assert last == """data: {"error":"model 'count' failed: ValueError: counted too far"}"""
 
 
 def test_other_methods_are_refused_with_the_right_one(port: int) -> None:

@@ -28,7 +28,7 @@ from remora.backends.python.requests import RELEASE_RESCHEDULE, ReceivedRequest
 from remora.backends.python.streams import LateReply, StreamedReply, StreamedRequest
 from remora.backends.python.tensor import DATATYPES, Tensor
 from remora.custom_metrics import REGISTRY
-from remora.errors import InternalError, RemoraError, UnsupportedError, error_of
+from remora.errors import FAILED_EXECUTION, InternalError, RemoraError, UnsupportedError, error_of
 from remora.messages import Outcome, Response
 from remora.messages import Tensor as MessageTensor
 from remora.proto.model_config_pb2 import ModelConfig
@@ -244,9 +244,7 @@ class PythonInstance:
             log.debug("execute failed", exc_info=error)
         if unheard:
             log.error("execute of '%s' failed after it had answered: %s", self.name, text)
-        return InternalError(
-            f"Failed to process the request(s) for model '{self.name}', message: {text}", from_model=True
-        )
+        return InternalError(FAILED_EXECUTION.format(self.name, text), from_model=True)
 
     def close(self) -> None:
         """Call the model's ``finalize`` and log its exceptions."""

@@ -22,6 +22,7 @@ from remora.protocols.json.long_lists import release
 from remora.protocols.json.printer import dumps
 from remora.protocols.json.reader import LONG_BYTES, MAX_DEPTH, loads
 from remora.protocols.json.tensors import flatten, out_of_range
+from remora.protocols.rest.plain_words import check_shape, check_type, shown
 from remora.protocols.rest.request import RequestLimits, check_values
 
 _ONE_BY_ONE = 1
@@ -218,6 +219,12 @@ def check_parts(count: int) -> None:
 
 
 def request_of(tensors: list[tuple[TensorInfo, Array]]) -> tuple[InferForm, list[Data]]:
+    """Return the V2 request with these inputs.
+
+    Raises InvalidArgumentError for a shape that the model does not take.
+    """
+    for row, array in tensors:
+        check_shape(row, array.shape)
     specs = tuple(InputSpec(row.name, row.datatype, array.shape) for row, array in tensors)
     return InferForm(specs), [np.ascontiguousarray(array).reshape(array.shape) for _, array in tensors]
 
@@ -232,8 +239,7 @@ def array_of(values: Any, row: TensorInfo) -> Array:
     dtype = np.dtype("<f4") if row.datatype == "BF16" else DTYPES[row.datatype]
     # Checked before numpy makes an array, which would give each text the room of the longest.
     flat, kinds = flatten(values if isinstance(values, list) else [values], MAX_DEPTH)
-    if kinds - _KINDS[dtype.kind]:
-        raise InvalidArgumentError(f"the values of input '{row.name}' cannot be {row.datatype}")
+    check_type(row, flat, kinds, _KINDS[dtype.kind])
     if len(flat) > _STEP:
         shape = _shape_of(values, row)
         if len(shape) > _MAX_RANK:
@@ -347,7 +353,7 @@ def _octets(value: Any, row: TensorInfo) -> bytes:
             return base64.b64decode(value["b64"], validate=True)
         except ValueError as error:  # binascii.Error, or the error for text beyond ASCII
             raise InvalidArgumentError(f"a b64 value of input '{row.name}' is not base64: {error}") from error
-    raise InvalidArgumentError(f"the values of input '{row.name}' must be text or {{\"b64\": ...}}")
+    raise InvalidArgumentError(f"the values of input '{row.name}' must be text or {{\"b64\": ...}}, got {shown(value)}")
 
 
 def rows_of(output: Tensor, count: int, rows: Rows) -> Sequence[Any]:

@@ -21,6 +21,7 @@ from remora.messages import Array, Buffer, Response
 from remora.protocols.json.long_lists import release
 from remora.protocols.json.printer import dumps
 from remora.protocols.json.reader import LONG_BYTES, loads
+from remora.protocols.rest.plain_words import value_words, values_words
 from remora.protocols.rest.predict import Part, Rows, array_of, check_parts, cut, request_of, rows_of
 from remora.protocols.rest.request import RequestLimits, check_values
 
@@ -201,9 +202,9 @@ def _is_several(field: Field, value: Any, columns: bool) -> bool:
 
 def _described(field: Field) -> str:
     if field.is_scalar:
-        return f"a value of type {field.tensor.datatype}"
+        return value_words(field.tensor.datatype)
     sizes = ", ".join("any" if size < 0 else str(size) for size in field.dims)
-    return f"{field.tensor.datatype} values of shape [{sizes}]"
+    return f"{values_words(field.tensor.datatype)} of shape [{sizes}]"
 
 
 def _depth(value: Any) -> int:

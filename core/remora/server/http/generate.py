@@ -152,9 +152,8 @@ class GenerateRoutes:
             return model.submit(
                 form, data, single.take, mailbox=self._mailbox, context=(None, model), timeout_ns=timeout_ns
             )
-        flow = exchange.flow
-        held = HeldMailbox(self._mailbox, flow) if self._mailbox is not None and flow is not None else None
-        events = _Events(exchange, model, headers, held, self._large)
+        held = held_mailbox(exchange, self._mailbox)
+        events = Events(exchange, model, headers, held, self._large)
         ticket = model.submit(
             form, data, events.take, mailbox=held or self._mailbox, context=(None, model), timeout_ns=timeout_ns
         )
@@ -166,7 +165,7 @@ class GenerateRoutes:
         """Return a function that makes the load report headers, if the client requests them [H33]."""
         notation = head.get(REQUEST_HEADER)
         if notation is None:
-            return _no_headers
+            return no_headers
 
         def headers() -> Headers:
             report = load_report(notation, self._engine.perform(Metrics()))
@@ -175,12 +174,18 @@ class GenerateRoutes:
         return headers
 
 
-def _no_headers() -> Headers:
+def held_mailbox(exchange: Exchange, mailbox: Mailbox | None) -> HeldMailbox | None:
+    """Return the mailbox of a stream, None where the client has no flow control."""
+    flow = exchange.flow
+    return HeldMailbox(mailbox, flow) if mailbox is not None and flow is not None else None
+
+
+def no_headers() -> Headers:
     return ()
 
 
 class _Reply:
-    """Part of `_Single` and `_Events` that encodes the responses to one request."""
+    """Part of `_Single` and `Events` that encodes the responses to one request."""
 
     __slots__ = ("_exchange", "_headers", "_model")
 
@@ -250,7 +255,7 @@ def _answer(status: int, body: list[bytes], headers: Headers) -> HttpAnswer:
     return HttpAnswer(status, (JSON, *headers), list(body))
 
 
-class _Events(_Reply):
+class Events(_Reply):
     """Events of ``generate_stream``, each sent when its response arrives.
 
     Responses behind one that a thread prints wait for it.

@@ -8,28 +8,35 @@ Invariant: one answer, with all of a body's instances or none.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from remora.engine import Engine, FrontEnd
-from remora.errors import NotFoundError, RemoraError, RetiredError
+from remora.errors import InvalidArgumentError, NotFoundError, RemoraError, RetiredError, UnsupportedError
 from remora.messages import Buffer, Mailbox, Outcome, Response, Ticket
 from remora.model_files import JSON_TENSORS
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import JSON, HttpAnswer, Refusal, encode_json_error, failure
+from remora.protocols.rest.other_routes import nearest_route
+from remora.protocols.rest.plain_words import in_plain_words, names_code
 from remora.protocols.rest.predict import Part, Rows, decode_predict, encode_predict
 from remora.protocols.rest.routes import typed_route
 from remora.protocols.rest.typed import Interface, decode_typed, encode_typed, nearest
 from remora.server.http.exchange import Cancellable, Exchange, arrival_of, name_version
+from remora.server.http.generate import Events, held_mailbox, no_headers
 from remora.server.http.large_bodies import LargeBodies, are_large
 
 if TYPE_CHECKING:
+    from remora.server.held_mailbox import HeldMailbox
     from remora.server.http.rest import RestService
 
-_DECOUPLED = "the model is decoupled and may give any number of answers: call it by generate or gRPC"
+_DECOUPLED = "its answers are a stream"
+_EVENTS = b"text/event-stream"
+_log = logging.getLogger("remora.server")
 
 
 class Decoded(NamedTuple):
@@ -82,6 +89,7 @@ class Predictor:
         limit: largest body, in bytes. Large ones are decoded in the threads of ``rest``.
         decode: the bodies' protocol.
         names: returns the models' names, for the error of an unknown model; None for Triton's text alone.
+        streams: clients that accept server-sent events get them.
     """
 
     def __init__(
@@ -92,9 +100,13 @@ class Predictor:
         limit: int,
         decode: Decode = predict,
         names: Callable[[], list[str]] | None = None,
+        *,
+        streams: bool = False,
     ) -> None:
+        self._streams = streams
         self._submit_to = engine.submit_to
         self._front_end = FrontEnd(self._submit, arrival_of, _DECOUPLED, name_version)
+        self._stream_end = FrontEnd(self._submit_stream, arrival_of, routed=name_version)
         self._when_loaded = rest.when_loaded
         self._large = rest.large
         self._mailbox = mailbox
@@ -111,16 +123,43 @@ class Predictor:
 
     def _handle(self, name: str, version: int, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
         """Submit the body. Raises LoadingError if the request may wait for its model."""
+        streams = self._streams and _EVENTS in (head.get(b"accept") or b"").lower()
+        front_end = self._stream_end if streams else self._front_end
         try:
-            return self._submit_to(self._front_end, name, version, head, exchange, body, version)
+            return self._submit_to(front_end, name, version, head, exchange, body, version)
         except LoadingError:
             raise
         except NotFoundError as error:
             hint = nearest(name, self._names()) if self._names is not None else ""
             exchange.respond(encode_json_error(NotFoundError(error.message + hint)))
+        except UnsupportedError as error:
+            exchange.respond(encode_json_error(self._refused_stream(name) if error.message == _DECOUPLED else error))
         except RemoraError as error:
-            exchange.respond(encode_json_error(error))
+            exchange.respond(_plain_error(error, name))
         return None
+
+    def _refused_stream(self, name: str) -> UnsupportedError:
+        """Return the error for a model with a stream of answers that names how to call it."""
+        accept = f"send the header 'Accept: {_EVENTS.decode()}', or " if self._streams else ""
+        return UnsupportedError(
+            f"model '{name}' answers with a stream: {accept}call POST /v2/models/{name}/generate_stream"
+        )
+
+    def _submit_stream(
+        self, model: ServedModel, head: Head, exchange: Exchange, body: Buffer, version: int
+    ) -> Ticket | None:
+        """Submit the body and answer with an event for each response. Raises RemoraError."""
+        decoded = self._decode(model, body, self._limit)
+        if len(decoded.parts) != 1:
+            raise InvalidArgumentError(f"a stream answers one row, here are {len(decoded.parts)}")
+        (part,) = decoded.parts
+        held = held_mailbox(exchange, self._mailbox)
+        events = PlainEvents(exchange, model, decoded.encode, held, self._large)
+        mailbox = held or self._mailbox
+        ticket = model.submit(part.form, part.data, events.take, mailbox=mailbox, context=(None, model))
+        if held is not None:
+            held.release_with(ticket.request)
+        return ticket
 
     def _submit(self, model: ServedModel, head: Head, exchange: Exchange, body: Buffer, version: int) -> Ticket | None:
         """Decode the body for ``model`` and submit all of its parts. Raises RemoraError."""
@@ -144,8 +183,9 @@ class TypedRoutes:
     """Handler of the routes of plain JSON (see `Predictor`)."""
 
     def __init__(self, rest: RestService, engine: Engine, mailbox: Mailbox | None, limit: int) -> None:
+        self._engine = engine
         self._predictor = Predictor(
-            rest, engine, mailbox, limit, typed, lambda: [model.name for model in engine.models()]
+            rest, engine, mailbox, limit, typed, lambda: [model.name for model in engine.models()], streams=True
         )
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
@@ -156,7 +196,7 @@ class TypedRoutes:
             exchange.respond(refusal.answer)
             return None
         if where is None:
-            exchange.respond(failure(404, "Not Found", plain=True))  # Triton's answer: the path is not of these routes
+            exchange.respond(self._unknown(head.path))
             return None
         if head.method != "POST":
             text = f"send POST to /models/{where.model} with a JSON object of its inputs"
@@ -164,15 +204,23 @@ class TypedRoutes:
             return None
         return self._predictor.handle(where.model, head, body, exchange, where.version)
 
+    def _unknown(self, path: str) -> HttpAnswer:
+        names = [model.name for model in self._engine.models()]
+        hint = nearest_route(path, names)
+        if not hint:
+            return failure(404, "Not Found", plain=True)  # Triton's answer: the path is not of these routes
+        return failure(404, f"there is no such route: {hint}", plain=False)
+
 
 class FanIn:
     """Fan-in of the responses to the parts of one body."""
 
-    __slots__ = ("_encode", "_exchange", "_large", "_left", "_open", "_responses", "_tickets")
+    __slots__ = ("_encode", "_exchange", "_large", "_left", "_model", "_open", "_responses", "_tickets")
 
     def __init__(self, exchange: Exchange, decoded: Decoded, large: LargeBodies | None = None) -> None:
         self._exchange = exchange
         self._large = large
+        self._model = ""
         self._encode = decoded.encode
         self._responses: list[Response | None] = [None] * len(decoded.parts)
         self._tickets: list[Ticket] = []
@@ -184,6 +232,7 @@ class FanIn:
 
         Raises RetiredError if the version was replaced; the exchange is then unanswered.
         """
+        self._model = model.name
         for index, part in enumerate(parts):
             if not self._open:  # a part failed at once, and its error was the answer
                 break
@@ -207,7 +256,7 @@ class FanIn:
         """Answer with this error and cancel all parts."""
         if self._open:
             self._open = False
-            self._exchange.respond(encode_json_error(error))
+            self._exchange.respond(_plain_error(error, self._model))
             self._cancel(self._tickets)
 
     @staticmethod
@@ -243,3 +292,41 @@ class FanIn:
             return HttpAnswer(200, (JSON,), [self._encode(responses)])
         except RemoraError as error:
             return encode_json_error(error)
+
+
+class PlainEvents(Events):
+    """Server-sent events with the answers of a stream in plain JSON."""
+
+    __slots__ = ("_encode",)
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        model: ServedModel,
+        encode: Callable[[Sequence[Response]], bytes],
+        held: HeldMailbox | None,
+        large: LargeBodies | None,
+    ) -> None:
+        super().__init__(exchange, model, no_headers, held, large)
+        self._encode = encode
+
+    def _printed(self, ticket: Ticket, outcome: Response | RemoraError) -> tuple[int, list[bytes]]:
+        error = outcome
+        if isinstance(outcome, Response):
+            try:
+                return 200, [self._encode([outcome])]
+            except RemoraError as found:
+                error = found
+        assert isinstance(error, RemoraError)
+        answer = _plain_error(error, self._model.name)
+        return answer.status, [bytes(piece) for piece in answer.body]
+
+
+def _plain_error(error: RemoraError, model: str) -> HttpAnswer:
+    """Return the answer for an error of the engine in plain words.
+
+    The log has the places in the model's code.
+    """
+    if names_code(error):
+        _log.warning("model '%s': %s", model, error.message)
+    return encode_json_error(in_plain_words(error, model))

@@ -32,7 +32,7 @@ from remora.server.http import deadlines
 from remora.server.http.access_rules import AccessRules, Deny
 from remora.server.http.exchange import Answerer, Cancellable, Exchange, arrival_of, name_version
 from remora.server.http.generate import GenerateRoutes
-from remora.server.http.head_plan import HeadPlan, action_of_page
+from remora.server.http.head_plan import HeadPlan, action_of_page, nearest_of
 from remora.server.http.large_bodies import SLOW_BYTES, Body, InferParts, LargeBodies, LargeRequest, prints_large
 from remora.server.http.probes import PATHS as PROBES
 from remora.server.http.probes import probe
@@ -355,7 +355,7 @@ class RestService:
         elif head.path in PAGES:
             self.page(head, exchange)
         else:
-            exchange.respond(refusal)
+            exchange.respond(nearest_of(head.path, refusal, self._engine))
 
     def page(self, head: Head, exchange: Exchange) -> None:
         """Answer a request for one of `PAGES`."""

@@ -116,7 +116,7 @@ def test_an_optional_input_may_be_missing_from_all_rows() -> None:
         ([{"text": "a", "count": 1}, {"text": "a"}], "the input 'count' is missing; the model has text, count"),
         ({"text": ["a", "b"], "count": 1}, "input 'count' has one value, but 'text' has a list of rows"),
         ({"text": ["a", "b"], "count": [1]}, "the inputs have different numbers of rows: 'text' has 2, 'count' has 1"),
-        ({"text": "a", "count": "1"}, "the values of input 'count' cannot be INT64"),
+        ({"text": "a", "count": "1"}, "input 'count': expected an integer, got"),
         ({"text": 1, "count": 1}, "the values of input 'text' must be text"),
         ("a", "expected a JSON object with values for text, count, got a text"),
         ([], "expected a JSON object with values for text, count, got a list"),
@@ -130,7 +130,7 @@ def test_an_error_names_the_input(body: Any, message: str) -> None:
 
 def test_an_error_names_the_shape_of_a_row() -> None:
     assert refused({"points": 3}, POINTS) == (
-        "input 'points': expected FP32 values of shape [2] or a list of them, got a number"
+        "input 'points': expected numbers of shape [2] or a list of them, got a number"
     )
     assert "got a list of depth 3" in refused({"points": [[[3]]]}, POINTS)
     assert "rows differ in length" in refused({"points": [[1, 2], [3]]}, POINTS)
@@ -142,10 +142,10 @@ PLAIN_COUNT, PLAIN_ROWS = COUNT._replace(shape=(1,)), ROWS._replace(shape=(1,))
 
 def test_a_list_in_a_list_is_not_two_requests_of_a_model_without_batching() -> None:
     assert refused({"numbers": [[1], [2]]}, NUMBERS, most=0) == (
-        "input 'numbers': expected FP32 values of shape [any], got a list of depth 2; send several rows as a list of "
+        "input 'numbers': expected numbers of shape [any], got a list of depth 2; send several rows as a list of "
         "objects"
     )
-    assert len(decode({"numbers": [1, 2], "count": [1, 2]}, NUMBERS, PLAIN_COUNT, most=0).parts) == 1
+    assert len(decode({"numbers": [1, 2], "count": [1]}, NUMBERS, PLAIN_COUNT, most=0).parts) == 1
 
 
 def test_a_model_without_batching_takes_rows_with_lists_as_a_list_of_objects() -> None:

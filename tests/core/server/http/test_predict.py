@@ -26,6 +26,7 @@ class Model:
     """Takes each part as the test sets: with an answer at once, with a refusal, or to be answered later (None)."""
 
     def __init__(self, *fates: RemoraError | None) -> None:
+        self.name = "m"
         self.fates = list(fates)
         self.tickets: list[Ticket] = []
 

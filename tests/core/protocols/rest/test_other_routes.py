@@ -1,0 +1,59 @@
+"""Paths of other servers: each names a route that this server has, and other paths name none."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from remora.protocols.rest.other_routes import nearest_route
+from remora.protocols.rest.routes import PAGES, route, typed_route
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/models/digits:predict",
+        "/v1/models/digits/versions/2:predict",
+        "/invocations",
+        "/predict",
+        "/predict/",
+        "/score",
+        "/generate",
+        "/generate_stream",
+        "/v1/chat/completions",
+        "/v1/embeddings",
+        "/v1/models",
+        "/2015-03-31/functions/function/invocations",
+        "/predictions/digits",
+        "/models/digits/infer",
+        "/models",
+        "/infer?x=1",
+        "/docs",
+        "/health",
+    ],
+)
+def test_a_path_of_another_server_names_a_route_of_this_one(path: str) -> None:
+    hint = nearest_route(path, ["digits"])
+    assert "NAME" not in hint
+    named = re.findall(r"(?:POST|GET|at|page|and) (/[\w/.]+)", hint)
+    assert named, hint
+    for each in named:
+        method = "GET" if f"POST {each}" not in hint else "POST"
+        if each not in PAGES and each not in ("/v2/metrics", "/metrics") and typed_route(each) is None:
+            route("POST" if each.endswith(("infer", "index")) else method, each)
+
+
+def test_one_of_several_models_is_left_to_the_client() -> None:
+    assert "POST /models/NAME takes plain JSON" in nearest_route("/predict", ["a", "b"])
+    assert "POST /models/c takes plain JSON" in nearest_route("/v1/models/c:predict", ["a", "b"])
+
+
+@pytest.mark.parametrize("path", ["/", "/nothing", "/v2x", "/predictors", "/v1"])
+def test_a_path_that_no_server_has_names_none(path: str) -> None:
+    assert nearest_route(path, ["digits"]) == ""
+
+
+def test_the_patterns_take_linear_time() -> None:
+    assert "listed" in nearest_route("/models/" + "/" * 100_000, [])
+    assert "NAME" in nearest_route("/v1/models/" + "a:" * 100_000, [])
