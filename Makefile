@@ -71,7 +71,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help serve embedding llm pictures docs bench-functions venv test check check-format check-lint check-types check-imports check-map fmt unit stories soak \
         nightly mutants bench proto reference lock wheel image clean differ test-oracle test-oracle-openai test-infra test-containers test-backends \
-        test-security fuzz test-browser test-fronts \
+        test-security test-lowest fuzz test-browser test-fronts \
         test-openai test-openai-load test-openai-scores test-export-llm test-vllm test-triton test-peers test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve test-load \
         test-gpu test-gpu-image test-tensorrt-bindings environments peer-environments
 
@@ -280,6 +280,24 @@ $(FRAMEWORKS:%=$(VENV)-%/stamp): $(VENV)-%/stamp: $(LOCKED) Makefile
 	@$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check $(WHEELS_$*)
 	@$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		--editable '.[onnx$(EXTRAS_$*)]' onnx pytest pytest-timeout hypothesis
+	@touch $@
+
+# The lowest version of each package that pyproject.toml supports. Left out are tests that make messages from
+# dictionaries, which protobuf 4.25 cannot do, and those of packages that have no wheel here.
+LOWEST_EXTRAS := onnx generation grpc grpcio jwt otel s3 parquet images redis lambda
+TESTS_lowest := tests/core/backends/onnxruntime tests/core/backends/test_onnxruntime.py \
+    tests/core/backends/test_external_data.py tests/core/config tests/core/protocols/json tests/core/protocols/rest \
+    tests/core/protocols/http2 tests/core/protocols/test_http1.py tests/core/protocols/test_tokens.py tests/core/cache \
+    tests/core/functions tests/core/generation tests/core/storage tests/core/cli/scoring tests/core/tracing/test_capture.py
+test-lowest: $(VENV)-lowest/stamp  ## test with the lowest supported version of each runtime and library
+	PYTHONPATH=core:adapters $(VENV)-lowest/bin/python -m pytest -q $(TESTS_lowest) $(T)
+
+$(VENV)-lowest/stamp: $(VENV)/dev.stamp .ci/lowest.py
+	@$(PYTHON) -m venv $(VENV)-lowest
+	@$(PY) .ci/lowest.py pyproject.toml $(LOWEST_EXTRAS) > $(VENV)-lowest/constraints.txt
+	@$(VENV)-lowest/bin/python -m pip install --quiet --disable-pip-version-check --only-binary :all: \
+	    --constraint $(VENV)-lowest/constraints.txt $$(sed 's/==.*//' $(VENV)-lowest/constraints.txt) \
+	    cryptography onnx pytest pytest-timeout pytest-xdist hypothesis httpx h2
 	@touch $@
 
 # Without a GPU nothing is installed, and the tests are only collected, so that import errors are found.

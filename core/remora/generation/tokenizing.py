@@ -78,6 +78,8 @@ class TokenizerFile:
             return tokenizer.encode_batch_fast([part], add_special_tokens=add_special)[0]
 
         try:
+            if not text.isascii():
+                text.encode()  # because tokenizers 0.20 replaces lone surrogates
             if most:
                 refuse_long(text, most, self.longest, lambda part: len(encoding(part)))
             return tuple(encoding(text).ids)
