@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from remora_adapters.emulate import EmulateSettings, Failed, Platform, Skipped, find_platform
@@ -125,10 +127,16 @@ def _settings(options: argparse.Namespace) -> EmulateSettings:
         raise ValueError(f"unexpected arguments after a URL target: {' '.join(target[1:])}")
     if target[0].startswith("https://"):
         raise ValueError("platforms reach containers over plain HTTP: pass an http:// URL")
+    model = options.model
+    if not is_url and len(target) == 1 and Path(target[0]).is_dir():
+        model = model or Path(target[0])
+        target = [sys.executable, "-m", f"remora_adapters.{_adapter_of(options.platform)}"]
+    elif not is_url and len(target) == 1 and Path(target[0]).is_file() and not os.access(target[0], os.X_OK):
+        raise ValueError(f"'{target[0]}' is a file and no command: pass the folder with the models, or -- COMMAND")
     return EmulateSettings(
         command=() if is_url else tuple(target),
         url=target[0] if is_url else "",
-        model=options.model.resolve() if options.model else None,
+        model=model.resolve() if model else None,
         body=options.body.read_bytes() if options.body else b"",
         content_type=options.content_type,
         environ=_pairs("--env", options.env),
@@ -136,6 +144,11 @@ def _settings(options: argparse.Namespace) -> EmulateSettings:
         patience=options.patience,
         given=_pairs("--with", options.given),
     )
+
+
+def _adapter_of(platform: str) -> str:
+    """Return the adapter's module that serves a platform's folder of models."""
+    return {"lambda": "aws_lambda", "sagemaker-mme": "sagemaker"}.get(platform, platform.replace("-", "_"))
 
 
 def _pairs(flag: str, entries: Iterable[str]) -> dict[str, str]:

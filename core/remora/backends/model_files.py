@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
 from collections.abc import Mapping, Set
 from pathlib import Path, PurePath
 from typing import Any
@@ -77,6 +78,12 @@ def import_framework(module: str, model: str, called: str, extra: str) -> Any:
         ) from error
 
 
+_DAMAGED = re.compile(
+    r"(?i)protobuf parsing failed|failed finding central directory|parse error|unexpected end|truncated"
+)
+"""Errors of the parsers of model files."""
+
+
 def load_failure(source: Source, path: Path, reason: object) -> InternalError:
     """Return the error for a model file that the framework rejects.
 
@@ -84,8 +91,15 @@ def load_failure(source: Source, path: Path, reason: object) -> InternalError:
     """
     shown = shown_path(path, source)
     text = " ".join(str(reason).split()).replace(str(path), shown).replace(f"{path.parent}/", "")
-    hint = "; the file is a Git LFS pointer: run git lfs pull" if is_lfs_pointer(path) else ""
+    hint = "; the file is a Git LFS pointer: run git lfs pull" if is_lfs_pointer(path) else _hint_of_damage(text, path)
     return InternalError(f"model '{source.name}': cannot load '{shown}': {text[:1000]}{hint}")
+
+
+def _hint_of_damage(text: str, path: Path) -> str:
+    """Return what a parser's error means, with the file's size; "" for other errors."""
+    if not path.is_file() or not _DAMAGED.search(text):
+        return ""
+    return f"; the file is incomplete or of another format: it has {path.stat().st_size:,} bytes"
 
 
 def is_lfs_pointer(path: Path) -> bool:

@@ -32,6 +32,9 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
 _PATH_SAFE = re.compile(r"[!-~]+")
 _SHOWN = 300
+_SETTINGS = "\x04\x00\x00\x00\x00\x00"
+"""Head of the frame with which a server of HTTP/2 begins: SETTINGS, no flags, stream 0."""
+_UNKNOWN_MODEL = re.compile(r"Request for unknown model: '([^']+)' is not found")
 
 
 class ApiAnswer(NamedTuple):
@@ -111,6 +114,10 @@ class HttpClient:
             ) from error
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
+            if isinstance(error, http.client.BadStatusLine) and _SETTINGS in str(error):
+                raise UnavailableError(
+                    f"{self.name} is a port for gRPC: pass the one for HTTP, usually 8000"
+                ) from error
             why = one_line(getattr(error, "strerror", None) or error) or type(error).__name__
             raise UnavailableError(
                 f"cannot connect to {self.name}: {why}. Start a server with 'remora serve PATH', or pass its --url"
@@ -265,7 +272,22 @@ def raise_for_status(client: ApiClient, answer: ApiAnswer) -> ApiAnswer:
     text = answer.body[:_SHOWN].decode(errors="replace")
     with suppress(ValueError, KeyError, TypeError):  # not a V2 error: show the beginning of the body
         text = read_json(answer.body)["error"]
-    error = RemoraError(f"{client.name} answered {answer.status}: {one_line(text) or 'no reason given'}")
+    unknown = _UNKNOWN_MODEL.search(str(text)) if answer.status in (400, 404) else None
+    hint = _nearest_model(client, unknown[1]) if unknown is not None else ""
+    error = RemoraError(f"{client.name} answered {answer.status}: {one_line(text) or 'no reason given'}{hint}")
     if answer.status in (401, 403):
         error.add_note("the variable REMORA_API_KEY holds the API key; --header NAME=VALUE sends any other header")
     raise error
+
+
+def _nearest_model(client: ApiClient, name: str) -> str:
+    """Return a hint with the name of the closest served model, or with all; "" without."""
+    from difflib import get_close_matches  # imported here, because only an error needs it
+
+    with suppress(RemoraError, ValueError, KeyError, TypeError):
+        entries = read_json(client.exchange("POST", "/v2/repository/index", b'{"ready": true}').body)
+        names = [str(entry["name"]) for entry in entries]
+        close = get_close_matches(name, names, n=1)
+        known = ", ".join(dict.fromkeys(names[:10]))
+        return one_line(f"; did you mean '{close[0]}'?" if close else f"; there is {known}" if known else "")
+    return ""

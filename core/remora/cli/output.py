@@ -35,8 +35,16 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def one_line(text: object) -> str:
-    """Return the text with each run of whitespace as one space."""
-    return " ".join(str(text).split())
+    """Return the text with each run of whitespace as one space.
+
+    Other characters that control a terminal are escaped, because the text may be that of another machine.
+    """
+    words = " ".join(str(text).split())
+    return words if words.isprintable() else "".join(each if each.isprintable() else _escaped(each) for each in words)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
 
 
 def reason_of(error: BaseException) -> str:

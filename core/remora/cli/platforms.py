@@ -16,9 +16,10 @@ from remora.cli.output import UsageError, columns
 
 _EMULATE = """\
 Emulate a platform against a server: start the server as the platform would, probe it, send the platform's requests,
-stop it, and report violations of the contract. TARGET is the URL of a running server, or after -- the command that
-starts one:
+stop it, and report violations of the contract. TARGET is a folder of models, which this remora serves, the URL of
+a running server, or after -- the command that starts one:
 
+  remora emulate sagemaker models
   remora emulate sagemaker --model models --body request.json -- python -m remora_adapters.sagemaker
 """
 
@@ -159,7 +160,7 @@ def _list_images(options: argparse.Namespace) -> int:
 
 
 def _add_emulate_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", nargs="*", metavar="TARGET", help="URL, or -- COMMAND [ARGUMENT ...]")
+    parser.add_argument("target", nargs="*", metavar="TARGET", help="folder, URL, or -- COMMAND [ARGUMENT ...]")
     parser.add_argument("--model", type=Path, metavar="DIR", help="model folder that the platform would mount")
     parser.add_argument("--body", type=Path, metavar="FILE", help="body of a valid inference request")
     parser.add_argument(

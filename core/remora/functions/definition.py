@@ -217,6 +217,7 @@ def model(
     concurrency: int = 64,
     device: Device = "auto",
     setup: Callable[[], Any] | None = None,
+    **unknown: Any,
 ) -> Any:
     """Make a model of a function or class, as a decorator with or without settings.
 
@@ -232,10 +233,13 @@ def model(
         concurrency: how many calls of an ``async`` function run at once in one instance.
         device: ``auto``, ``cpu`` or ``gpu``.
         setup: called once for each instance; its result is the function's first argument.
+        unknown: refused with the nearest setting.
 
     Raises:
         ModelDefinitionError: the function or a setting cannot become a model.
     """
+    if unknown:
+        raise ModelDefinitionError(_unknown_setting(next(iter(unknown))))
     settings = Settings(batch, seconds(max_delay), instances, isolation, stream, concurrency, device)
 
     def decorate(function: Callable[..., Any]) -> Model:
@@ -244,6 +248,16 @@ def model(
         return Model(function, name or getattr(function, "__name__", ""), settings, setup)
 
     return decorate if target is None else decorate(target)
+
+
+def _unknown_setting(name: str) -> str:
+    from difflib import get_close_matches  # imported here because only an error needs it
+
+    known = ("name", *(each.name.removesuffix("_s") for each in dataclasses.fields(Settings)), "setup")
+    close = get_close_matches(name, known, 1)
+    return f"@remora.model has no setting '{name}'; " + (
+        f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+    )
 
 
 def seconds(duration: float | str) -> float:

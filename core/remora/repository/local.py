@@ -18,6 +18,7 @@ from pathlib import Path
 from remora.errors import NotFoundError, UnavailableError
 from remora.model_files import CONFIG_FILENAMES, KINDS, MODEL_FILENAMES, parse_version
 from remora.repository import BARE_SUFFIXES, FOREIGN_SUFFIXES, Fingerprint, ModelFolder, is_stray
+from remora.storage.archive import is_archive
 from remora.system.url_secrets import shown_place
 
 _log = logging.getLogger("remora.models")
@@ -177,11 +178,17 @@ def _nearest(path: Path) -> str:
     from difflib import get_close_matches  # imported here because only an error needs it
 
     try:
-        names = [entry.name for entry in path.parent.iterdir()]
+        names = [entry.name for entry in path.parent.iterdir() if _may_be_served(entry)]
     except OSError:
         return ""
     close = get_close_matches(path.name, names, n=1)
     return f"; did you mean '{path.parent / close[0]}'?" if close else ""
+
+
+def _may_be_served(path: Path) -> bool:
+    """Return True for a folder and for a file whose name is that of a model, code or an archive."""
+    suffixes = (*_FILE_SUFFIXES, *FOREIGN_SUFFIXES, ".py")
+    return path.is_dir() or path.name in MODEL_FILENAMES or path.suffix in suffixes or is_archive(path.name)
 
 
 def _is_model(directory: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from conftest import START_TIMEOUT_S
+from python_models import write_echo
+from remora.cli import main
 from remora_adapters.emulate import EmulateSettings, find_platform
 from remora_adapters.emulate.process import Process
 from remora_adapters.emulate.stage import Stage
@@ -54,3 +57,17 @@ def test_a_server_that_opens_another_port_first_is_probed_once_its_own_port_is_o
         stage.wait_until_ready()
         assert stage.ready
         assert stage.address.port == stage.launch.port
+
+
+def test_a_folder_is_served_by_the_platforms_own_adapter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_echo(tmp_path, "INT32")
+    code = main(["emulate", "kserve", str(tmp_path), "--only", "sigterm-exit", "--format", "json"])
+    shown = capsys.readouterr()
+    assert code == 0, shown
+    assert [row["outcome"] for row in json.loads(shown.out)] == ["passed"]
+
+
+def test_a_file_that_is_no_command_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.onnx").write_text("")
+    assert main(["emulate", "kserve", str(tmp_path / "model.onnx")]) == 2
+    assert "model.onnx' is a file and no command: pass the folder with the models" in capsys.readouterr().err

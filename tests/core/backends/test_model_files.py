@@ -70,3 +70,11 @@ def test_parameters_come_before_settings_and_are_checked() -> None:
         get_int(config, {"N": "-1"}, "N")
     with pytest.raises(ConfigError, match="default-max-batch-size"):
         default_max_batch({"default-max-batch-size": "many"})
+
+
+def test_a_damaged_file_is_named_with_its_size(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"0" * 3000)
+    source = Source("m", 1, tmp_path, path, tmp_path)
+    text = str(load_failure(source, path, "[ONNXRuntimeError] : 7 : Protobuf parsing failed."))
+    assert text.endswith("; the file is incomplete or of another format: it has 3,000 bytes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,9 +18,9 @@ from conftest import free_ports
 from eventually import eventually
 from fakes import UNTRACED
 from remora.cli import command_parsers, main
-from remora.cli.client import ApiAnswer, EngineClient, HttpClient, model_path, request_headers
+from remora.cli.client import ApiAnswer, EngineClient, HttpClient, model_path, raise_for_status, request_headers
 from remora.engine import Engine
-from remora.errors import NotFoundError, UnavailableError
+from remora.errors import NotFoundError, RemoraError, UnavailableError
 from remora.messages import InferForm, Request, Ticket
 from remora.options import EngineOptions
 from remora.traffic.captured import CapturedTensor, Exchange, line_of
@@ -489,3 +490,36 @@ def test_a_request_that_the_engine_is_too_slow_for_is_cancelled() -> None:
     with pytest.raises(UnavailableError, match=r"no answer within 0\.01 s"):
         EngineClient(engine, 0.01).exchange("POST", "/v2/models/m/infer", b'{"inputs":[]}')
     assert [ticket.request.cancelled for ticket in engine.tickets] == [True]
+
+
+def test_the_port_of_grpc_is_named_without_its_bytes() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(65_536)
+                peer.sendall(b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00\x80")
+
+        server = threading.Thread(target=answer)
+        server.start()
+        with pytest.raises(UnavailableError) as refused:
+            HttpClient(f"http://127.0.0.1:{listener.getsockname()[1]}", 5).exchange("GET", "/v2")
+        server.join()
+    assert "is a port for gRPC: pass the one for HTTP, usually 8000" in str(refused.value)
+    assert str(refused.value).isprintable()
+
+
+def test_text_of_the_peer_is_escaped_and_an_unknown_model_has_a_hint() -> None:
+    class Client:
+        name = "it"
+
+        def exchange(self, *_arguments: object) -> ApiAnswer:
+            return ApiAnswer(200, None, b'[{"name": "digits"}]')
+
+    with pytest.raises(RemoraError) as refused:
+        raise_for_status(Client(), ApiAnswer(500, None, b"\x1b[2J\x07 bad"))  # type: ignore[arg-type]
+    assert str(refused.value) == r"it answered 500: \x1b[2J\x07 bad"
+    text = b'{"error": "Request for unknown model: \'digtis\' is not found"}'
+    with pytest.raises(RemoraError, match=r"is not found; did you mean 'digits'\?"):
+        raise_for_status(Client(), ApiAnswer(404, None, text))  # type: ignore[arg-type]

@@ -268,3 +268,8 @@ def test_a_pipeline_batches_only_if_all_steps_do() -> None:
     assert (tokenize >> score).batch() == 0
     with pytest.raises(ModelDefinitionError, match="give 'score' batch= too"):
         Pipeline(score, batched, name="mixed").batch()
+
+
+def test_a_misspelled_setting_of_the_decorator_has_a_hint() -> None:
+    with pytest.raises(ModelDefinitionError, match=r"@remora.model has no setting 'batsh'; did you mean batch\?"):
+        model(batsh=4)  # type: ignore[call-overload]

@@ -335,3 +335,13 @@ def test_a_directory_that_cannot_be_read_now_is_unavailable_and_not_empty_or_bro
     for look in (repository.models, lambda: repository.fetch("m")):
         with pytest.raises(UnavailableError, match=r"cannot scan '.*': Stale file handle"):
             look()
+
+
+def test_a_hint_names_only_what_can_be_served(tmp_path: Path) -> None:
+    (tmp_path / "digits.log").write_text("")
+    with pytest.raises(NotFoundError) as refused:
+        scan([tmp_path / "digit"])
+    assert "did you mean" not in str(refused.value)
+    (tmp_path / "digits.pt").write_text("")
+    with pytest.raises(NotFoundError, match=r"did you mean '.*digits\.pt'\?"):
+        scan([tmp_path / "digit"])
