@@ -45,8 +45,10 @@ def coldstart(options: argparse.Namespace) -> int:
     report = sorted(reports, key=lambda each: each["first_answer_ms"] or each["total_ms"])[len(reports) // 2]
     if options.save:
         options.save.write_text(json.dumps(report, indent=2), encoding="utf-8")
-    print(json.dumps(report, indent=2) if options.json_out else as_text(report))
     excess = over_budget(report, options.budget, before) if options.budget else ""
+    if options.budget and not excess and not options.json_out:
+        print("within the budget\n")
+    print(json.dumps(report, indent=2) if options.json_out else as_text(report))
     if excess:
         print(f"remora bench coldstart: {excess}", file=sys.stderr)
     return 1 if excess else 0
