@@ -128,7 +128,7 @@ def visit(url: str, folder: Path, chromium: str, files: Path) -> dict[str, Any]:
         page.evaluate("document.activeElement.blur()")
         seen["keyboard"] = reached_by_keyboard(page)
         page.click("#server-view")
-        page.wait_for_selector("figcaption:has-text('Memory used') b:text-matches('[1-9]')")
+        page.wait_for_selector("figcaption:has-text('Memory of the server') b:text-matches('[1-9]')")
         page.wait_for_selector(".charts path[d^='M']")
         page.click("text=Show the start")
         page.wait_for_selector(".output h3:has-text('Models')")

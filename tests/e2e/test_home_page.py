@@ -298,6 +298,7 @@ def test_the_text_of_an_answer_is_never_markup(seen: dict[str, Any]) -> None:
 
 
 def test_a_stream_json_probabilities_and_images_are_drawn(seen: dict[str, Any]) -> None:
+    assert '{"index":0}\n{"index":1}\n' in seen["stream"].replace(" ", "").replace('\\"', '"')
     assert "3 events" in seen["stream"]
     assert '"a",\n  "b"' in seen["json"]
     assert seen["probabilities"].count("0.250") == 4
@@ -322,7 +323,14 @@ def test_charts_show_rate_latency_queue_and_batches(seen: dict[str, Any]) -> Non
     names = ["Requests per second", "Latency, ms", "Requests", "Rows of a batch, mean", "batches by rows"]
     assert list(seen["charts"]) == names
     server = seen["server"]
-    for name in ("Memory used, MiB", "Processors, %", "Open connections", "Requests per second", "Latency, ms"):
+    for name in (
+        "Memory of the server, MiB",
+        "Memory of all processes, MiB",
+        "Processors, %",
+        "Open connections",
+        "Requests per second",
+        "Latency, ms",
+    ):
         assert name in server
 
 

@@ -27,7 +27,7 @@ from remora.statistics import (
 from remora.system.clock import Clock
 from remora.system.cpus import memory_in_use_bytes, memory_limit_bytes
 from remora.system.gpus import GpuReading
-from remora.system.machine import CpuUsage, memory_bytes
+from remora.system.machine import CpuUsage, memory_bytes, resident_bytes
 
 _CACHED_TOO = ("request", "queue")
 """The durations of a cached request; it has no others."""
@@ -173,6 +173,9 @@ class MetricsExporter:
             ("remora_memory_used_bytes", "Memory in use in the container, without cache", memory_in_use_bytes()),
         ):
             _family(found, name, "gauge", help_text, [MetricRow("", (), value)])
+        if resident := resident_bytes():
+            help_text = "Resident memory of the server's process, in bytes"
+            _family(found, "process_resident_memory_bytes", "gauge", help_text, [MetricRow("", (), resident)])
 
     def _devices(self, found: list[MetricFamily]) -> None:
         """Add the GPU metrics [P08]. A value that a device does not report has no row."""

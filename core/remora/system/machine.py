@@ -70,6 +70,17 @@ def usage_with_children(proc: Path = Path("/proc"), pid: int | None = None) -> U
     return Usage(cpu_s, sum(_resident_bytes(proc / str(each)) for each in family))
 
 
+def resident_bytes(proc: Path = Path("/proc")) -> int:
+    """Return the resident memory of this process alone, 0 if it is unknown.
+
+    It is cheaper than `usage_with_children`, because the kernel need not visit each page.
+    """
+    try:
+        return int((proc / "self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 def _resident_bytes(folder: Path) -> int:
     for name, key in (("smaps_rollup", "Pss:"), ("status", "VmRSS:")):
         try:

@@ -209,6 +209,11 @@ def test_the_memory_of_a_container_is_reported_beside_the_machines(
     assert page["remora_memory_limit_bytes{}"] == page["nv_cpu_memory_total_bytes{}"]
 
 
+def test_the_memory_of_the_process_is_reported_beside_the_machines(engine: Engine) -> None:
+    page = page_of(engine)
+    assert 1 << 20 < page["process_resident_memory_bytes{}"] < page["nv_cpu_memory_total_bytes{}"]
+
+
 def test_an_unloaded_models_series_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "find_backend", FakeBackend().find)
     write_model(tmp_path, "m")

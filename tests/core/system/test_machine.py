@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remora.system.machine import Usage, memory_bytes, process_age_s, usage_with_children
+from remora.system.machine import Usage, memory_bytes, process_age_s, resident_bytes, usage_with_children
 
 
 def test_the_age_is_that_of_the_process_in_the_middle_of_its_first_tick(tmp_path: Path) -> None:
@@ -42,6 +42,13 @@ def test_memory_is_reported_as_far_as_the_kernel_reports_it(
 
 def test_without_proc_the_memory_is_unknown(tmp_path: Path) -> None:
     assert memory_bytes(tmp_path) == (0, 0)
+    assert resident_bytes(tmp_path) == 0
+
+
+def test_the_resident_memory_of_the_process_is_read_in_bytes(tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/statm").write_text("9 3 1 1 0 1 0")
+    assert resident_bytes(tmp_path) == 3 * os.sysconf("SC_PAGE_SIZE")
 
 
 def process(proc: Path, pid: int, parent: int, ticks: int, **files: str) -> None:

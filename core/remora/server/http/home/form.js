@@ -3,13 +3,28 @@
 const BYTES_OF = { BOOL: 1, UINT8: 1, INT8: 1, UINT16: 2, INT16: 2, FP16: 2, BF16: 2, UINT32: 4, INT32: 4, FP32: 4, FP64: 8, UINT64: 8, INT64: 8 };
 const AUDIO_RATE = 16000;  // samples per second, usual for models of speech
 
-// `note` is shown above the fields.
+// Return the docstring of a model's function, and the hint, the default and the example of each input.
+function wordsOf(config) {
+  try {
+    const { doc = "", inputs = {} } = JSON.parse(config.parameters?.FUNCTION?.string_value || "{}");
+    return { doc: String(doc), inputs: Object(inputs) };
+  } catch { return { doc: "", inputs: {} }; }  // a parameter of another program
+}
+
+// Return what an input takes: in the words of its function, else as its tensor.
+function typeOf(tensor, { isJson, isOptional, hint, default: usual }) {
+  const type = hint || `${isJson ? "JSON" : tensor.datatype} [${tensor.shape}]`;
+  return usual ? `${type} = ${usual}` : isOptional ? `${type}, optional` : type;
+}
+
+// `note` is shown below the code.
 function form(note) {
   const { metadata, config } = chosen;
   const documents = new Set((config.parameters?.JSON_TENSORS?.string_value || "").split(","));
+  const described = wordsOf(config);
   const optional = new Set(config.input.filter((each) => each.optional).map((each) => each.name));
   chosen.batched = config.max_batch_size > 0;
-  chosen.fields = metadata.inputs.map((tensor) => field(tensor, documents.has(tensor.name), optional.has(tensor.name)));
+  chosen.fields = metadata.inputs.map((tensor) => field(tensor, documents.has(tensor.name), optional.has(tensor.name), described.inputs[tensor.name] || {}));
   chosen.stream = Boolean(config.model_transaction_policy?.decoupled);
   const answer = element("div", { id: "answer", "aria-live": "polite" });
   const send = element("button", { class: "primary", type: "submit" }, chosen.stream ? "Send and stream" : "Send");
@@ -47,24 +62,25 @@ function form(note) {
     setTimeout(() => { copy.textContent = "Copy"; }, 2000);
   } }, "Copy");
   return element("section", {}, element("h2", {}, metadata.name, " ", element("small", { class: "soft" }, `version ${chosen.version}`)),
-    controls(), note || null, box, element("h3", {}, "Answer"), answer, element("h3", {}, "Outputs"), signature,
-    element("h3", {}, "The same request as code"), tabs, chosen.snippets, copy);
+    described.doc ? element("p", { class: "doc" }, described.doc) : null, controls(), box, element("h3", {}, "Answer"), answer, element("h3", {}, "Outputs"), signature,
+    element("h3", {}, "The same request as code"), tabs, chosen.snippets, copy, note || null);
 }
 
-function field(tensor, isJson, isOptional) {
+// `words` are the hint, the default and the example of the input, as far as its function has them.
+function field(tensor, isJson, isOptional, words) {
   const id = `input-${tensor.name}`;
   const shape = tensor.shape.map((size) => (Number(size) < 0 ? 1 : Number(size)));
   const isOpen = tensor.shape.slice(chosen.batched ? 1 : 0).some((size) => Number(size) < 0);  // any number of values
   const count = shape.reduce((product, size) => product * size, 1);
   const title = element("label", { for: id }, tensor.name, " ",
-    element("small", { class: "soft" }, `${isJson ? "JSON" : tensor.datatype} [${tensor.shape}]${isOptional ? ", optional" : ""}`));
+    element("small", { class: "soft" }, typeOf(tensor, { ...words, isJson, isOptional })));
   let control, file;
   if (tensor.datatype === "BOOL" && count === 1) {
     control = element("select", { id }, isOptional ? element("option", { value: "" }, "-") : null, element("option", {}, "false"), element("option", {}, "true"));
   } else if (tensor.datatype === "BYTES") {
     control = element("textarea", { id, rows: 3, spellcheck: "false" });
-    control.value = isOptional ? "" : isJson ? "{}" : "";
-    file = element("input", { type: "file", "aria-label": `file for ${tensor.name}` });
+    control.value = isOptional || !isJson ? "" : JSON.stringify(words.example ?? {});
+    if (takesFile(isJson, words.hint)) file = element("input", { type: "file", "aria-label": `file for ${tensor.name}` });
   } else if (count === 1 && !isOpen) {
     control = element("input", { id, inputmode: "decimal", autocomplete: "off" });
     control.value = isOptional ? "" : "0";
@@ -75,9 +91,15 @@ function field(tensor, isJson, isOptional) {
     const kinds = tensor.datatype === "FP32" ? `raw little-endian FP32, or sound as ${AUDIO_RATE} samples per second` : `raw little-endian ${tensor.datatype}`;
     file = element("input", { type: "file", "aria-label": `file for ${tensor.name}: ${kinds}`, title: kinds });
   }
+  if (words.default && "placeholder" in control) control.placeholder = words.default;
   const preview = element("div", { class: "preview" });
   file?.addEventListener("change", () => preview.replaceChildren(...previewOf(file.files[0])));
-  return { tensor, isJson, isOptional, control, file, box: element("div", {}, title, control, file, preview) };
+  return { tensor, isJson, isOptional, isImage: words.hint === "Image", control, file, box: element("div", {}, title, control, file, preview) };
+}
+
+// Return true if the content of a file may be an element of a BYTES input: a hint of text or of JSON excludes it.
+function takesFile(isJson, hint) {
+  return hint ? !isJson && !/\bstr\b/.test(hint) : true;
 }
 
 // Return what a chosen file looks or sounds like.
@@ -121,13 +143,33 @@ function filledShape(tensor, count) {
   });
 }
 
+// Return the shape of values in the order of rows, `given` if they are nested as the tensor is.
+// Throws an error with the number of values that the tensor takes.
+function shapeFor(tensor, count, given) {
+  const sizes = tensor.shape.map(Number);
+  const isRows = chosen.batched && sizes.length > 0 && sizes[0] < 0;
+  const unit = sizes.filter((size) => size > 0).reduce((product, size) => product * size, 1);
+  const isOpen = sizes.some((size) => size < 0);
+  if (isOpen ? count % unit || (isRows && !count) : count !== unit) {
+    const kind = tensor.datatype === "BYTES" ? "text" : tensor.datatype === "BOOL" ? "truth value" : "number";
+    const more = isOpen && count > unit ? (isRows ? " for each row" : ", or a multiple of it") : "";
+    throw new Error(`${tensor.name} takes ${unit} ${kind}${unit === 1 ? "" : "s"}${more}, here ${count === 1 ? "is" : "are"} ${count}`);
+  }
+  if (given?.length !== sizes.length) return filledShape(tensor, count);
+  if (given.reduce((product, size) => product * size, 1) !== count) throw new Error(`${tensor.name}: the lists have different lengths`);
+  const wrong = sizes.findIndex((size, index) => size >= 0 && size !== given[index]);
+  if (wrong >= 0) throw new Error(`${tensor.name} takes values of the shape [${sizes}], here is [${given}]; -1 is any size`);
+  return given;
+}
+
 // Return the inputs as JSON, the bytes of those that came from files, and the names of outputs to ask for as bytes.
 async function requestOf() {
   const inputs = [], binary = [];
-  for (const { tensor, isJson, isOptional, control, file } of chosen.fields) {
+  for (const { tensor, isJson, isOptional, isImage, control, file } of chosen.fields) {
     const picked = file?.files?.[0];
     const text = control.value;
     if (isOptional && !picked && text === "") continue;
+    if (isImage && !picked) throw new Error(`${tensor.name}: choose the file of an image`);
     if (picked) {
       const bytes = await bytesOf(picked, tensor);
       let data = bytes, count;
@@ -137,10 +179,11 @@ async function requestOf() {
         data.set(bytes, 4);
         count = 1;
       } else {
-        count = Math.floor(bytes.length / BYTES_OF[tensor.datatype]);
+        count = bytes.length / BYTES_OF[tensor.datatype];
+        if (!Number.isInteger(count)) throw new Error(`${tensor.name}: ${bytes.length} bytes are no whole number of ${tensor.datatype} values`);
       }
       binary.push(data);
-      inputs.push({ name: tensor.name, datatype: tensor.datatype, shape: filledShape(tensor, count), parameters: { binary_data_size: data.length } });
+      inputs.push({ name: tensor.name, datatype: tensor.datatype, shape: shapeFor(tensor, count), parameters: { binary_data_size: data.length } });
       continue;
     }
     inputs.push({ name: tensor.name, datatype: tensor.datatype, ...valueOf(tensor, isJson, text) });
@@ -159,7 +202,7 @@ function valueOf(tensor, isJson, text) {
     const known = tensor.shape.map(Number).filter((size) => size > 0).reduce((product, size) => product * size, 1);
     if (known === 1) return { shape: filledShape(tensor, 1), data: [text] };
     const lines = text.split("\n");
-    return { shape: filledShape(tensor, lines.length), data: lines };
+    return { shape: shapeFor(tensor, lines.length), data: lines };
   }
   const cleaned = text.trim();
   let value;
@@ -168,7 +211,10 @@ function valueOf(tensor, isJson, text) {
   if (!Array.isArray(value)) value = [value];
   const shape = shapeOf(value);
   const flat = value.flat(Infinity);
-  return { shape: shape.length === tensor.shape.length ? shape : filledShape(tensor, flat.length), data: flat };
+  const isWrong = tensor.datatype === "BOOL" ? (each) => typeof each !== "boolean" : (each) => typeof each !== "number" || (/INT/.test(tensor.datatype) && !Number.isInteger(each));
+  const at = flat.findIndex(isWrong);
+  if (at >= 0) throw new Error(`${tensor.name}: expected ${tensor.datatype === "BOOL" ? "true or false" : /INT/.test(tensor.datatype) ? "integers" : "numbers"}, here is ${JSON.stringify(flat[at])}`);
+  return { shape: shapeFor(tensor, flat.length, shape), data: flat };
 }
 
 async function infer({ inputs, binary, binaryOutputs }, signal) {
@@ -193,6 +239,13 @@ async function infer({ inputs, binary, binaryOutputs }, signal) {
   return drawn(value.outputs);
 }
 
+// Return the outputs of an event as text: a line, or for a language model the piece of the text.
+function itemText(found, isPiece) {
+  const isText = found.every((each) => typeof each === "string" && !/^[\[{"]/.test(each));
+  if (isText) return found.join(" ") + (isPiece ? "" : "\n");
+  return `${JSON.stringify(found.length === 1 ? found[0] : found)}\n`;
+}
+
 // Show the events of generate_stream as they arrive.
 async function stream({ inputs, binary }, place, signal) {
   if (binary.length) throw new Error("streams take no files: use a gRPC client, or paste the text");
@@ -207,8 +260,7 @@ async function stream({ inputs, binary }, place, signal) {
     if (event.error) throw new Error(event.error);
     events += 1;
     const found = names.map((name) => event[name]);
-    const isText = found.every((each) => typeof each === "string" && !/^[\[{"]/.test(each));
-    lines.append(isText ? found.join(" ") : `${JSON.stringify(found.length === 1 ? found[0] : found)}\n`);
+    lines.append(itemText(found, chosen.row.generates));
   }
   place.append(element("p", { class: "soft" }, `${events} ${events === 1 ? "event" : "events"}`));
 }

@@ -2,13 +2,15 @@
 
 const POLL_MS = 1000;
 const POINTS = 120;
+const LEAST_BARS = 8;   // places in a chart of bars, so that a single bar is not as wide as the chart
 const WINDOW = 5;       // samples over which quantiles are computed
 const series = new Map();  // values over time, by model ("name/version", "" for the server) and name
 const samples = new Map(); // last samples of counters, by model
+const MEMORY = { "server memory": "process_resident_memory_bytes", memory: "remora_memory_used_bytes", "memory limit": "remora_memory_limit_bytes" };
 let metricsError = "";
 let shownCharts = [];
 
-const WANTED = /^(remora_request_duration_seconds_bucket|remora_memory_|nv_cpu_utilization|nv_gpu_|remora_open_connections|vllm:(request_success|num_requests_|generation_tokens_total|e2e_request_latency_seconds_bucket|time_to_first_token_seconds_bucket))/;
+const WANTED = /^(remora_request_duration_seconds_bucket|remora_memory_|process_resident_memory_|nv_cpu_utilization|nv_gpu_|remora_open_connections|vllm:(request_success|num_requests_|generation_tokens_total|e2e_request_latency_seconds_bucket|time_to_first_token_seconds_bucket))/;
 
 // Return the rows of Prometheus' text that the page shows.
 function metricsOf(text) {
@@ -116,8 +118,8 @@ async function observeAll(status) {
   });
   observe("", addUp(found));
   const value = (name) => rows.find((each) => each.name === name)?.value ?? null;
-  const memory = value("remora_memory_used_bytes"), processor = value("nv_cpu_utilization");
-  push("", "memory", memory == null ? null : memory / 2 ** 20);
+  for (const [name, metric] of Object.entries(MEMORY)) push("", name, value(metric) == null ? null : value(metric) / 2 ** 20);
+  const processor = value("nv_cpu_utilization");
   push("", "processor", processor == null ? null : 100 * processor);
   push("", "connections", rows.filter((each) => each.name === "remora_open_connections").reduce((total, each) => total + each.value, 0));
   const gpus = new Set(rows.filter((each) => each.labels.gpu_uuid).map((each) => each.labels.gpu_uuid));
@@ -132,8 +134,8 @@ async function observeAll(status) {
 
 const live = { gpus: [] };
 
-// Return a chart of one or two series: [[label, name of the series], ...].
-function chart(key, title, digits, lines) {
+// Return a chart of one or two series: [[label, name of the series], ...]. `total` names a series that is text alone.
+function chart(key, title, digits, lines, total) {
   const paths = lines.map(() => drawing("path"));
   const svg = drawing("svg", { viewBox: `0 0 ${POINTS - 1} 30`, preserveAspectRatio: "none", role: "img" }, ...paths);
   const now = element("b", {}, "-");
@@ -149,7 +151,9 @@ function chart(key, title, digits, lines) {
         return step;
       }).join(""));
     });
-    const text = lines.map(([label], index) => `${label}${label && " "}${values[index].at(-1)?.toFixed(digits) ?? "-"}`).join(", ");
+    const last = lines.map(([label], index) => `${label}${label && " "}${values[index].at(-1)?.toFixed(digits) ?? "-"}`).join(", ");
+    const whole = total && series.get(`${key} ${total}`)?.at(-1);
+    const text = whole ? `${last} of ${whole.toFixed(digits)}` : last;
     now.textContent = text;
     svg.setAttribute("aria-label", `${title}: ${text}, at most ${most.toFixed(digits)} in ${POINTS} s`);
   });
@@ -163,7 +167,7 @@ function batchChart() {
   shownCharts.push(() => {
     const found = Object.entries(chosen?.row?.batches || {}).map(([size, count]) => [Number(size), count]).sort((a, b) => a[0] - b[0]);
     const most = Math.max(...found.map(([, count]) => count), 1);
-    const width = 100 / Math.max(found.length, 1);
+    const width = 100 / Math.max(found.length, LEAST_BARS);
     svg.replaceChildren(...found.map(([size, count], index) => drawing("rect",
       { x: index * width + width * 0.1, width: width * 0.8, y: 30 - 29 * count / most, height: 29 * count / most },
       drawing("title", {}, `${size} rows: ${count} batches`))));
@@ -180,6 +184,18 @@ function loadCharts(key) {
     chart(key, "Requests", 0, [["waiting", "waiting"], ["running", "running"]])];
 }
 
+// Return charts, or a sentence while there has been no traffic, which would leave them empty.
+function chartsOfTraffic(key, count, charts) {
+  const none = element("p", { class: "soft" }, "No traffic yet.");
+  const box = element("div", { class: "charts" }, ...charts);
+  shownCharts.push(() => {
+    const moved = ["rate", "waiting", "running"].some((name) => series.get(`${key} ${name}`)?.some((each) => each > 0));
+    box.hidden = !moved && !count();
+    none.hidden = !box.hidden;
+  });
+  return [none, box];
+}
+
 function modelCharts(row) {
   const key = `${row.name}/${row.version}`;
   const facts = element("div", {});
@@ -193,15 +209,18 @@ function modelCharts(row) {
   const more = row.generates && !metricsError
     ? [chart(key, "First token, ms", 1, [["p50", "first p50"], ["p99", "first p99"]]), chart(key, "Tokens per second", 1, [["", "tokens"]])]
     : [chart(key, "Rows of a batch, mean", 1, [["", "batch"]]), batchChart()];
-  return section("Live", facts, element("div", { class: "charts" }, ...loadCharts(key), ...more));
+  const count = () => Object.values(chosen?.row?.requests || {}).reduce((sum, each) => sum + each, 0) || samples.get(key)?.at(-1)?.requests;
+  return section("Live", facts, chartsOfTraffic(key, count, [...loadCharts(key), ...more]));
 }
 
 function serverCharts() {
-  const charts = [...loadCharts(""), chart("", "Memory used, MiB", 0, [["", "memory"]]),
+  const charts = [chart("", "Memory of the server, MiB", 0, [["", "server memory"]], "memory limit"),
+    chart("", "Memory of all processes, MiB", 0, [["", "memory"]], "memory limit"),
     chart("", "Processors, %", 0, [["", "processor"]]), chart("", "Open connections", 0, [["", "connections"]]),
     ...live.gpus.flatMap((gpu, index) => [chart("", `GPU ${index}, %`, 0, [["", `use of ${gpu}`]]),
       chart("", `GPU ${index}, memory, MiB`, 0, [["", `memory of ${gpu}`]])])];
   const note = element("p", { class: "soft" });
   shownCharts.push(() => { note.textContent = metricsError && `Latencies, memory and processors come from v2/metrics, which answered ${metricsError}`; });
-  return section("Live", element("div", { class: "charts" }, ...charts), note);
+  const count = () => samples.get("")?.at(-1)?.requests;
+  return section("Live", chartsOfTraffic("", count, loadCharts("")), element("div", { class: "charts" }, ...charts), note);
 }

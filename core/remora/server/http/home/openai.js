@@ -13,7 +13,7 @@ async function openaiView(row) {
   const view = { text: chat, embeddings }[row.openai];
   if (!view) return null;
   if ((await openaiModels()).includes(row.name)) return view();
-  return element("p", { class: "soft" }, `With remora serve --openai this model also answers OpenAI's routes, and has a view of them here.`);
+  return element("p", {}, element("small", { class: "soft" }, "remora serve --openai adds OpenAI's routes."));
 }
 
 function chat() {
