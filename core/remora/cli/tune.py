@@ -16,7 +16,16 @@ from remora.cli.output import columns, warnings_shown, write_whole
 from remora.cli.tuning import CostTrial, Goal, LoadResult, Plan, Point, Refused, Result, System, Trial
 from remora.cli.tuning.configuring import app_of, apply_settings, decorator_of, find_folders, stanza
 from remora.cli.tuning.measuring import TrialEngine, loop_in_thread
-from remora.cli.tuning.report import Outcome, as_document, as_html, as_text, plan_text, point_row, table_head
+from remora.cli.tuning.report import (
+    Outcome,
+    as_document,
+    as_html,
+    as_plot,
+    as_text,
+    plan_text,
+    point_row,
+    table_head,
+)
 from remora.cli.tuning.search import Search
 from remora.errors import ConfigError
 from remora.options import EngineOptions
@@ -49,6 +58,8 @@ def tune(options: argparse.Namespace) -> int:
     search, trials = begun
     seconds = (SystemClock.monotonic_ns() - begin_ns) / 1e9
     outcome = _outcome(search, trials, goal, seconds)
+    if sys.stdout.isatty():
+        print(as_plot(outcome), end="\n\n")
     print(as_text(outcome))
     _write(options, outcome)
     decision = outcome.decision
@@ -86,10 +97,10 @@ def run_search(search: Search, trials: TrialEngine, progress: ProgressTable) -> 
     try:
         with _noted_interrupts() as interrupts:
             while not interrupts and (trial := search.next_trial()) is not None:
-                progress.begin(trial)
+                progress.begin(trial, search.spent_s)
                 result = run_aside(partial(trials.run, trial))
                 search.record(result)
-                progress.end(trial, result)
+                progress.end(trial, result, search.spent_s)
             interrupted = bool(interrupts)
     except KeyboardInterrupt:
         interrupted = True
@@ -168,18 +179,21 @@ class ProgressTable:
         self._rows: list[tuple[str, ...]] = []
         self._drawn = 0
         self._costs = 0
+        self._spent_s = 0.0
 
-    def begin(self, trial: Trial) -> None:
-        """Show what is being measured."""
+    def begin(self, trial: Trial, spent_s: float) -> None:
+        """Show what is being measured, and the part of the budget that is used."""
+        self._spent_s = spent_s
         if self._terminal:
             self._draw(f"measuring {self._text(trial)} ...")
 
-    def end(self, trial: Trial, result: Result) -> None:
+    def end(self, trial: Trial, result: Result, spent_s: float) -> None:
         """Show a result."""
+        self._spent_s = spent_s
         if isinstance(trial, CostTrial):
             self._costs += 1
             if not self._terminal:
-                self.note(f"{self._text(trial)}: {self._cost(result)}")
+                self.note(f"{self._used()}: {self._text(trial)}: {self._cost(result)}")
             return
         if isinstance(result, LoadResult):
             point = Point(trial.plan, trial.load, result.rate_per_s, result.latency_ns, result.memory_bytes)
@@ -188,9 +202,8 @@ class ProgressTable:
             if self._terminal:
                 self._draw("choosing the next configuration ...")
             else:
-                self.note(
-                    f"{row[0]}, {row[1]}: {row[2]} req/s, p{self._goal.slo.percent:g} {row[3]} ms {row[4]}".rstrip()
-                )
+                figures = f"{row[2]} req/s, p{self._goal.slo.percent:g} {row[3]} ms {row[4]}".rstrip()
+                self.note(f"{self._used()}: {row[0]}, {row[1]}: {figures}")
         elif isinstance(result, Refused):
             self.note(f"{self._text(trial)}: {result.reason}")
 
@@ -203,6 +216,10 @@ class ProgressTable:
     def close(self) -> None:
         """Remove the table, because the result repeats it."""
         self._erase()
+
+    def _used(self) -> str:
+        """Return the used part of the budget, which a long last trial may exceed."""
+        return f"{self._spent_s:.0f} of {self._goal.budget_s:g} s"
 
     def _cost(self, result: Result) -> str:
         if isinstance(result, Refused):
@@ -220,7 +237,7 @@ class ProgressTable:
             return
         self._erase()
         text = columns([table_head(self._goal)[:-1], *self._rows]) if self._rows else ""
-        lines = [*text.splitlines(), f"{self._costs} durations of batches measured; {last}"]
+        lines = [*text.splitlines(), f"{self._used()}, {self._costs} durations of batches measured; {last}"]
         print("\n".join(lines), file=sys.stderr, flush=True)
         self._drawn = len(lines)
 

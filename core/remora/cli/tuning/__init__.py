@@ -44,6 +44,25 @@ class Settings(NamedTuple):
         return BatchPolicy(self.limit, self.dynamic, self.preferred, self.delay_us * 1000)
 
 
+def describe(settings: Settings, field: str = "") -> str:
+    """Return one field of the settings, or all of them, in words."""
+    batch = f"batches of {settings.batch}" if settings.batch > 1 else "no batching"
+    delay = f"delay {settings.delay_us} us"
+    count = f"{settings.instances} instance{'s' if settings.instances > 1 else ''}"
+    runtime = ", ".join(
+        (
+            [f"{settings.runtime.threads} thread{'s' if settings.runtime.threads > 1 else ''}"]
+            if settings.runtime.threads
+            else []
+        )
+        + ([settings.runtime.provider] if settings.runtime.provider else [])
+    )
+    words = {"batch": batch, "delay_us": delay, "instances": count, "runtime": runtime or "the default runtime"}
+    if field:
+        return words[field]
+    return ", ".join([batch, *([delay] if settings.delay_us else []), count, *([runtime] if runtime else [])])
+
+
 Plan = tuple[Settings, ...]
 """The settings of all tuned models, in the order of `System.models`."""
 
@@ -102,7 +121,9 @@ class Load(NamedTuple):
 
     def text(self) -> str:
         """Return the load for a table."""
-        return f"{self.rate_per_s:g}/s" if self.rate_per_s else f"{self.connections} connections"
+        if self.rate_per_s:
+            return f"{self.rate_per_s:g}/s"
+        return f"{self.connections} connection{'' if self.connections == 1 else 's'}"
 
 
 class CostTrial(NamedTuple):

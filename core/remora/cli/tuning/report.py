@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from remora.cli.charts import Dot, chart, page
 from remora.cli.output import columns
-from remora.cli.tuning import Decision, Goal, Plan, Point, System
-from remora.cli.tuning.search import describe
+from remora.cli.tuning import Decision, Goal, Plan, Point, System, describe
 
 _MIB = 1 << 20
+_PLOT_COLUMNS, _PLOT_ROWS = 60, 12
 
 
 class Outcome(NamedTuple):
@@ -179,12 +179,47 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
     return front
 
 
-def _pareto_chart(outcome: Outcome) -> str:
+def as_plot(outcome: Outcome) -> str:
+    """Return the Pareto chart for a terminal: throughput to the right, latency upwards."""
     points = [point for point in outcome.points if point.latency_ns < math.inf]
+    if not points:
+        return "nothing was measured without failures"
+    most_rate, most_ns = _axes(outcome, points)
+    limit_ns, slo = outcome.goal.slo.limit_ns, outcome.goal.slo
+    cells = [[" "] * _PLOT_COLUMNS for _ in range(_PLOT_ROWS)]
+
+    def row_of(ns: float) -> int:
+        return _PLOT_ROWS - 1 - int(min(ns / most_ns, 1.0) * (_PLOT_ROWS - 1))
+
+    if limit_ns <= most_ns:
+        cells[row_of(limit_ns)] = ["-"] * _PLOT_COLUMNS
+    marked = [("P", outcome.decision.present), ("B", outcome.decision.best)]
+    layers = [
+        (".", points),
+        ("o", pareto_front(points)),
+        *((sign, [each]) for sign, each in marked if each is not None),
+    ]
+    for sign, shown in layers:
+        for point in shown:
+            column = int(point.rate_per_s / most_rate * (_PLOT_COLUMNS - 1))
+            cells[row_of(point.latency_ns)][column] = sign
+    title = f"p{slo.percent:g} up to {most_ns / 1e6:.3g} ms, over requests per second up to {most_rate:,.0f}"
+    legend = f"B best, P present, o Pareto front, . other measurements, --- {slo.text()}"
+    return "\n".join([title, *(f"|{''.join(row).rstrip()}" for row in cells), "+" + "-" * _PLOT_COLUMNS, legend])
+
+
+def _axes(outcome: Outcome, points: Sequence[Point]) -> tuple[float, float]:
+    """Return the highest throughput and latency of a chart, which ends at three times the objective."""
     most_rate = max((point.rate_per_s for point in points), default=1.0) * 1.05 or 1.0
     limit_ns = outcome.goal.slo.limit_ns
     most_ns = min(max((point.latency_ns for point in points), default=limit_ns), 3 * limit_ns)
-    most_ns = max(most_ns, 1.0) * 1.05
+    return most_rate, max(most_ns, 1.0) * 1.05
+
+
+def _pareto_chart(outcome: Outcome) -> str:
+    points = [point for point in outcome.points if point.latency_ns < math.inf]
+    limit_ns = outcome.goal.slo.limit_ns
+    most_rate, most_ns = _axes(outcome, points)
 
     def place(point: Point) -> tuple[float, float]:
         return point.rate_per_s / most_rate, min(point.latency_ns / most_ns, 1.0)

@@ -29,6 +29,7 @@ from remora.cli.tuning import (
     Settings,
     System,
     Trial,
+    describe,
 )
 from remora.cli.tuning.candidates import changed, complexity, is_neighbour, ladder, reverted, settings_of
 from remora.cli.tuning.prediction import Costs, Predictor
@@ -80,6 +81,11 @@ class Search:
     def next_trial(self) -> Trial | None:
         """Return the trial to carry out, or None at the end of the search."""
         return self._trial
+
+    @property
+    def spent_s(self) -> float:
+        """The seconds of the budget that the trials have used."""
+        return self._spent_s
 
     def record(self, result: Result) -> None:
         """Add the result of the trial."""
@@ -511,21 +517,6 @@ class Search:
         if goal.memory_bytes and closest.memory_bytes > goal.memory_bytes:
             missed.append(f"the models take {closest.memory_bytes / 2**20:,.0f} MiB")
         return (f"no configuration holds {goal.slo.text()}: in the closest one {' and '.join(missed)}",)
-
-
-def describe(settings: Settings, field: str = "") -> str:
-    """Return one field of the settings, or all of them, in words."""
-    batch = f"batches of {settings.batch}" if settings.batch > 1 else "no batching"
-    delay = f"delay {settings.delay_us} us"
-    count = f"{settings.instances} instance{'s' if settings.instances > 1 else ''}"
-    runtime = ", ".join(
-        ([f"{settings.runtime.threads} threads"] if settings.runtime.threads else [])
-        + ([settings.runtime.provider] if settings.runtime.provider else [])
-    )
-    words = {"batch": batch, "delay_us": delay, "instances": count, "runtime": runtime or "the default runtime"}
-    if field:
-        return words[field]
-    return ", ".join([batch, *([delay] if settings.delay_us else []), count, *([runtime] if runtime else [])])
 
 
 def _replaced(plan: Plan, model: int, settings: Settings) -> Plan:

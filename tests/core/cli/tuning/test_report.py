@@ -7,8 +7,8 @@ import json
 import math
 import re
 
-from remora.cli.tuning import Decision, Load, ModelSpace, Plan, Point, Settings, System
-from remora.cli.tuning.report import Outcome, as_document, as_html, as_table, as_text, pareto_front
+from remora.cli.tuning import Decision, Load, ModelSpace, Plan, Point, Runtime, Settings, System, describe
+from remora.cli.tuning.report import Outcome, as_document, as_html, as_plot, as_table, as_text, pareto_front
 from served_model_formula import goal_of
 
 OLD, NEW = Settings(8, True, (), 0, 1), Settings(32, True, (), 500, 2)
@@ -50,6 +50,29 @@ def test_present_settings_that_miss_the_objective_are_named() -> None:
     assert "does not hold the objective" in as_text(outcome(over))
     same = Decision(POINTS[0], POINTS[0], True, ())
     assert "these are the present settings" in as_text(outcome(same))
+
+
+def test_the_plot_of_a_terminal_marks_the_best_the_present_and_the_objective() -> None:
+    lines = as_plot(outcome()).splitlines()
+    assert lines[0] == "p99 up to 42 ms, over requests per second up to 242"
+    marks = {sign: (row, line.index(sign)) for row, line in enumerate(lines[1:-2]) for sign in "BPo" if sign in line}
+    assert marks["B"][1] > marks["P"][1]
+    assert marks["B"][0] < marks["P"][0]
+    assert "o" in marks
+    assert any(line.startswith("|---") for line in lines)
+    assert max(map(len, lines[1:-1])) == 61
+    assert "B best, P present" in lines[-1]
+
+
+def test_measurements_that_failed_have_no_plot() -> None:
+    failed = outcome()._replace(points=[POINTS[0]._replace(latency_ns=math.inf)])
+    assert as_plot(failed) == "nothing was measured without failures"
+
+
+def test_a_single_thing_is_named_in_the_singular() -> None:
+    assert Load(1).text() == "1 connection"
+    assert describe(Settings(8, True, (), 0, 1, Runtime(1))) == "batches of 8, 1 instance, 1 thread"
+    assert describe(Settings(8, True, (), 0, 2, Runtime(2))) == "batches of 8, 2 instances, 2 threads"
 
 
 def test_without_a_solution_the_closest_is_named() -> None:
