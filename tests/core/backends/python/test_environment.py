@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tarfile
@@ -88,7 +89,10 @@ def test_an_environments_folder_is_used_where_it_lies(tmp_path: Path, name: str)
     assert interpreter_for(source, config_of("$$TRITON_MODEL_DIRECTORY/env")) == python
 
 
-def test_an_archive_is_unpacked_once_and_again_when_it_changes(tmp_path: Path) -> None:
+def test_an_archive_is_unpacked_once_and_again_when_it_changes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="remora.models")
     source = source_of(tmp_path)
     environment_at(tmp_path / "env")
     found = []
@@ -104,6 +108,7 @@ def test_an_archive_is_unpacked_once_and_again_when_it_changes(tmp_path: Path) -
                 else:
                     tar.addfile(info)
         found.append(interpreter_for(source, config_of("env.tar.gz")))
+    assert len(re.findall(r"model 'm': unpacking env\.tar\.gz, 1 MB \(once\)", caplog.text)) == 2
     assert found[0].is_relative_to(tmp_path / "cache")
     assert found[2] != found[0]
     assert [python.is_file() for python in found] == [True] * 3
