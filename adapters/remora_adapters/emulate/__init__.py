@@ -42,12 +42,16 @@ class Skipped(Exception):  # noqa: N818 - a finding, not an error of this progra
     """Check without a subject, with its requirement in the text."""
 
 
+class Inapplicable(Skipped):
+    """Check of another kind of server or model: no option could give it a subject."""
+
+
 class Check(NamedTuple):
     """Check of one requirement of the contract.
 
     ``id`` is its name for ``--only``, ``what`` the requirement, and ``why`` the consequence of a violation on the
-    platform. ``run`` raises Failed or Skipped. ``early`` checks concern startup and run even if the server never became
-    ready.
+    platform. ``run`` raises Failed, Skipped or Inapplicable. ``early`` checks concern startup and run even if the
+    server never became ready.
     """
 
     id: str

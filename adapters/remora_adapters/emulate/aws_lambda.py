@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from remora.system.json_text import read_json
-from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe, Skipped
+from remora_adapters.emulate import Check, EmulateSettings, Failed, Inapplicable, Launch, Platform, Probe, Skipped
 from remora_adapters.emulate import container as any_container
 from remora_adapters.emulate.asking import HttpReply
 from remora_adapters.emulate.generation import generation_checks
@@ -140,7 +140,7 @@ def reports_a_failed_init(stage: Stage) -> None:
     empty.mkdir()
     with _restarted(stage, "failed-init.txt", LAMBDA_TASK_ROOT=str(empty)) as (api, process):
         if api.polled_once.is_set():
-            raise Skipped("it starts without models as well")
+            raise Inapplicable("it starts without models as well")
         if process.running:
             raise Failed(f"without models it neither started nor ended within {_AGAIN_S:g} s")
         if api.init_error is None:
@@ -167,7 +167,7 @@ def goes_on_from_a_snapshot(stage: Stage) -> None:
     """Start the command again as SnapStart does, which snapshots it before its first event."""
     with _restarted(stage, "snapshot.txt", AWS_LAMBDA_INITIALIZATION_TYPE="snap-start") as (api, process):
         if not api.restored.is_set() and api.polled_once.is_set():
-            raise Skipped("its runtime client does not support snapshots")
+            raise Inapplicable("its runtime client does not support snapshots")
         if api.restore_error is not None:
             raise Failed(f"it failed to restore its snapshot: {api.restore_error[:300].decode('utf-8', 'replace')}")
         if not api.polled_once.is_set():
@@ -192,7 +192,7 @@ def answers_http(stage: Stage) -> None:
         raise Skipped("needs the path of the request: --with path=PATH")
     reply = must_answer(invoke(stage, url_event(stage, path, stage.body)), "a function URL's event")
     if reply.pieces:
-        raise Skipped("it answers with streams: see stream")
+        raise Inapplicable("it answers with streams: see stream")
     try:
         answer = read_json(reply.body)
         good = isinstance(answer["statusCode"], int) and isinstance(answer.get("body", ""), str)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from remora.system.json_text import read_json
-from remora_adapters.emulate import Check, Failed, Skipped
+from remora_adapters.emulate import Check, Failed, Inapplicable, Skipped
 from remora_adapters.emulate.asking import Address, HttpReply, Line, ask
 from remora_adapters.emulate.container import json_object, must_answer
 from remora_adapters.emulate.stage import Stage
@@ -82,7 +82,7 @@ def generation_checks(
         for _ in _attempts():
             answer = must_answer(send(stage, "POST", path(stage), body), "a streamed chat")
             if not answer.pieces:
-                raise Skipped("the function sends whole answers: its runtime client has no response streams")
+                raise Inapplicable("the function sends whole answers: its runtime client has no response streams")
             if not answer.headers.get("content-type", "").startswith("text/event-stream"):
                 raise Failed(f"a streamed chat has the type {answer.headers.get('content-type')}: {answer.shown}")
             if not answer.body.rstrip().endswith(b"data: [DONE]"):
@@ -151,7 +151,7 @@ def _body(document: dict[str, Any]) -> bytes:
 def _chat_of(stage: Stage, send: Send) -> dict[str, Any]:
     """Return the user's chat, or one for the first language model.
 
-    Raises Skipped without a model.
+    Raises Inapplicable without a model.
     """
     known = stage.facts.get("chat")
     if known is None:
@@ -159,7 +159,7 @@ def _chat_of(stage: Stage, send: Send) -> dict[str, Any]:
         known = read_json(Path(given).read_bytes()) if given else _chat_when_ready(stage, send)
         stage.facts["chat"] = known
     if not isinstance(known, dict):
-        raise Skipped('needs a language model, or a chat: --with chat=FILE with {"messages": [...]}')
+        raise Inapplicable('needs a language model, or a chat: --with chat=FILE with {"messages": [...]}')
     return known
 
 

@@ -15,20 +15,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from remora_adapters.emulate import EmulateSettings, Failed, Platform, Skipped, find_platform
+from remora_adapters.emulate import EmulateSettings, Failed, Inapplicable, Platform, Skipped, find_platform
 from remora_adapters.emulate.stage import Stage
 
 PASSED, FAILED, SKIPPED = "passed", "FAILED", "skipped"
 
 
 class Verdict(NamedTuple):
-    """Result of one check, with the observation or the reason for skipping in ``found``."""
+    """Result of one check, with the observation or the reason for skipping in ``found``.
+
+    ``applies`` is False for a skipped check that concerns servers or models of another kind.
+    """
 
     id: str
     what: str
     why: str
     outcome: str
     found: str = ""
+    applies: bool = True
 
 
 def run_checks(platform: Platform, settings: EmulateSettings, only: Iterable[str] = ()) -> list[Verdict]:
@@ -46,7 +50,7 @@ def run_checks(platform: Platform, settings: EmulateSettings, only: Iterable[str
         for check in platform.checks:
             if wanted and check.id not in wanted:
                 continue
-            outcome, found = PASSED, ""
+            outcome, found, applies = PASSED, "", True
             try:
                 if not (stage.ready or check.early):
                     raise Skipped("the server never became ready")
@@ -54,8 +58,8 @@ def run_checks(platform: Platform, settings: EmulateSettings, only: Iterable[str
             except Failed as failure:
                 outcome, found = FAILED, str(failure)
             except Skipped as reason:
-                outcome, found = SKIPPED, str(reason)
-            verdicts.append(Verdict(check.id, check.what, check.why, outcome, found))
+                outcome, found, applies = SKIPPED, str(reason), not isinstance(reason, Inapplicable)
+            verdicts.append(Verdict(check.id, check.what, check.why, outcome, found, applies))
     return verdicts
 
 
@@ -80,7 +84,11 @@ def serve_api(platform: Platform, settings: EmulateSettings, port: int) -> int:
 
 
 def format_report(title: str, verdicts: list[Verdict]) -> str:
-    """Return the report as text, with the observation and the reason for each failed check."""
+    """Return the report as text, with the observation and the reason for each failed check.
+
+    Checks that do not apply are left out, unless there are no others.
+    """
+    verdicts = [verdict for verdict in verdicts if verdict.applies] or verdicts
     width = max((len(verdict.id) for verdict in verdicts), default=0)
     lines = []
     for verdict in verdicts:

@@ -19,7 +19,7 @@ from threading import Lock
 from typing import Any
 
 from remora.system.json_text import read_json
-from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe, Skipped
+from remora_adapters.emulate import Check, EmulateSettings, Failed, Inapplicable, Launch, Platform, Probe, Skipped
 from remora_adapters.emulate.asking import HttpReply
 from remora_adapters.emulate.container import must_answer
 from remora_adapters.emulate.sagemaker import END, GRACE_S, LISTENERS, PING_S, START, launch
@@ -238,7 +238,7 @@ def gives_memory_back(stage: Stage) -> None:
     model = stage.settings.model
     size = sum(path.stat().st_size for path in model.rglob("*") if path.is_file()) if model else 0
     if size < _LARGE_BYTES:
-        raise Skipped(f"needs a model of {_LARGE_BYTES >> 20} MiB or more, which this one is not")
+        raise Inapplicable(f"needs a model of {_LARGE_BYTES >> 20} MiB or more, which this one is not")
     process = stage.process
     _ensure_loaded(stage)
     sizes = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,8 @@ from conftest import START_TIMEOUT_S
 from generation_models import tiny
 from hosting import write_scale
 from remora_adapters.emulate import EmulateSettings, find_platform, generation
-from remora_adapters.emulate.running import FAILED, PASSED, SKIPPED, run_checks
+from remora_adapters.emulate.knative import infer_route_in
+from remora_adapters.emulate.running import FAILED, PASSED, SKIPPED, Verdict, format_report, run_checks
 
 SERVER = Path(__file__).parent / "faulty_container.py"
 V1 = b'{"instances": [[1.0, 2.0, 3.0, 4.0]]}'
@@ -152,6 +154,34 @@ def test_every_check_has_a_fault_planted_for_it(platform: str) -> None:
         "starts", "requests", "predict", "scoring", *language.CHECKS
     }  # fmt: skip
     assert {check.id for check in find_platform(platform).checks} <= planted
+
+
+def test_the_path_and_the_body_come_from_the_only_model() -> None:
+    example = {"inputs": [{"name": "x", "datatype": "INT64", "shape": [1], "data": [0]}]}
+    route = {"post": {"requestBody": {"content": {"application/json": {"example": example}}}}}
+    paths = {"/v2": {"get": {}}, "/v2/models/m/infer": route}
+    found = infer_route_in(json.dumps({"paths": paths}).encode())
+    assert (found[0], json.loads(found[1])) == ("/v2/models/m/infer", example)
+    several = {**paths, "/v2/models/n/infer": route}
+    for document in (json.dumps({"paths": several}), '{"paths": {}}', "[]", "not found"):
+        assert infer_route_in(document.encode()) == ("", b"")
+
+
+def test_checks_that_cannot_apply_are_no_rows_of_the_report() -> None:
+    passed = Verdict("ready", "it becomes ready", "", PASSED)
+    given = Verdict("path", "it answers", "", SKIPPED, "needs --with path=PATH")
+    other = Verdict("chat", "a chat is answered", "", SKIPPED, "needs a language model", applies=False)
+    report = format_report("Knative", [passed, given, other])
+    assert "chat" not in report
+    assert "needs --with path=PATH" in report
+    assert report.endswith("Knative: 1 passed, 0 failed, 1 skipped")
+    assert "needs a language model" in format_report("Knative", [other])  # it is the only row
+
+
+def test_a_server_without_a_language_model_has_no_chats_to_check() -> None:
+    settings = EmulateSettings(command=(sys.executable, str(SERVER), "knative"), body=V2, startup_s=START_TIMEOUT_S)
+    rows = run_checks(find_platform("knative"), settings, ["ready", "requests", "chat"])
+    assert [(row.outcome, row.applies) for row in rows] == [(PASSED, True), (SKIPPED, True), (SKIPPED, False)]
 
 
 def test_knatives_service_gets_no_requests_without_their_path() -> None:
