@@ -67,7 +67,9 @@ def _change(options: argparse.Namespace, action: str, document: dict[str, Any]) 
         try:
             call_json(client, "POST", f"{path}/{action}", document)
         except RemoraError as error:
-            for note in _remedies(client, options.name, error.message):
+            if reason := _plain_reason(client, options.name, error.message):
+                raise RemoraError(f"{client.name} cannot {action} '{options.name}': {reason}") from None
+            for note in _more_reasons(client, options.name, error.message):
                 error.add_note(note)
             raise
         entries = [entry for entry in _index(client, ready=False) if entry["name"] == options.name]
@@ -77,19 +79,28 @@ def _change(options: argparse.Namespace, action: str, document: dict[str, Any]) 
     return 0
 
 
-def _remedies(client: HttpClient, name: str, refusal: str) -> list[str]:
-    """Return hints for an error, such as the control mode, similar names and earlier reasons."""
+def _plain_reason(client: HttpClient, name: str, refusal: str) -> str:
+    """Return the reason of a refusal whose protocol's text speaks of polling, "" for others."""
     if "if polling is enabled" in refusal:
-        return ["this server does not let clients load models: start it with --model-control-mode=explicit"]
+        return "this server does not let clients load models: start it with --model-control-mode=explicit"
+    if f"'{name}'" not in refusal:
+        return ""
+    with suppress(RemoraError):
+        names = [str(entry["name"]) for entry in _index(client, ready=False)]
+        if name not in names:
+            close = get_close_matches(name, names, n=1)
+            hint = f"; did you mean '{close[0]}'?" if close else ""
+            return f"the repository of this server has no such model{hint}"
+    return ""
+
+
+def _more_reasons(client: HttpClient, name: str, refusal: str) -> list[str]:
+    """Return the reasons of a model in the index that a refusal lacks."""
     if f"'{name}'" not in refusal:
         return []
     with suppress(RemoraError):
         entries = _index(client, ready=False)
         reasons = [str(entry["reason"]) for entry in entries if entry["name"] == name and entry.get("reason")]
-        if not any(entry["name"] == name for entry in entries):
-            close = get_close_matches(name, [str(entry["name"]) for entry in entries], n=1)
-            hint = f"; did you mean '{close[0]}'?" if close else ""
-            return [f"the repository of this server has no model '{name}'{hint}"]
         return [one_line(reason) for reason in reasons if one_line(reason) not in one_line(refusal)]
     return []
 
