@@ -387,15 +387,18 @@ $(PY):
 
 # The stamps skip a repeated installation; a changed pyproject.toml or constraints.txt installs again.
 # Packages are listed while pip finds them and counted while it installs them, because the first installation takes a
-# minute. A pipe has the status of its last command, so that the stamp alone tells whether pip succeeded.
+# minute. The file of names has pip's list of what it installs, and with it the total. A pipe has the status of its last
+# command, so that the stamp alone tells whether pip succeeded.
 $(VENV)/demo.stamp: $(LOCKED) | $(PY)
 	@echo "installing remora and the example's packages into $(VENV) (once, about a minute)"
-	@rm -f $@; shell=$$$$; \
-	(while sleep 3 && kill -0 $$shell; do set -- $(VENV)/lib/python3*/site-packages/*.dist-info; \
-	    [ $$# -lt 5 ] || [ $$# = "$$last" ] || echo "  $$# packages installed"; last=$$#; done) 2>/dev/null & counter=$$!; \
+	@rm -f $@ $@.names; shell=$$$$; set -- $(VENV)/lib/python3*/site-packages/*.dist-info; before=$$#; last=0; \
+	(while sleep 3 && kill -0 $$shell; do [ -s $@.names ] || continue; total=$$(tr -cd , < $@.names | wc -c); \
+	    set -- $(VENV)/lib/python3*/site-packages/*.dist-info; count=$$(($$# - before)); \
+	    [ $$count -le $$last ] || echo "  $$count of $$((total + 1)) installed"; last=$$count; done) 2>/dev/null & counter=$$!; \
 	{ $(subst --quiet,--progress-bar=off,$(PIP)) --editable '.[demo]' && touch $@; } | \
-	    sed -n -u -e 's/^Collecting \([A-Za-z0-9._-]*\).*/  \1/p' -e 's/^Installing collected packages.*/installing them/p'; \
-	kill $$counter
+	    sed -n -u -e '/^Installing collected packages/w $@.names' \
+	    -e 's/^Collecting \([A-Za-z0-9._-]*\).*/  \1/p' -e 's/^Installing collected packages.*/installing them/p'; \
+	kill $$counter; rm -f $@.names
 	@test -e $@
 
 $(VENV)/dev.stamp: $(LOCKED) | $(PY)
