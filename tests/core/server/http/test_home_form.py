@@ -120,3 +120,5 @@ def test_items_of_a_stream_are_lines_and_pieces_of_a_language_model_are_not() ->
     assert run("['one', 'two'].map((each) => itemText([each], false)).join('')") == "one\ntwo\n"
     assert run("['one', ' two'].map((each) => itemText([each], true)).join('')") == "one two"
     assert run("itemText([{ n: 1 }], false)") == '{"n":1}\n'
+    assert run("itemText([text], false)", text='{"n": 1}') == '{"n": 1}\n'
+    assert run("['[', '1]'].map((each) => itemText([each], true)).join('')") == "[1]"

@@ -241,9 +241,8 @@ async function infer({ inputs, binary, binaryOutputs }, signal) {
 
 // Return the outputs of an event as text: a line, or for a language model the piece of the text.
 function itemText(found, isPiece) {
-  const isText = found.every((each) => typeof each === "string" && !/^[\[{"]/.test(each));
-  if (isText) return found.join(" ") + (isPiece ? "" : "\n");
-  return `${JSON.stringify(found.length === 1 ? found[0] : found)}\n`;
+  const text = found.map((each) => (typeof each === "string" ? each : JSON.stringify(each))).join(" ");
+  return isPiece && found.every((each) => typeof each === "string") ? text : `${text}\n`;
 }
 
 // Show the events of generate_stream as they arrive.
