@@ -70,7 +70,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help serve embedding llm pictures docs bench-functions venv test check check-format check-lint check-types check-imports check-map fmt unit stories soak \
-        nightly mutants bench proto reference lock wheel image clean differ test-oracle test-oracle-openai test-infra test-containers test-backends \
+        nightly check-wild mutants bench proto reference lock wheel image clean differ test-oracle test-oracle-openai test-infra test-containers test-backends \
         test-security test-lowest fuzz test-browser test-fronts \
         test-openai test-openai-load test-openai-scores test-export-llm test-vllm test-triton test-peers test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve test-load \
         test-gpu test-gpu-image test-tensorrt-bindings environments peer-environments
@@ -165,6 +165,12 @@ test-triton: $(VENV)/dev.stamp  ## serve exported functions with a real Triton, 
 differ: $(VENV)/dev.stamp  ## send mutated requests to a real Triton and remora: F="cases/errors", SECONDS= per file, SEED=
 	@if [ ! -x "$(ORACLE)/run_triton.sh" ]; then echo "SKIPPED differ: no Triton to start, $(ORACLE)/run_triton.sh is missing"; \
 	else $(PY) tests/oracle/mutated.py --oracle $(ORACLE) --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0) $(F); fi
+
+# Repositories in the shapes of public ones are written to DIR; tests/oracle/wild.json lists the intended differences.
+check-wild: $(VENV)/dev.stamp  ## compare the verdicts of remora and a real Triton on generated repositories: DIR=, COUNT=500, SEED=
+	@if [ ! -x "$(ORACLE)/run_triton.sh" ]; then echo "SKIPPED check-wild: no Triton to start, $(ORACLE)/run_triton.sh is missing"; \
+	else $(ORACLE)/run_triton.sh --setup-only && rm -rf $(or $(DIR),build/wild)/models && \
+	$(PY) tests/oracle/wild.py $(or $(DIR),build/wild) --oracle $(ORACLE) --count $(or $(COUNT),500) --seed $(or $(SEED),0); fi
 
 # Each script starts its own servers and exits with 1 if a check failed; A="h2_rules doors" selects some.
 SCRIPTS = $(or $(A:%=$(ATTACKS)/%.py),$(filter-out %/common.py %/h2raw.py,$(wildcard $(ATTACKS)/*.py)))
