@@ -33,6 +33,7 @@ class Served:
     version_text: str = "3"
     is_routed: bool = False
     split: Any = None
+    generation: Any = None
     signature = SimpleNamespace(has_texts=False, answers_texts=False)  # of numbers alone
 
     @property
