@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import http.client
 import json
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -76,6 +78,11 @@ def ask(connection: http.client.HTTPConnection, value: int, name: str = "m") -> 
 def client(port: int) -> AbstractContextManager[http.client.HTTPConnection]:
     """Open a connection to the server, closed at the end."""
     return closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S))
+
+
+def reset_at_close(connection: socket.socket) -> None:
+    """Let the close of a connection reset it, because a mere end of the requests does not cancel them."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def status_of(port: int, path: str, method: str = "GET") -> int:

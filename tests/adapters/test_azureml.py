@@ -18,6 +18,7 @@ import pytest
 from azure_scripts import PLAIN, Case, Deployed, deployed, environment, wait_until_healthy
 from conftest import ROOT, end, free_ports
 from hosting import Got, ask, hosted, running, v2_request, write_scale
+from live_server import reset_at_close
 from remora import __version__
 from remora_adapters import azureml
 from remora_adapters.azureml.entry_script import EntryScript
@@ -450,6 +451,7 @@ def test_what_waited_for_its_turn_is_not_run_once_its_client_has_gone(tmp_path: 
         started.read_text()  # its turn has begun
         if left == "by its own will":
             with socket.create_connection(("127.0.0.1", port)) as client:
+                reset_at_close(client)
                 client.sendall(b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nleft")
                 assert ask(port, "GET", "/").status == 200  # what came before has been read
             for _ in range(2):

@@ -18,6 +18,7 @@ import pytest
 
 from conftest import RunningServer, Serving
 from eventually import eventually
+from live_server import reset_at_close
 
 PATIENCE_S = 60.0
 
@@ -201,6 +202,7 @@ def test_clients_that_hang_up_while_they_wait_are_not_served(server: RunningServ
             for client in leaving:
                 client.request("POST", "/v2/models/hold/generate", body_of(others.port))
             for client in leaving:
+                reset_at_close(client.sock)
                 client.close()
             with closing(connect(server)) as last:
                 for _ in range(2):  # behind what the others did
