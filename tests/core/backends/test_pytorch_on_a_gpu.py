@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -136,7 +137,7 @@ class Placing:
     ],
 )
 def test_a_program_is_read_onto_the_device_that_it_will_run_on(
-    monkeypatch: pytest.MonkeyPatch, gpus: int, group: str, devices: list[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpus: int, group: str, devices: list[str]
 ) -> None:
     """A copy on any other device would stay there for the model's life."""
     read: list[str] = []
@@ -145,8 +146,12 @@ def test_a_program_is_read_onto_the_device_that_it_will_run_on(
         "load_program",
         lambda torch, path, device, **given: (read.append(str(device)), Program(len, SCRIPT))[1],
     )
+    path = tmp_path / "model.pt"
+    with zipfile.ZipFile(path, "w") as archive:  # its members tell a script from other programs
+        archive.writestr("m/constants.pkl", b"")
+        archive.writestr("m/code/__torch__.py", b"")
     torch: Any = Placing(gpus)
     config = config_of(f'name: "m" backend: "pytorch" {group}')
-    opened = PyTorchModel(torch, Source("m", 1, Path(), Path(), Path()), Path("model.pt"), config)
+    opened = PyTorchModel(torch, Source("m", 1, Path(), Path(), Path()), path, config)
     assert read == devices
     assert opened.preferred_kinds == (("GPU", "CPU") if gpus else ("CPU",))
