@@ -37,7 +37,7 @@ def test_the_runtimes_are_those_of_their_cuda() -> None:
     assert "onnxruntime-gpu[cuda,cudnn]==1.26.0\n" in pins["12"]
     assert "onnxruntime-gpu[cuda,cudnn]==1.31.1\n" in pins["13"]
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert extras["gpu"][0].startswith("onnxruntime-gpu>=1.18")
+    assert extras["gpu"][0].startswith("onnxruntime-gpu>=1.20,")
 
 
 def test_further_extras_are_added_once() -> None:

@@ -20,7 +20,7 @@ OURS = (
     "core/remora/cli/load/generator.py",
     "core/remora/config/documents.py",  # has the line of every key
     "core/remora/formats/__init__.py",
-    "core/remora/functions/hints.py",  # runs without remora in an exported model
+    "core/remora/functions/json_values.py",  # runs without remora in an exported model
     "core/remora/system/json_text.py",
     "core/remora/traffic",
 )

@@ -47,7 +47,7 @@ def test_an_answer_is_complete_with_its_last_byte(wire: bytes, failure: str, clo
     [
         (b'{"error": "unexpected shape"}', "unexpected shape"),
         (b'{"error": {"message": "no such model", "type": "x"}}', "no such model"),
-        (b'{"error": " two\\r\\nlines \\u001b[31mred \\u202e \\ud800"}', "two lines ?[31mred ? ?"),
+        (b'{"error": " two\\r\\nlines \\u001b[31mred \\u202e \\ud800"}', r"two lines \x1b[31mred \u202e \ud800"),
         (b'{"error": "%b"}' % (b"x" * 151), "x" * 150 + "..."),
         (b'{"error": "%b"}' % (b"x" * 150), "x" * 150),
         (b'{"error": {"code": 5}}', ""),
