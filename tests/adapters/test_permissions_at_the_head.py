@@ -37,6 +37,7 @@ OF_V2 = [
 ]
 OTHERS = [
     *("/", "/metrics", "/readyz", "/nowhere", "/models/m", "/models/m/versions/1", "/rerank", "/tokenize"),
+    *("/health", "/health/ready", "/livez", "/v1/models/m/load", "/v1/models/m/unload", "/openai/v1/models/m/load"),
     *("/v1/models", "/v1/models/m:predict", "/v1/chat/completions", "/openai/v1/embeddings"),
     *("/pubsub/v2/models/m/infer", "/pubsub/v2/models/m/versions/1/infer"),
 ]

@@ -97,8 +97,8 @@ _PERMITTED_NOW = Denial(UNAVAILABLE, "the API keys of this server have changed j
 def permission_of_head(head: Head, row: HostRoute | None) -> str:
     """Return the permission that a request needs by its head.
 
-    It is known for the route of the platform, ``row``, and for paths of V2 and OpenAI. `OPEN` stands for other paths,
-    about which the service of the host decides.
+    It is known for the route of the platform, ``row``, for paths of V2 and OpenAI, and for the server's own pages.
+    `OPEN` stands for other paths, about which the service of the host decides.
     """
     target = None if row is None else row.target_of(head)
     if row is not None and target is None:
@@ -110,7 +110,10 @@ def permission_of_head(head: Head, row: HostRoute | None) -> str:
         return _permission_of_v2(method, path)
     if path.startswith(TYPED_PATHS):
         return INFER
-    if method != "POST" or not path.startswith(OPENAI_PATHS):
+    if not path.startswith(OPENAI_PATHS):
+        action = action_of_page(path)
+        return permission_of_action(action, method) if action else OPEN
+    if method != "POST":
         return OPEN
     from remora.protocols.openai.routes import find_route  # imported here, because few requests need it
 
