@@ -312,7 +312,8 @@ def test_a_path_without_a_route_is_named(server: RunningServer) -> None:
 def test_without_a_language_model_there_are_no_such_routes(serving: Serving, tmp_path: Path) -> None:
     tmp_path.joinpath("models").mkdir()
     with serving(tmp_path / "models", "--allow-grpc=false") as empty:
-        status, kind, _ = ask(empty, "/v1/models", key="")
-        assert (status, kind) == (404, "text/plain")
+        status, kind, body = ask(empty, "/v1/models", key="")
+        assert (status, kind) == (404, "application/json")
+        assert "served with a language model or --openai" in json.loads(body)["error"]
     with serving(tmp_path / "models", "--allow-grpc=false", "--openai") as empty:
         assert json.loads(ask(empty, "/v1/models", key="")[2]) == {"object": "list", "data": []}

@@ -176,8 +176,9 @@ def test_of_a_field_that_comes_twice_the_last_counts(server: RunningServer) -> N
 
 def test_a_prompt_that_can_never_fit_is_refused_with_both_numbers(server: RunningServer) -> None:
     _, answer = post(server, "/v1/completions", body_with(prompt=[5] * 700, max_tokens=100))
-    assert answer["error"]["param"] == "prompt"
-    assert re.search(r"700 tokens.* 512 tokens", answer["error"]["message"])
+    error = answer["error"]
+    assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+    assert re.search(r"maximum context length is 512 tokens.* prompt resulted in 700 tokens", error["message"])
 
 
 # -- Forms of HTTP -----------------------------------------------------------------------------------------------------

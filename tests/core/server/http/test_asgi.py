@@ -111,9 +111,6 @@ def test_a_key_is_decided_once_for_the_requests_of_a_loop(engine: Engine) -> Non
         ]
 
     assert run(ask()) == [200, 200, 401, 200]
-    opened = app._open
-    assert opened is not None
-    assert opened.service._permitted  # type: ignore[attr-defined]
     assert len(decided) == 6, "once for each body, then once for ann and once for eve"
 
 

@@ -30,7 +30,7 @@ from remora.server.http.asgi_transfers import Message, Scope, Transfers
 from remora.server.http.exchange import Cancellable, Exchange
 from remora.server.http.held_bytes import FREE_BYTES, TEXT
 from remora.server.http.large_bodies import LARGE_BYTES, LargeRequest
-from remora.server.http.rest import RestService
+from remora.server.http.request_ids import IdentifyingService
 
 PATIENCE_S = 60.0
 INFER = "/v2/models/m/infer"
@@ -362,13 +362,13 @@ def test_a_short_request_is_not_counted(engine: Engine, monkeypatch: pytest.Monk
 
 def test_a_short_body_in_pieces_is_passed_on_as_bytes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     bodies: list[object] = []
-    handle = RestService.handle
+    handle = IdentifyingService.handle
 
-    def seen(self: RestService, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+    def seen(self: IdentifyingService, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         bodies.append(body)
         return handle(self, head, body, exchange)
 
-    monkeypatch.setattr(RestService, "handle", seen)
+    monkeypatch.setattr(IdentifyingService, "handle", seen)
     scope, _ = posted(SHORT)
     assert run(speak(V2App(engine, OPTIONS), scope, messages_of(SHORT[:9], SHORT[9:]))).status == 200
     assert bodies == [SHORT]
