@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from table import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("core", "tests", "pyproject.toml")
+COPIED = ("core", "docs", "tests", "pyproject.toml")
 LIMIT_S = 300
 KILLED, LIVED, BROKEN = "killed", "LIVED", "BROKEN"
 _TESTS_FAILED = 1  # pytest's own exit codes

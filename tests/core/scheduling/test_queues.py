@@ -115,3 +115,10 @@ def test_the_oldest_ticket_is_found_behind_other_levels_and_after_its_timeout() 
     assert levels.oldest_ns() == 100
     levels.drain()
     assert levels.oldest_ns() == 0
+
+
+@pytest.mark.parametrize(("rejects", "refusal_ns"), [(True, 1_000), (False, 0)])
+def test_a_timeout_that_demotes_changes_the_next_batch_and_refuses_nobody(rejects: bool, refusal_ns: int) -> None:
+    queue = Levels(BatchPolicy(dynamic=True, queue=QueuePolicy(default_timeout_ns=1_000, reject_on_timeout=rejects)))
+    queue.push(ticket_of())
+    assert (queue.next_expiry_ns(), queue.next_refusal_ns()) == (1_000, refusal_ns)
