@@ -288,6 +288,11 @@ class Engine:
         """
         return self._table.resolve(model, version)
 
+    @property
+    def loads_on_request(self) -> bool:
+        """True if clients may load and unload models."""
+        return self._lifecycle.loads_on_request
+
     def decides_readiness(self, model: str, version: int) -> bool:
         """Return True if the model decides whether it is ready, so that `ModelReady` may wait."""
         return self._lifecycle.decides_readiness(model, version)

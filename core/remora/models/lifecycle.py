@@ -212,6 +212,11 @@ class Lifecycle:
         model = self.table.look_up(name, version)
         return not model.trouble and model.says_ready()
 
+    @property
+    def loads_on_request(self) -> bool:
+        """True if `load` and `unload` are allowed."""
+        return self._options.model_control_mode in ("explicit", "ondemand")
+
     def decides_readiness(self, name: str, version: int) -> bool:
         """Return True if `is_model_ready` may wait for the model's own answer."""
         try:
@@ -317,7 +322,7 @@ class Lifecycle:
 
         Raises RemoraError with Triton's texts.
         """
-        if self._options.model_control_mode not in ("explicit", "ondemand"):
+        if not self.loads_on_request:
             raise UnavailableError(_NOT_ALLOWED)
         if brings_files(parameters):
             keys = [name]
@@ -336,7 +341,7 @@ class Lifecycle:
 
         ``unload_dependents``: also unload the models that were loaded only for this ensemble.
         """
-        if self._options.model_control_mode not in ("explicit", "ondemand"):
+        if not self.loads_on_request:
             raise UnavailableError(_NOT_ALLOWED)
         with occasion(CLIENT):
             for key in self.table.keys_of(name) or [name]:

@@ -164,6 +164,12 @@ class ErrorExchange(ForwardingExchange):
         self._exchange.respond(refused(answer))
 
 
+def not_managed() -> HttpAnswer:
+    """Return the refusal of a load where requests load nothing; V2's 503 would be repeated."""
+    text = "this server loads and unloads no models on request: start it with --model-control-mode=explicit"
+    return error_answer(ApiError(400, text))
+
+
 class ManagedExchange(ForwardingExchange):
     """Exchange whose answers of V2's repository API take OpenAI's form.
 

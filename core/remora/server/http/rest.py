@@ -237,11 +237,14 @@ class RestService:
 
     def _manage(self, where: OpenAiRoute, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Load or unload a model by V2's repository API, with the answer in OpenAI's form."""
-        from remora.server.http.openai_delivery import ManagedExchange
+        from remora.server.http.openai_delivery import ManagedExchange, not_managed
 
         locked = self.locked_openai(where, head)
         if locked is not None:
             exchange.respond(locked)
+            return None
+        if not self._engine.loads_on_request:
+            exchange.respond(not_managed())
             return None
         v2 = head.to(f"/v2/repository/models/{where.model}/{where.action}", method="POST")
         return self._bind(v2)(body, ManagedExchange(exchange, where))
