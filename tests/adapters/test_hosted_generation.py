@@ -120,6 +120,20 @@ def test_endpoints_need_no_model_on_openais_paths(invoked: Platform) -> None:
     assert ask(invoked.port, "GET", "/v1/models").json["data"][0]["id"] == "tiny"
 
 
+@pytest.mark.parametrize("document", [CHAT, {**CHAT, "stream": True}, {"messages": 3}])
+def test_an_answer_has_one_request_id_on_openais_paths_and_no_second_one_on_a_platforms_own(
+    platform: Platform, document: dict[str, Any]
+) -> None:
+    for path in filter(None, (platform.chats, platform.invoke)):
+        with closing(http.client.HTTPConnection("127.0.0.1", platform.port, timeout=PATIENCE_S)) as connection:
+            body = json.dumps({"model": "tiny", **document})
+            connection.request("POST", path, body, {"Content-Type": "application/json", "X-Request-Id": "mine"})
+            reply = connection.getresponse()
+            reply.read()
+        ids = [value for name, value in reply.getheaders() if name.lower() == "x-request-id"]
+        assert ids == ["mine"] if path == platform.chats else ids in ([], ["mine"])
+
+
 class Events:
     """A streamed answer, read event by event."""
 

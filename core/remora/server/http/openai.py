@@ -49,7 +49,6 @@ from remora.server.http.openai_delivery import (
     unloaded,
 )
 from remora.server.http.openai_tasks import News, TaskRequest
-from remora.server.http.request_ids import IdentifyingExchange, RequestIds, valid_id
 from remora.server.http.waiting import Wait
 from remora.system.clock import SystemClock
 
@@ -95,7 +94,6 @@ class OpenAiRoutes:
         self._limit = max_input_bytes
         self._ignore_unknown = ignore_unknown
         self._clock = SystemClock()
-        self._ids = RequestIds()
         self._news: News | None = None
         self._uses: WeakKeyDictionary[ServedModel, TensorUse | None] = WeakKeyDictionary()
 
@@ -107,7 +105,6 @@ class OpenAiRoutes:
         Returns a cancellable if the request is still pending. ``default_model`` is the model of a request that names
         none, for hosts whose endpoints have one model.
         """
-        exchange = IdentifyingExchange(exchange, valid_id(head.get(b"x-request-id")) or self._ids.new())
         try:
             self._check_head(where, head)
             if where.method == "GET":
