@@ -23,7 +23,7 @@ from remora.protocols.grpc.framing import GOOD
 from remora.protocols.http1 import Head
 from remora.protocols.http2.frames import Fields
 from remora.protocols.http2.stream import Opener, Receiver, Stream
-from remora.protocols.rest.answer import INTERNAL, Headers, HttpAnswer, Wire, body_length, fixed_part
+from remora.protocols.rest.answer import INTERNAL, Headers, HttpAnswer, body_length
 from remora.server.access_lines import (
     LOGGER,
     Entry,
@@ -45,7 +45,7 @@ from remora.server.http.exchange import (
     binder_of,
     body_reader_of,
 )
-from remora.server.http.request_ids import ID_HEADER, RequestIds, id_among
+from remora.server.http.request_ids import ID_HEADER, RequestIds, id_among, with_id
 from remora.server.option_checks import access_share, open_proxies
 from remora.system import logs
 from remora.system.clock import Clock, SystemClock
@@ -357,7 +357,7 @@ class _LoggedExchange(ForwardingExchange):
         if self._log.makes_ids:
             known = id_among(answer.headers)
             self._id = known or self._id
-            answer = answer if known else _with_id(answer, self._id.encode())
+            answer = answer if known else with_id(answer, self._id.encode())
         self._exchange.respond(answer)
         pending, self.pending, body = self.pending, None, answer.body  # a ticket refers to this exchange
         if len(body) == 2 and type(body[0]) is type(body[1]) is bytes:
@@ -394,15 +394,6 @@ class _LoggedExchange(ForwardingExchange):
         """Log the answer."""
         self.pending = None  # a ticket refers to this exchange
         self._log.put(self._line, self._begin_ns, status, size, self._exchange.peer, self._id, pending)
-
-
-def _with_id(answer: HttpAnswer, request_id: bytes) -> HttpAnswer:
-    """Return the answer with its request id, its serialized form included."""
-    wire = answer.wire
-    if wire is not None:
-        wire.start = wire.start or fixed_part(answer)
-        wire = Wire(wire.start.replace(b"\r\n", b"\r\n%b: %b\r\n" % (ID_HEADER, request_id), 1))
-    return answer._replace(headers=(*answer.headers, (ID_HEADER, request_id)), wire=wire)
 
 
 class _LoggedCall(Stream):

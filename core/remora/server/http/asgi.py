@@ -39,7 +39,7 @@ from remora.server.http.asgi_transfers import (
 from remora.server.http.exchange import STREAM_BACKLOG, Cancellable, Exchange, Service, body_reader_of
 from remora.server.http.held_bytes import FREE_BYTES, UNREAD_S, HeldBytes
 from remora.server.http.large_bodies import LargeBodies
-from remora.server.http.request_ids import IdentifyingService
+from remora.server.http.port_services import IdentifyingService
 from remora.server.http.rest import Later, RestService
 from remora.server.loop import LoopMailbox
 from remora.server.option_checks import open_key_check

@@ -1,4 +1,4 @@
-"""Services of a port: its metrics, and in front of another service the Host check, the API key and CORS (Fetch)."""
+"""Services of a port: its metrics, and in front of another service the Host check, API key, CORS and request id."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from remora.messages import Buffer
 from remora.protocols.cross_site import SharedOrigins, is_loopback, refuse_host
 from remora.protocols.http1 import Head, HeadNote
 from remora.protocols.rest.answer import METRICS, PLAIN, Headers, HttpAnswer, failure
+from remora.protocols.rest.routes import OPENAI_PATHS
 from remora.server.http.exchange import (
     Answerer,
     Cancellable,
@@ -19,7 +20,7 @@ from remora.server.http.exchange import (
     binder_of,
     body_reader_of,
 )
-from remora.server.http.request_ids import IdentifyingService
+from remora.server.http.request_ids import ID_NAME, IdentifyingExchange, RequestIds, valid_id
 
 if TYPE_CHECKING:
     from remora.protocols.forwarding import TrustedProxies
@@ -149,6 +150,33 @@ class SharingService:
         return partial(_share, headers, self._bind(head))
 
 
+class IdentifyingService:
+    """Service whose answers on OpenAI's paths have an id, refusals and streams included.
+
+    OpenAI's clients show it with their errors. On other paths ``--request-ids`` adds it.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._handle = service.handle
+        self._bind = binder_of(service)
+        self.reads_body = body_reader_of(service)
+        """See `HeadReadingService`."""
+        self._ids = RequestIds()
+
+    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Answer one request; see `Service.handle`."""
+        if head.path.startswith(OPENAI_PATHS):
+            exchange = IdentifyingExchange(exchange, valid_id(head.get(ID_NAME)) or self._ids.new())
+        return self._handle(head, body, exchange)
+
+    def bind(self, head: Head) -> Answerer:
+        """See `BindingService.bind`."""
+        answer = self._bind(head)
+        if not head.path.startswith(OPENAI_PATHS):
+            return answer
+        return partial(_identify, answer, valid_id(head.get(ID_NAME)), self._ids)
+
+
 class MetricsService:
     """Service of the metrics port, which has only ``/metrics`` [P01]."""
 
@@ -190,6 +218,12 @@ class OnePortService:
 def respond(answer: HttpAnswer, _body: Buffer, exchange: Exchange) -> None:
     """Answer any request with the same answer."""
     exchange.respond(answer)
+
+
+def _identify(
+    answer: Answerer, client_id: str, ids: RequestIds, body: Buffer, exchange: Exchange
+) -> Cancellable | None:
+    return answer(body, IdentifyingExchange(exchange, client_id or ids.new()))
 
 
 def _share(headers: Headers, answer: Answerer, body: Buffer, exchange: Exchange) -> Cancellable | None:

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from itertools import count
 
-from remora.messages import Buffer
-from remora.protocols.http1 import Head
-from remora.protocols.rest.answer import Headers, HttpAnswer
-from remora.protocols.rest.routes import OPENAI_PATHS
-from remora.server.http.exchange import (
-    Answerer,
-    Cancellable,
-    Exchange,
-    ForwardingExchange,
-    Service,
-    binder_of,
-    body_reader_of,
-)
+from remora.protocols.rest.answer import Headers, HttpAnswer, Wire, fixed_part
+from remora.server.http.exchange import Exchange, ForwardingExchange
 
 ID_HEADER = b"X-Request-Id"
-_ID_NAME = ID_HEADER.lower()
+ID_NAME = ID_HEADER.lower()
 MOST_ID = 128
 """Most characters of an id."""
 
@@ -36,7 +24,16 @@ def valid_id(value: bytes | None) -> str:
 
 def id_among(headers: Headers) -> str:
     """Return the id that an answer has already, "" for none."""
-    return next((value.decode("latin-1") for name, value in headers if name.lower() == _ID_NAME), "")
+    return next((value.decode("latin-1") for name, value in headers if name.lower() == ID_NAME), "")
+
+
+def with_id(answer: HttpAnswer, request_id: bytes) -> HttpAnswer:
+    """Return an answer with an id, its serialized form included."""
+    wire = answer.wire
+    if wire is not None:
+        wire.start = wire.start or fixed_part(answer)
+        wire = Wire(wire.start.replace(b"\r\n", b"\r\n%b: %b\r\n" % (ID_HEADER, request_id), 1))
+    return answer._replace(headers=(*answer.headers, (ID_HEADER, request_id)), wire=wire)
 
 
 class RequestIds:
@@ -58,42 +55,10 @@ class IdentifyingExchange(ForwardingExchange):
 
     def __init__(self, exchange: Exchange, request_id: str) -> None:
         super().__init__(exchange)
-        self._id = (ID_HEADER, request_id.encode())
+        self._id = request_id.encode()
 
     def respond(self, answer: HttpAnswer) -> None:
-        if not id_among(answer.headers):
-            answer = answer._replace(headers=(*answer.headers, self._id), wire=None)
-        self._exchange.respond(answer)
+        self._exchange.respond(answer if id_among(answer.headers) else with_id(answer, self._id))
 
     def begin(self, status: int, headers: Headers) -> None:
-        self._exchange.begin(status, headers if id_among(headers) else (*headers, self._id))
-
-
-class IdentifyingService:
-    """Service whose answers on OpenAI's paths have an id, refusals and streams included.
-
-    OpenAI's clients show it with their errors. On other paths ``--request-ids`` adds it.
-    """
-
-    def __init__(self, service: Service) -> None:
-        self._bind = binder_of(service)
-        self.reads_body = body_reader_of(service)
-        """See `HeadReadingService`."""
-        self._ids = RequestIds()
-
-    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """Answer one request; see `Service.handle`."""
-        return self.bind(head)(body, exchange)
-
-    def bind(self, head: Head) -> Answerer:
-        """See `BindingService.bind`."""
-        answer = self._bind(head)
-        if not head.path.startswith(OPENAI_PATHS):
-            return answer
-        return partial(_identify, answer, valid_id(head.get(_ID_NAME)), self._ids)
-
-
-def _identify(
-    answer: Answerer, client_id: str, ids: RequestIds, body: Buffer, exchange: Exchange
-) -> Cancellable | None:
-    return answer(body, IdentifyingExchange(exchange, client_id or ids.new()))
+        self._exchange.begin(status, headers if id_among(headers) else (*headers, (ID_HEADER, self._id)))

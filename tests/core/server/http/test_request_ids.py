@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from fakes import FakeExchange
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import JSON, HttpAnswer
-from remora.server.http.exchange import Exchange
-from remora.server.http.request_ids import ID_HEADER, IdentifyingService, id_among, valid_id
+from remora.server.http.exchange import Answerer, Exchange
+from remora.server.http.port_services import IdentifyingService
+from remora.server.http.request_ids import ID_HEADER, id_among, valid_id
 
 
 class Answering:
@@ -69,3 +72,25 @@ def test_ids_differ_from_request_to_request() -> None:
         service.handle(Head("GET", "/v1/models", ((b"host", b"x"),)), b"", exchange)
         found.add(dict(exchange.answers[0].headers)[ID_HEADER])
     assert len(found) == 3
+
+
+class Counting(Answering):
+    """A service that counts how often it decides about a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bound = 0
+
+    def bind(self, head: Head) -> Answerer:
+        self.bound += 1
+        return partial(super().handle, head)
+
+
+def test_a_request_is_handled_by_a_service_that_remembers_heads_itself() -> None:
+    inner = Counting()
+    service = IdentifyingService(inner)
+    for path in ("/v2/models/m/infer", "/v1/models"):
+        service.handle(Head("GET", path, ((b"host", b"x"),)), b"", FakeExchange())
+    assert inner.bound == 0
+    service.bind(Head("GET", "/v1/models", ((b"host", b"x"),)))
+    assert inner.bound == 1
