@@ -103,10 +103,6 @@ class HostedGeneration:
             back = _TextExchange(exchange, shaped.texts, events=accepts_events)
         elif shaped.predictions:
             back = _PredictionExchange(exchange)
-        locked = self._rest.locked_openai(shaped.route, head)
-        if locked is not None:
-            back.respond(locked)
-            return None
         return self._rest.openai.handle(shaped.route, head, shaped.body, back, model)
 
     def handle_path(self, head: Head, body: Buffer, exchange: Exchange, model: str) -> tuple[bool, Cancellable | None]:
@@ -117,10 +113,6 @@ class HostedGeneration:
         where = find_route(head.path) if head.path.startswith(_OPENAI) else None
         if where is None or where.action in MANAGES:  # the platform loads models
             return False, None
-        locked = self._rest.locked_openai(where, head)
-        if locked is not None:
-            exchange.respond(locked)
-            return True, None
         return True, self._rest.openai.handle(where, head, body, exchange, model)
 
 

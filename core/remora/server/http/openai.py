@@ -34,17 +34,21 @@ from remora.protocols.openai.mapping import TensorUse, derive_use
 from remora.protocols.openai.replies import Heading
 from remora.protocols.openai.requests import Query, decode
 from remora.protocols.openai.responses import decode_response
-from remora.protocols.openai.routes import ApiError, Route, context_exceeded, error_answer
+from remora.protocols.openai.routes import ApiError, Route, context_exceeded, error_answer, refused, wants_key
 from remora.protocols.openai.vectors import VECTORS, VectorQuery, decode_vectors
 from remora.protocols.rest.answer import JSON, Headers, HttpAnswer
 from remora.protocols.rest.content_encoding import inflate
+from remora.protocols.restriction import Restrictions
 from remora.server.http import deadlines
-from remora.server.http.exchange import Cancellable, Exchange, VersionExchange, arrival_of
+from remora.server.http.access_rules import AccessRules
+from remora.server.http.exchange import Answerer, Cancellable, Exchange, VersionExchange, arrival_of
 from remora.server.http.large_bodies import LargeBodies
 from remora.server.http.openai_delivery import (
     ErrorExchange,
+    ManagedExchange,
     answer_to,
     cancelled,
+    not_managed,
     tokens_answer,
     unloaded,
 )
@@ -63,6 +67,7 @@ _LARGE_PACKED = 1_024
 """The same for a compressed body, which may become 1,032 times as large."""
 _JSON_TYPES = (b"application/json", b"text/json")
 _GENERATES = ("chat", "completions", "responses")
+_OPEN = AccessRules(Restrictions(), (), None)
 
 
 class OpenAiRoutes:
@@ -75,6 +80,7 @@ class OpenAiRoutes:
         max_input_bytes: limit of a decompressed body.
         ignore_unknown: unknown fields of a request are ignored, and named in the answer's header.
         large: threads that print large answers; None to print all in the loop.
+        access: rules of access to all routes.
     """
 
     def __init__(
@@ -86,8 +92,10 @@ class OpenAiRoutes:
         *,
         ignore_unknown: bool = False,
         large: LargeBodies | None = None,
+        access: AccessRules = _OPEN,
     ) -> None:
         self.large = large
+        self._access = access
         self._engine = engine
         self.mailbox = mailbox
         self._wait = wait
@@ -105,6 +113,10 @@ class OpenAiRoutes:
         Returns a cancellable if the request is still pending. ``default_model`` is the model of a request that names
         none, for hosts whose endpoints have one model.
         """
+        locked = self._locked(where, head)
+        if locked is not None:
+            exchange.respond(locked)
+            return None
         try:
             self._check_head(where, head)
             if where.method == "GET":
@@ -118,6 +130,34 @@ class OpenAiRoutes:
         except Exception as error:
             exchange.respond(answer_to(error))
             return None
+
+    def manage(
+        self, where: Route, head: Head, body: Buffer, exchange: Exchange, bind: Callable[[Head], Answerer]
+    ) -> Cancellable | None:
+        """Load or unload a model by V2's repository API, with the answer in OpenAI's form.
+
+        ``bind`` binds the head of a request to that API.
+        """
+        locked = self._locked(where, head)
+        if locked is None and not self._engine.loads_on_request:
+            locked = not_managed()
+        if locked is not None:
+            exchange.respond(locked)
+            return None
+        v2 = head.to(f"/v2/repository/models/{where.model}/{where.action}", method="POST")
+        return bind(v2)(body, ManagedExchange(exchange, where))
+
+    def _locked(self, where: Route, head: Head) -> HttpAnswer | None:
+        """Return the refusal of a request by the rules of access in OpenAI's form, or None.
+
+        A missing or wrong secret is 401, because OpenAI's clients take 403 for a valid key without the permission.
+        """
+        action, access = where.v2_action, self._access
+        denied = access.denied(action, head)
+        if denied is None and (key := access.missing_secret(action, head)) is not None:
+            return wants_key(key)
+        locked = denied or access.locked(action, head)
+        return None if locked is None else refused(locked)
 
     def _decode(self, call: _Call, encoding: bytes, body: Buffer, exchange: Exchange) -> None:
         """Decode a body and begin its call, both in the loop if the body is small."""

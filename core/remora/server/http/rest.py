@@ -41,7 +41,6 @@ from remora.server.loop import PerTurn
 from remora.server.turn_groups import SMALL_BYTES, TurnGroups
 
 if TYPE_CHECKING:
-    from remora.protocols.openai.routes import Route as OpenAiRoute
     from remora.server.http.openai import OpenAiRoutes
     from remora.server.http.predict import TypedRoutes
 
@@ -121,8 +120,8 @@ class RestService:
         self._ignore_unknown = ignore_unknown
         self._openai: OpenAiRoutes | None = None
         self._typed: TypedRoutes | None = None
-        access = AccessRules(restrictions, allowed_hosts, deny)
-        self.locked, self.locked_openai, self.denied = access.locked, access.locked_openai, access.denied
+        self._access = access = AccessRules(restrictions, allowed_hosts, deny)
+        self.locked, self.denied = access.locked, access.denied
         """See `AccessRules`."""
         self._submit_to = engine.submit_to
         self._front_end = FrontEnd(self._submit, arrival_of, _DECOUPLED, name_version)
@@ -210,7 +209,9 @@ class RestService:
             from remora.server.http.openai import OpenAiRoutes  # imported here, because most servers lack such models
 
             service = (self._engine, self.when_loaded, self._mailbox, self._limit)
-            self._openai = OpenAiRoutes(*service, ignore_unknown=self._ignore_unknown, large=self.large)
+            self._openai = OpenAiRoutes(
+                *service, ignore_unknown=self._ignore_unknown, large=self.large, access=self._access
+            )
         return self._openai
 
     def _ask_openai(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
@@ -219,7 +220,8 @@ class RestService:
 
         where = find_route(head.path)
         if where is not None and where.action in MANAGES and head.method == where.method:
-            return self._manage(where, head, body, exchange)  # also before the first language model is loaded
+            # Also before the first language model is loaded.
+            return self.openai.manage(where, head, body, exchange, self._bind)
         generates = self._openai_always or any(model.generation is not None for model in self._engine.models())
         if not generates and where is not None and where.method == "POST":
             # The request waits for its model, as over V2, which may have become ready since the look above.
@@ -229,25 +231,7 @@ class RestService:
         if where is None:
             exchange.respond(unknown_path(head.path))
             return None
-        locked = self.locked_openai(where, head)
-        if locked is not None:
-            exchange.respond(locked)
-            return None
         return self.openai.handle(where, head, body, exchange)
-
-    def _manage(self, where: OpenAiRoute, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """Load or unload a model by V2's repository API, with the answer in OpenAI's form."""
-        from remora.server.http.openai_delivery import ManagedExchange, not_managed
-
-        locked = self.locked_openai(where, head)
-        if locked is not None:
-            exchange.respond(locked)
-            return None
-        if not self._engine.loads_on_request:
-            exchange.respond(not_managed())
-            return None
-        v2 = head.to(f"/v2/repository/models/{where.model}/{where.action}", method="POST")
-        return self._bind(v2)(body, ManagedExchange(exchange, where))
 
     def _ask_typed(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer a request in plain JSON."""

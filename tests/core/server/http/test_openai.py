@@ -19,6 +19,9 @@ from remora.generation import Sink
 from remora.generation.tasks import Task
 from remora.protocols.http1 import Head
 from remora.protocols.openai.routes import find_route
+from remora.protocols.rest.answer import HttpAnswer, failure
+from remora.protocols.restriction import Restrictions
+from remora.server.http.access_rules import AccessRules
 
 
 @running
@@ -451,3 +454,37 @@ async def test_a_release_counts_failures_and_no_cancelled_answers() -> None:
     await server.answer(exchange, canary)
     (error,) = routed.counted
     assert isinstance(error, RemoraError)
+
+
+# -- Access -----------------------------------------------------------------------------------------------------------
+
+SECRET = Restrictions(("inference,metadata:authorization=Bearer key",), "--http-restricted-api")
+CHATS, MODELS = ("POST", "/v1/chat/completions"), ("GET", "/v1/models")
+
+
+@pytest.mark.parametrize(("method", "path"), [CHATS, MODELS])
+@pytest.mark.parametrize("headers", [(), ((b"authorization", b"Bearer other"),), ((b"authorization", b"key"),)])
+def test_a_missing_or_wrong_secret_is_401_for_openais_clients(
+    method: str, path: str, headers: tuple[tuple[bytes, bytes], ...]
+) -> None:
+    _, exchange = Server(access=AccessRules(SECRET, (), None)).ask(path, method, headers)
+    (answer,) = exchange.answers
+    error = json.loads(b"".join(map(bytes, answer.body)))["error"]
+    assert (answer.status, error["code"]) == (401, "invalid_api_key")
+    assert dict(answer.headers)[b"WWW-Authenticate"].startswith(b"Bearer")
+
+
+@running
+async def test_the_secret_opens_openais_routes() -> None:
+    server = Server(access=AccessRules(SECRET, (), None))
+    _, exchange = server.ask(headers=((b"authorization", b"Bearer key"),))
+    assert (await server.answer(exchange))[0] == 200
+
+
+def test_a_key_without_the_permission_is_403_in_openais_form_even_without_the_secret() -> None:
+    def deny(_head: Head, action: str) -> HttpAnswer | None:
+        return failure(403, "no role", plain=False) if action == "generate" else None
+
+    _, exchange = Server(access=AccessRules(SECRET, (), deny)).ask()
+    (answer,) = exchange.answers
+    assert (answer.status, json.loads(bytes(answer.body[0]))["error"]["type"]) == (403, "permission_error")
