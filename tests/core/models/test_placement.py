@@ -113,6 +113,13 @@ def test_a_bound_instance_is_in_trouble_when_its_inner_one_is() -> None:
     assert (bound.capabilities.trouble, bound.capabilities.fatal) == ("its GPU is lost", True)
 
 
+def test_a_bound_instance_shows_that_its_inner_one_has_lost_the_gpu_later() -> None:
+    inner: Any = FakeInstance()
+    bound = PinnedInstance(inner, frozenset({1}))
+    inner.capabilities = Capabilities(unhealthy_reason=lambda: "its GPU is lost", fatal=True)
+    assert (bound.capabilities.trouble, bound.capabilities.fatal) == ("its GPU is lost", True)
+
+
 def test_a_bound_instance_answers_late_but_is_not_remote() -> None:
     inner: Any = FakeInstance()
     inner.capabilities = Capabilities(remote=True, ahead=True, answers_late=True)
