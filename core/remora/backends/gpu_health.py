@@ -73,20 +73,17 @@ class GpuInstance:
         self.name = inner.name
         self.execute = inner.execute
         self.close = inner.close
-        own = capabilities_of(inner)
+        self._inner = capabilities_of(inner)
         self._health = health
-        self._trouble: Callable[[], str] = lambda: own.trouble
-        self._devices = own.devices
-        self._may_recover = own.unhealthy_reason is not None
 
     @property
     def capabilities(self) -> Capabilities:
         """Capabilities of the inner instance; its trouble is fatal if the GPU is lost."""
-        health, trouble = self._health, self._trouble
+        inner, health = self._inner, self._health
         return Capabilities(
-            devices=self._devices,
-            unhealthy_reason=lambda: health.trouble or trouble(),
-            fatal=not self._may_recover or bool(health.trouble),
+            devices=inner.devices,
+            unhealthy_reason=lambda: health.trouble or inner.trouble,
+            fatal=inner.unhealthy_reason is None or bool(health.trouble),
         )
 
 
