@@ -14,7 +14,7 @@ from enum import Enum
 from threading import Lock
 
 from remora.errors import InvalidArgumentError, RemoraError, UnavailableError, about
-from remora.messages import Request
+from remora.messages import Array, Request
 from remora.tensors import elements
 
 FORGET_S = 300.0
@@ -109,9 +109,15 @@ def error_of_end(error: RemoraError, requests: Sequence[Request]) -> RemoraError
     return error if len(requests) < 2 else restarting(error.message)
 
 
+def _nbytes(array: Array) -> int:
+    if array.dtype.hasobject:  # the array itself contains only addresses
+        return sum(len(element) for step in elements.array_steps(array) for element in step)
+    return array.nbytes
+
+
 def _digest(request: Request) -> bytes:
     """Return what tells a request from others, or nothing for a large one."""
-    if sum(array.nbytes for array in request.inputs.values()) > MOST_BYTES:
+    if sum(map(_nbytes, request.inputs.values())) > MOST_BYTES:
         return b""
     parameters = sorted(request.form.parameters.items())
     found = hashlib.blake2b(repr(parameters).encode("utf-8", "surrogatepass"), digest_size=16)

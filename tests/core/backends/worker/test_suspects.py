@@ -53,8 +53,8 @@ def test_few_and_no_large_requests_are_remembered(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(suspects, "MOST_BYTES", 8)
     known = Suspects(Clock())
     known.record_end([request(number) for number in range(3)])
-    large = Request(InferForm(()), {"IN": np.zeros(2)}, (), 1, None)
-    known.record_end([large])
-    known.record_end([large])
-    assert known.verdicts([request(0), large]) is None
+    for large in (Request(InferForm(()), {"IN": np.zeros(2)}, (), 1, None), request(b"a long text")):
+        known.record_end([large])
+        known.record_end([large])
+        assert known.verdicts([request(0), large]) is None
     assert known.verdicts([request(1), request(2)]) == [Verdict.SUSPECTED] * 2
