@@ -24,7 +24,7 @@ from remora.backends.worker.encoding import RequestWriter
 from remora.backends.worker.polling import poll_limit_ns
 from remora.backends.worker.settings import WorkerSettings, asks_for_environment
 from remora.backends.worker.supervisor import Steps, Supervisor
-from remora.backends.worker.suspects import Suspects, Verdict, error_of_end, refusal
+from remora.backends.worker.suspects import Suspects, Verdict, error_of_end, parts_of, refusal
 from remora.backends.worker.wire import Draft, Item, MessageKind, head, nbytes_of
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, RemoraError
 from remora.messages import Outcome, Watcher
@@ -154,32 +154,26 @@ class WorkerInstance:
                 because it took too long, or an UnavailableError if it cannot run now.
         """
         verdicts = self._suspects.verdicts(execution.requests)
-        return self._execute(execution) if verdicts is None else self._execute_apart(execution, verdicts)
+        if verdicts is None:
+            return self._execute(execution)
+        if len(verdicts) > 1:
+            return self._execute_parts(execution, parts_of(verdicts))
+        (request,) = execution.requests
+        if verdicts[0] is Verdict.REFUSED:
+            raise refusal(request)
+        outcomes = self._execute(execution)
+        self._suspects.clear(request)
+        return outcomes
 
-    def _execute_apart(self, execution: Execution, verdicts: Sequence[Verdict]) -> Sequence[Outcome | None]:
-        """Run suspected requests alone, and refuse those that have ended two processes."""
-        if verdicts == [Verdict.REFUSED]:
-            raise refusal(execution.requests[0])
-        if verdicts == [Verdict.SUSPECTED]:
-            outcome = self._execute(execution)
-            self._suspects.clear(execution.requests[0])
-            return outcome
+    def _execute_parts(self, execution: Execution, parts: Sequence[tuple[int, int]]) -> Sequence[Outcome | None]:
+        """Run parts of a batch in order; the error of a part is the outcome of its requests alone."""
         outcomes: list[Outcome | None] = []
-        while (start := len(outcomes)) < len(verdicts):
-            if verdicts[start] is Verdict.REFUSED:
-                outcomes.append(refusal(execution.requests[start]))
-                continue
-            end = start + 1
-            while verdicts[start] is Verdict.TRUSTED and verdicts[end : end + 1] == [Verdict.TRUSTED]:
-                end += 1
+        for start, end in parts:
             part = execution.part(start, end)
             try:
-                outcomes += self._execute(part)
+                outcomes += self.execute(part)
             except RemoraError as error:
                 outcomes += [error] * (end - start)
-            else:
-                if verdicts[start] is Verdict.SUSPECTED:
-                    self._suspects.clear(execution.requests[start])
             execution.add_part(start, part)
         return outcomes
 
@@ -194,28 +188,13 @@ class WorkerInstance:
             self._suspects.record_end(execution.requests)
             raise error_of_end(error, execution.requests) from None
         except NoRoomError as error:
-            if isinstance(error, TooLargeError) and len(execution.requests) > 1:
-                return self._execute_halves(execution)
+            count = len(execution.requests)
+            if isinstance(error, TooLargeError) and count > 1:  # a request then fails only if it is too large alone
+                return self._execute_parts(execution, [(0, count // 2), (count // 2, count)])
             raise InternalError(
                 f"the inputs cannot be sent to the worker process of '{self.name}': {error}; send smaller requests "
                 "or raise --backend-config=python,transfer-limit-byte-size=BYTES"
             ) from None
-
-    def _execute_halves(self, execution: Execution) -> Sequence[Outcome | None]:
-        """Run a batch that cannot be sent at once as two.
-
-        A request then fails only if it is too large alone.
-        """
-        count = len(execution.requests)
-        outcomes: list[Outcome | None] = []
-        for start, end in ((0, count // 2), (count // 2, count)):
-            half = execution.part(start, end)
-            try:
-                outcomes += self.execute(half)
-            except RemoraError as error:
-                outcomes += [error] * (end - start)
-            execution.add_part(start, half)
-        return outcomes
 
     def begin(self, execution: Execution, watcher: Watcher, done: Done) -> bool:
         """Begin a batch in the worker, see ``RemoteInstance.begin``.

@@ -83,6 +83,18 @@ class Suspects:
             self._known.pop(_digest(request), None)
 
 
+def parts_of(verdicts: Sequence[Verdict]) -> list[tuple[int, int]]:
+    """Return begin and end of the requests that run together.
+
+    These are trusted neighbours, and each other request alone.
+    """
+    parts: list[tuple[int, int]] = []
+    for index, verdict in enumerate(verdicts):
+        joins = index > 0 and verdict is verdicts[index - 1] is Verdict.TRUSTED
+        parts.append((parts.pop()[0] if joins else index, index + 1))
+    return parts
+
+
 def refusal(request: Request) -> InvalidArgumentError:
     """Return the error of a refused request."""
     return InvalidArgumentError(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from remora.backends.worker import suspects
-from remora.backends.worker.suspects import Suspects, Verdict
+from remora.backends.worker.suspects import Suspects, Verdict, parts_of
 from remora.messages import Array, InferForm, Request
 
 
@@ -58,3 +58,14 @@ def test_few_and_no_large_requests_are_remembered(monkeypatch: pytest.MonkeyPatc
         known.record_end([large])
         assert known.verdicts([request(0), large]) is None
     assert known.verdicts([request(1), request(2)]) == [Verdict.SUSPECTED] * 2
+
+
+def test_trusted_neighbours_run_together_and_each_other_request_alone() -> None:
+    trusted, suspected, refused = Verdict
+    assert parts_of([trusted, trusted, suspected, suspected, trusted, refused]) == [
+        (0, 2),
+        (2, 3),
+        (3, 4),
+        (4, 5),
+        (5, 6),
+    ]
