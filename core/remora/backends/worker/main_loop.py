@@ -30,6 +30,7 @@ from remora.backends.worker.channel import NoRoomError, PeerLostError
 from remora.backends.worker.connection import Channel
 from remora.backends.worker.encoding import OutcomeWriter, RequestReader, error_head, index_of, is_open_draft
 from remora.backends.worker.proxies import ServerCalls, ServerLog, ServerMetrics, ServerRequests
+from remora.backends.worker.settings import TRANSFER_LIMIT
 from remora.backends.worker.wire import AGAIN, FINAL, Draft, Drafts, Item, Message, MessageKind, head
 from remora.errors import CancelledError, InternalError, RemoraError, about
 from remora.messages import Outcome, Request, Streamed
@@ -117,11 +118,7 @@ class Worker:
             if kind is MessageKind.DONE and len(drafts) > 1 and isinstance(drafts, list):
                 self._send_one_by_one(number, drafts, begin_ns)
                 return
-            failure = InternalError(
-                f"the outputs cannot be sent to the server: {error}; let the model return less or raise "
-                "--backend-config=python,transfer-limit-byte-size=BYTES",
-                from_model=True,
-            )
+            failure = _unsent("the outputs", error)
             self._channel.send(MessageKind.FAILED, number, [Draft(error_head(failure))])
 
     def _send_one_by_one(self, number: int, drafts: list[Draft], begin_ns: int) -> None:
@@ -140,11 +137,7 @@ class Worker:
         try:
             self._channel.send(MessageKind.STREAMED, number, [draft])
         except NoRoomError as error:
-            failure = InternalError(
-                f"an output cannot be sent to the server: {error}; let the model return less or raise "
-                "--backend-config=python,transfer-limit-byte-size=BYTES",
-                from_model=True,
-            )
+            failure = _unsent("an output", error)
             self._channel.send(MessageKind.STREAMED, number, [self._writer.draft(Streamed(failure, True), index)])
             return False
         return True
@@ -335,6 +328,13 @@ class Worker:
         """
         self._channel.send = _orphan  # type: ignore[method-assign]
         self._channel.next = _orphan  # type: ignore[method-assign]
+
+
+def _unsent(what: str, error: NoRoomError) -> InternalError:
+    return InternalError(
+        f"{what} cannot be sent to the server: {error}; let the model return less or raise {TRANSFER_LIMIT}",
+        from_model=True,
+    )
 
 
 def _orphan(*_: object, **__: object) -> Any:

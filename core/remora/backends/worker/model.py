@@ -22,7 +22,7 @@ from remora.backends.worker.callbacks import WorkerCallbacks
 from remora.backends.worker.channel import NoRoomError, TooLargeError
 from remora.backends.worker.encoding import RequestWriter
 from remora.backends.worker.polling import poll_limit_ns
-from remora.backends.worker.settings import WorkerSettings, asks_for_environment
+from remora.backends.worker.settings import TRANSFER_LIMIT, WorkerSettings, asks_for_environment
 from remora.backends.worker.supervisor import Steps, Supervisor
 from remora.backends.worker.suspects import Suspects, Verdict, error_of_end, parts_of, refusal
 from remora.backends.worker.wire import Draft, Item, MessageKind, head, nbytes_of
@@ -193,13 +193,13 @@ class WorkerInstance:
                 return self._execute_parts(execution, [(0, count // 2), (count // 2, count)])
             raise InternalError(
                 f"the inputs cannot be sent to the worker process of '{self.name}': {error}; send smaller requests "
-                "or raise --backend-config=python,transfer-limit-byte-size=BYTES"
+                f"or raise {TRANSFER_LIMIT}"
             ) from None
 
     def begin(self, execution: Execution, watcher: Watcher, done: Done) -> bool:
         """Begin a batch in the worker, see ``RemoteInstance.begin``.
 
-        Returns False for large batches, because a thread should copy them.
+        Returns False for large batches, because a thread should copy them, and for suspected requests.
         """
         connection = self.supervisor.serving
         if connection is None or self._suspects.verdicts(execution.requests) is not None:

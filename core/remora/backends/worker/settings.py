@@ -14,6 +14,9 @@ from remora.model_files import REQUIREMENTS
 from remora.proto.model_config_pb2 import ModelConfig
 
 PROCESS, THREAD = "process", "thread"
+_TRANSFER_BYTES = "transfer-limit-byte-size"
+TRANSFER_LIMIT = f"--backend-config=python,{_TRANSFER_BYTES}=BYTES"
+"""Setting that errors name."""
 _LONGEST_POLL_US = 10_000
 
 
@@ -45,7 +48,7 @@ class WorkerSettings(NamedTuple):
             _number(settings, "execute-timeout", 0.0),
             _number(settings, "finalize-timeout", 30.0),
             int(_number(settings, "memory-limit", 0)),
-            int(_number(settings, "transfer-limit-byte-size", 1 << 30, least=1 << 16)) & -4096,
+            int(_number(settings, _TRANSFER_BYTES, 1 << 30, least=1 << 16)) & -4096,
             min(int(_number(settings, "poll-us", 1000)), _LONGEST_POLL_US) * 1000,
             _choice(settings.get("transport", "auto"), "--backend-config=python,transport", ("auto", "memory", "pipe")),
         )
