@@ -202,10 +202,11 @@ class WorkerInstance:
         Returns False for large batches, because a thread should copy them, and for suspected requests.
         """
         connection = self.supervisor.serving
-        if connection is None or self._suspects.verdicts(execution.requests) is not None:
+        if connection is None:
             return False
         drafts = self._writer.drafts(execution.requests)
-        if nbytes_of(drafts) > LOOP_BYTES:
+        # the size first, because the suspects hash the inputs
+        if nbytes_of(drafts) > LOOP_BYTES or self._suspects.verdicts(execution.requests) is not None:
             return False
 
         def ended(result: Sequence[Outcome | None] | Exception) -> None:
