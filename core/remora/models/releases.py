@@ -142,12 +142,9 @@ class Releases:
             release = declared_release(text, digest, self._clock.wall_ms())
             missing = sorted(release.versions().difference(available))
             if missing:
-                raise InvalidArgumentError(missing_version("release.yaml", missing[0], available))
-            if live is not None:  # a version that was rolled back stays so, unless the file names it
-                kept = sorted({*live.release.rejected}.difference(release.versions()))
-                release = release._replace(
-                    rejected=tuple(kept), events=(*live.release.events, *release.events)[-releases.HISTORY :]
-                )
+                raise InvalidArgumentError(missing_version(RELEASE_FILE, missing[0], available))
+            if live is not None:
+                release = releases.declared_after(release, live.release)
             _log.info("model '%s' has a declared release: %s", key, _summary(release))
             self._put(key, release, forced=True)  # without the state the file declares it again
             if self._unsaved:
