@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from remora.calls import ModelInfo, TensorInfo
-from remora.config.function_arguments import NOT_DESCRIBED, FunctionArguments
+from remora.config.function_arguments import NOT_DESCRIBED, Argument, FunctionArguments
 from remora.errors import InvalidArgumentError
 from remora.messages import DTYPES, Array, Parameter, Tensor
 from remora.system.json_text import read_json
@@ -65,12 +65,13 @@ def random_inputs(
         if tensor.datatype == "BF16":
             values = _bfloat16(source.random(shape, np.float32))
         elif tensor.datatype == "BYTES":
-            element = arguments.element(tensor.name)
-            if element is None and tensor.name in arguments.inputs and arguments.inputs[tensor.name].default:
+            element, argument = arguments.element(tensor.name), arguments.inputs.get(tensor.name, Argument())
+            if element is None and argument.default:
                 continue  # the function has a value for it
             if element is None:
+                hint = f" ({argument.hint})" if argument.hint else ""
                 raise InvalidArgumentError(
-                    f"input '{tensor.name}' takes {_need(arguments, tensor.name)}, of which no example can be made: "
+                    f"input '{tensor.name}' takes JSON documents{hint}, of which no example can be made: "
                     f'give --json FILE with {{"{tensor.name}": [...]}}'
                 )
             values = _objects([element] * math.prod(shape)).reshape(shape)
@@ -80,11 +81,6 @@ def random_inputs(
             values = np.asarray(source.integers(0, 2, shape)).astype(dtype)
         inputs.append(Tensor(tensor.name, tensor.datatype, values))
     return inputs
-
-
-def _need(arguments: FunctionArguments, name: str) -> str:
-    hint = arguments.inputs[name].hint if name in arguments.inputs else ""
-    return f"JSON documents{f' ({hint})' if hint else ''}" if name in arguments.documents else "images"
 
 
 def typed_inputs(info: ModelInfo, values: Mapping[str, str], shapes: Shapes) -> list[Tensor]:

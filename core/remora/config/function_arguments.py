@@ -37,13 +37,11 @@ class FunctionArguments(NamedTuple):
     def element(self, name: str) -> bytes | None:
         """Return an element of a BYTES input for a generated request.
 
-        Any text is an element of an input without description. Returns None if a JSON document or an image is needed
-        and no example is known.
+        Any text is an element of an input without description. Returns None if a JSON document is needed and no example
+        is known.
         """
         argument = self.inputs.get(name, Argument())
-        if argument.example is not None or name in self.documents or argument.hint == "Image":
-            return argument.example
-        return b"remora"
+        return argument.example if argument.example is not None or name in self.documents else b"remora"
 
 
 NOT_DESCRIBED = FunctionArguments()
