@@ -61,7 +61,7 @@ def read_arguments(parameters: Mapping[str, str]) -> FunctionArguments:
         document = read_json(parameters.get(FUNCTION) or "{}")
         inputs = {str(name): _argument(row, str(name) in documents) for name, row in document.get("inputs", {}).items()}
         return FunctionArguments(inputs, str(document.get("doc", "")), documents)
-    except (ValueError, TypeError, AttributeError):  # a parameter of another program
+    except (ValueError, TypeError, AttributeError, KeyError):  # a parameter of another program
         return FunctionArguments(documents=documents)
 
 
