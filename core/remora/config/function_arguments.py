@@ -28,7 +28,7 @@ class Argument(NamedTuple):
 
 
 class FunctionArguments(NamedTuple):
-    """Inputs by name, the docstring, and the inputs whose elements are JSON documents."""
+    """Inputs by name, the docstring, and the tensors whose elements are JSON documents."""
 
     inputs: Mapping[str, Argument] = {}
     doc: str = ""
@@ -54,9 +54,19 @@ def function_arguments(config: ModelConfig) -> FunctionArguments:
     return read_arguments(texts)
 
 
+def document_names(config: ModelConfig) -> frozenset[str]:
+    """Return the names of the inputs and outputs whose elements are JSON documents."""
+    parameters = config.parameters  # a map adds what is read
+    return _names(parameters[JSON_TENSORS].string_value if JSON_TENSORS in parameters else "")
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split(",")) - {""}
+
+
 def read_arguments(parameters: Mapping[str, str]) -> FunctionArguments:
     """Return the description in the string parameters of a configuration."""
-    documents = frozenset(parameters.get(JSON_TENSORS, "").split(",")) - {""}
+    documents = _names(parameters.get(JSON_TENSORS, ""))
     try:
         document = read_json(parameters.get(FUNCTION) or "{}")
         inputs = {str(name): _argument(row, str(name) in documents) for name, row in document.get("inputs", {}).items()}

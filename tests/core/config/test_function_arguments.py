@@ -7,7 +7,7 @@ import json
 import pytest
 
 from fakes import config_of
-from remora.config.function_arguments import FunctionArguments, function_arguments, read_arguments
+from remora.config.function_arguments import FunctionArguments, document_names, function_arguments, read_arguments
 
 WORDS = {"doc": "Add.", "inputs": {"a": {"hint": "int", "default": "1"}, "b": {"hint": "dict", "example": {"c": 1}}}}
 
@@ -17,7 +17,7 @@ def test_a_configuration_describes_the_arguments_of_its_function() -> None:
     config.parameters["FUNCTION"].string_value = json.dumps(WORDS)
     config.parameters["JSON_TENSORS"].string_value = "b,answer"
     found = function_arguments(config)
-    assert (found.doc, found.documents) == ("Add.", {"b", "answer"})
+    assert (found.doc, found.documents, document_names(config)) == ("Add.", {"b", "answer"}, {"b", "answer"})
     assert found.inputs["a"].hint == "int"
     assert (found.element("a"), found.element("b"), found.element("answer")) == (b"remora", b'{"c": 1}', None)
     assert function_arguments(config_of('name: "m"')) == FunctionArguments()

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from remora.config.function_arguments import document_names
 from remora.engine import Engine, FrontEnd
 from remora.errors import InvalidArgumentError, NotFoundError, RemoraError, RetiredError, UnsupportedError
 from remora.messages import Buffer, Mailbox, Outcome, Response, Ticket
-from remora.model_files import JSON_TENSORS
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.protocols.http1 import Head
@@ -68,9 +68,7 @@ def typed(model: ServedModel, body: Buffer, limit: int) -> Decoded:
 def interface_of(model: ServedModel) -> Interface:
     """Return the model's inputs and outputs as plain JSON has them."""
     signature = model.signature
-    parameters = model.config.parameters
-    named = parameters[JSON_TENSORS].string_value if JSON_TENSORS in parameters else ""  # a map adds what is read
-    documents = frozenset(named.split(","))
+    documents = document_names(model.config)
     return Interface.of(signature.inputs, signature.outputs, signature.max_batch_size, optional_of(model), documents)
 
 
