@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 
+from remora.system.threads import run_in_daemon
+
 _log = logging.getLogger("remora.models")
 
 LIMIT_S = 5.0
@@ -23,25 +25,20 @@ class SharedAnswer:
         self._lock = threading.Lock()
         self._pending: Future[bool] | None = None
 
-    def get(self, ask: Callable[[Future[bool]], None]) -> Future[bool]:
-        """Return the future of the question in flight, or let ``ask`` begin one.
-
-        ``ask`` gets a new future and completes it later; an exception that it raises is the answer.
-        """
+    def get(self, ask: Callable[[], bool], name: str) -> Future[bool]:
+        """Return the future of the question in flight, or begin one in a daemon thread of this name."""
         with self._lock:
-            if self._pending is not None and not self._pending.done():
-                return self._pending
-            answer: Future[bool] = Future()
-            self._pending = answer
-        try:
-            ask(answer)
-        except Exception as error:
-            answer.set_exception(error)
-        return answer
+            if self._pending is None or self._pending.done():
+                try:
+                    self._pending = run_in_daemon(ask, name)
+                except RuntimeError as error:  # the system has no more threads
+                    self._pending = Future()
+                    self._pending.set_exception(error)
+            return self._pending
 
 
 def are_ready(model: str, asks: Sequence[Callable[[], Future[bool]]], limit_s: float = LIMIT_S) -> bool:
-    """Return False if an instance is not ready, fails to say so, or does not answer in time.
+    """Return False if an instance is not ready, fails, or does not answer in time.
 
     Waits for ``limit_s`` at most. The log has the reason for an error and for a late answer.
     """

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from conftest import Serving
 from live_server import status_of
+from remora.backends import model_readiness
 from remora.backends.model_readiness import SharedAnswer, are_ready
+from remora.backends.worker.model import WorkerInstance
 from remora.calls import ModelReady
 from remora.engine import Engine
 
@@ -83,30 +87,64 @@ def test_both_front_ends_ask_the_model(repository: Path, serving: Serving, flags
         assert status_of(server.http, "/v2/health/ready") == 200
 
 
+class Question:
+    """Model that answers once it is released."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+        self.begun = 0
+
+    def __call__(self) -> bool:
+        self.begun += 1
+        return self.released.wait(10)
+
+
 def test_questions_at_the_same_time_share_an_answer() -> None:
-    shared, begun = SharedAnswer(), list[Future[bool]]()
-    first, second = shared.get(begun.append), shared.get(begun.append)
+    shared, question = SharedAnswer(), Question()
+    first, second = shared.get(question, "m"), shared.get(question, "m")
     assert first is second
-    assert len(begun) == 1
-    first.set_result(True)
-    assert shared.get(begun.append) is not first
+    question.released.set()
+    assert first.result(10)
+    assert question.begun == 1
+    assert shared.get(question, "m") is not first
 
 
 def test_a_question_that_cannot_be_asked_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    def fail(answer: Future[bool]) -> None:
+    def fail() -> bool:
         raise RuntimeError("the worker is gone")
 
     shared = SharedAnswer()
-    assert not are_ready("m", [lambda: shared.get(fail)])
+    assert not are_ready("m", [lambda: shared.get(fail, "m")])
     assert "model 'm' is not ready: the worker is gone" in caplog.text
 
 
+def test_without_a_thread_to_ask_in_a_model_is_not_ready(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> Future[bool]:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(model_readiness, "run_in_daemon", refuse)
+    assert not are_ready("m", [lambda: SharedAnswer().get(lambda: True, "m")])
+    assert "model 'm' is not ready: can't start new thread" in caplog.text
+
+
 def test_a_model_that_hangs_is_not_ready_and_is_asked_once(caplog: pytest.LogCaptureFixture) -> None:
-    shared, begun = SharedAnswer(), list[Future[bool]]()
+    shared, question = SharedAnswer(), Question()
     for _ in range(3):
-        assert not are_ready("m", [lambda: shared.get(begun.append)], limit_s=0.0)
-    assert len(begun) == 1
+        assert not are_ready("m", [lambda: shared.get(question, "m")], limit_s=0.0)
     assert "its is_ready has not returned for 0 s" in caplog.text
-    late = shared.get(begun.append)
-    begun[0].set_result(True)
+    late = shared.get(question, "m")
+    question.released.set()
     assert are_ready("m", [lambda: late])
+    assert question.begun == 1
+
+
+def test_workers_without_a_process_are_waited_for_together() -> None:
+    workers = [object.__new__(WorkerInstance) for _ in range(2)]
+    question = Question()
+    for worker in workers:
+        worker.name, worker._readiness = "m_0", SharedAnswer()
+        worker.supervisor = SimpleNamespace(request=lambda kind: question())  # type: ignore[assignment]
+    assert not are_ready("m", [worker._ask_ready for worker in workers], limit_s=0.0)
+    question.released.set()

@@ -32,7 +32,6 @@ from remora.errors import FAILED_EXECUTION, InternalError, RemoraError, Unsuppor
 from remora.messages import Outcome, Response
 from remora.messages import Tensor as MessageTensor
 from remora.proto.model_config_pb2 import ModelConfig
-from remora.system.threads import start_daemon
 
 if TYPE_CHECKING:
     from remora.backends.python.coroutines import BackgroundLoop
@@ -115,16 +114,7 @@ class PythonInstance:
         return ready
 
     def _ask_ready(self) -> Future[bool]:
-        def run(answer: Future[bool]) -> None:
-            try:
-                answer.set_result(self.is_ready())
-            except InternalError as error:
-                answer.set_exception(error)
-
-        def ask(answer: Future[bool]) -> None:
-            start_daemon(partial(run, answer), f"is_ready of {self.name}")
-
-        return self._readiness.get(ask)
+        return self._readiness.get(self.is_ready, f"is_ready of {self.name}")
 
     def execute(self, execution: Execution) -> Sequence[Outcome | None]:
         """Run the batch, see ``Instance.execute``.

@@ -25,7 +25,7 @@ from remora.backends.worker.polling import poll_limit_ns
 from remora.backends.worker.settings import TRANSFER_LIMIT, WorkerSettings, asks_for_environment
 from remora.backends.worker.supervisor import Steps, Supervisor
 from remora.backends.worker.suspects import Suspects, Verdict, error_of_end, parts_of, refusal
-from remora.backends.worker.wire import Draft, Item, MessageKind, head, nbytes_of
+from remora.backends.worker.wire import Draft, MessageKind, head, nbytes_of
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, RemoraError
 from remora.messages import Outcome, Watcher
 from remora.proto.model_config_pb2 import ModelConfig
@@ -134,17 +134,11 @@ class WorkerInstance:
         )
 
     def _ask_ready(self) -> Future[bool]:
-        def ask(answer: Future[bool]) -> None:
-            def done(answered: Future[Sequence[Item]]) -> None:
-                error = answered.exception()
-                if error is not None:
-                    answer.set_exception(error)
-                else:
-                    answer.set_result(answered.result()[0].head.fields["ready"] is True)
+        return self._readiness.get(self._is_ready, f"is_ready of {self.name}")
 
-            self.supervisor.wait_for_connection().request(MessageKind.READY).add_done_callback(done)
-
-        return self._readiness.get(ask)
+    def _is_ready(self) -> bool:
+        (answer,) = self.supervisor.request(MessageKind.READY)
+        return answer.head.fields["ready"] is True
 
     def execute(self, execution: Execution) -> Sequence[Outcome | None]:
         """Run the batch in the worker, see ``Instance.execute``.
