@@ -40,6 +40,8 @@ FUNCTION: Final = "FUNCTION"
 """Parameter of a configuration: docstring, hints, defaults and examples of a function's arguments, as JSON."""
 NAMED_OUTPUTS: Final = "named_outputs"
 """Parameter of a forest: a classifier answers ``label`` and ``probabilities`` instead of FIL's one output."""
+MACHINE_CODE: Final = "data/aotinductor/"
+"""Folder in the top folder of a PyTorch archive with code that AOTInductor has compiled."""
 SOURCE_FILES: Final = "source.txt"
 """Name of the file in a repository of Python functions that lists the imported files."""
 

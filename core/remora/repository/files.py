@@ -17,6 +17,7 @@ from remora.errors import ConfigError
 from remora.model_files import (
     CONFIG_FILENAMES,
     JSON_TENSORS,
+    MACHINE_CODE,
     MODEL_FILE,
     MODEL_FILENAMES,
     NAMED_OUTPUTS,
@@ -177,7 +178,7 @@ def _refuse_machine_code(path: Path) -> None:
     import zipfile  # imported here, because few models are PyTorch's
 
     with suppress(zipfile.BadZipFile, ValueError, OSError), zipfile.ZipFile(path) as archive:
-        if any("/data/aotinductor/" in name.replace("\\", "/").lower() for name in archive.namelist()):
+        if any(f"/{MACHINE_CODE}" in name.replace("\\", "/").lower() for name in archive.namelist()):
             raise ConfigError(
                 f"'{path}' is an AOTInductor package, which contains machine code of its author and declares no inputs "
                 "and outputs: if you trust the author, serve it from a model repository whose config.pbtxt declares "

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from remora.errors import InternalError
+from remora.model_files import MACHINE_CODE
 from remora.system.json_text import read_json
 
 SCRIPT, EXPORTED, COMPILED = "TorchScript", "exported program", "AOTInductor package"
@@ -59,7 +60,7 @@ def archive_kind(path: Path) -> str:
     except (zipfile.BadZipFile, ValueError, OSError) as error:
         raise InternalError(f"it is not an archive that PyTorch writes ({error})") from error
     if "archive_format" in names:
-        return COMPILED if any(name.startswith("data/aotinductor/") for name in names) else EXPORTED
+        return COMPILED if any(name.startswith(MACHINE_CODE) for name in names) else EXPORTED
     if "constants.pkl" in names and any(name.startswith("code/") for name in names):
         return SCRIPT
     if "data.pkl" in names:
@@ -77,7 +78,7 @@ def compiled_kind(path: Path) -> str:
     """
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
-            if name.endswith("_metadata.json") and "/aotinductor/" in f"/{name}":
+            if name.endswith("_metadata.json") and f"/{MACHINE_CODE}" in f"/{name}":
                 try:
                     found = read_json(archive.read(name))
                 except ValueError as error:
