@@ -129,8 +129,11 @@ def test_code_beside_a_model_file_does_not_run(tmp_path: Path, arrangement: Call
     assert not trap.seen.exists(), said
 
 
-def test_the_traps_work_with_trust(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arrangement", [_wheel_of_the_author, _app_beside_weights, _pickle])
+def test_the_traps_work_with_trust(tmp_path: Path, arrangement: Callable[[Path, Trap], Path]) -> None:
     """The other tests could not fail if the code could not run at all."""
     trap = Trap(tmp_path)
-    said = _serve_once(_wheel_of_the_author(tmp_path, trap), tmp_path, "--trust-pickle")
+    place = arrangement(tmp_path, trap)
+    app = place / "app.py"
+    said = _serve_once(app if app.is_file() else place, tmp_path, "--trust-pickle")
     assert trap.seen.exists(), said
