@@ -58,12 +58,18 @@ def _export(source: str, bare_name: str, folder: Path, settings: Mapping[str, st
     if done.returncode:
         reason = done.stderr.strip() or f"its process ended with exit code {done.returncode}"
         raise UnavailableError(f"cannot load '{source}': {reason}")
-    files = (folder / SOURCE_FILES).read_text(encoding="utf-8").splitlines()
+    files = [str(path) for path in sources_in(folder)]
     if requirements is None:
         return files
     for model in folder.glob("*/1/model.py") if found else ():  # ensembles have no code
         (model.parents[1] / REQUIREMENTS).symlink_to(requirements.resolve())
     return [*files, str(requirements)]
+
+
+def sources_in(repository: Path) -> list[Path]:
+    """Return the files that a repository of functions imports; none of others. Raises OSError."""
+    listing = repository / SOURCE_FILES
+    return [Path(line) for line in listing.read_text(encoding="utf-8").splitlines()] if listing.is_file() else []
 
 
 def _interpreter(requirements: Path, settings: Mapping[str, str]) -> str:

@@ -12,8 +12,16 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from remora.model_files import MODEL_FILE, SOURCE_FILES, digest_files, parse_version
+from remora.model_files import (
+    CONFIG_FILENAMES,
+    MODEL_FILE,
+    MODULE_PATH,
+    digest_files,
+    parse_version,
+    path_of_parameter,
+)
 from remora.proto.model_config_pb2 import ModelConfig
+from remora.repository.functions import sources_in
 
 if TYPE_CHECKING:
     from remora.models.served_model import ServedModel
@@ -36,31 +44,36 @@ def digest_of_models(models: Iterable[ServedModel]) -> str:
 
 
 def _config(config: ModelConfig) -> bytes:
-    """Return a configuration without the model's name and the place of its file."""
+    """Return a configuration without the model's name and the places of its files."""
     placed = ModelConfig()
     placed.CopyFrom(config)
     placed.name = ""
     for group in placed.instance_group:
         group.name = ""  # made of the model's name
-    if MODEL_FILE in placed.parameters:
-        placed.parameters[MODEL_FILE].string_value = ""
+    for name in (MODEL_FILE, MODULE_PATH):
+        if name in placed.parameters:
+            placed.parameters[name].string_value = ""
     return placed.SerializeToString(deterministic=True)
 
 
 def _files(model: ServedModel) -> Iterator[Path]:
-    """Yield the files and folders that decide what a model computes."""
+    """Yield the files and folders that, with its configuration, decide what a model computes."""
     yield model.files
     if model.files.is_file():
         return  # a bare file, whose folder may hold anything
     if model.files != model.folder and model.folder.is_dir():
         for path in sorted(model.folder.iterdir()):
+            if path.name in CONFIG_FILENAMES:
+                continue  # it may have places, and the model has what it sets
             if path.is_file() or (parse_version(path.name) is None and path.name != "__pycache__"):
                 yield path
-    if MODEL_FILE in model.config.parameters:
-        yield Path(model.config.parameters[MODEL_FILE].string_value)
-    sources = model.folder.parent / SOURCE_FILES
-    if sources.is_file():
-        yield from sorted(map(Path, sources.read_text(encoding="utf-8").splitlines()))
+    parameters = model.config.parameters
+    if MODEL_FILE in parameters:
+        yield Path(parameters[MODEL_FILE].string_value)
+    if MODULE_PATH in parameters and (modules := parameters[MODULE_PATH].string_value):
+        # A function's folder of modules may hold anything; the files that it imports are known.
+        sources = sources_in(model.folder.parent)
+        yield from sources or [path_of_parameter(modules, model.folder)]
 
 
 def digest_of_input(file: BinaryIO, size: int, modified_ns: int) -> str:
