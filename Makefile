@@ -166,11 +166,11 @@ differ: $(VENV)/dev.stamp  ## send mutated requests to a real Triton and remora:
 	@if [ ! -x "$(ORACLE)/run_triton.sh" ]; then echo "SKIPPED differ: no Triton to start, $(ORACLE)/run_triton.sh is missing"; \
 	else $(PY) tests/oracle/mutated.py --oracle $(ORACLE) --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0) $(F); fi
 
-# Repositories in the shapes of public ones are written to DIR; tests/oracle/wild.json lists the intended differences.
+# Repositories in the shapes of public ones are written to DIR/models, which must not exist, or to a new folder in /tmp.
 check-wild: $(VENV)/dev.stamp  ## compare the verdicts of remora and a real Triton on generated repositories: DIR=, COUNT=500, SEED=
 	@if [ ! -x "$(ORACLE)/run_triton.sh" ]; then echo "SKIPPED check-wild: no Triton to start, $(ORACLE)/run_triton.sh is missing"; \
-	else $(ORACLE)/run_triton.sh --setup-only && rm -rf $(or $(DIR),build/wild)/models && \
-	$(PY) tests/oracle/wild.py $(or $(DIR),build/wild) --oracle $(ORACLE) --count $(or $(COUNT),500) --seed $(or $(SEED),0); fi
+	else $(ORACLE)/run_triton.sh --setup-only && \
+	$(PY) tests/oracle/wild.py $(DIR:%=--folder %) --oracle $(ORACLE) --count $(or $(COUNT),500) --seed $(or $(SEED),0); fi
 
 # Each script starts its own servers and exits with 1 if a check failed; A="h2_rules doors" selects some.
 SCRIPTS = $(or $(A:%=$(ATTACKS)/%.py),$(filter-out %/common.py %/h2raw.py,$(wildcard $(ATTACKS)/*.py)))
