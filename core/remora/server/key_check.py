@@ -103,8 +103,6 @@ def permission_of_head(head: Head, row: HostRoute | None) -> str:
     target = None if row is None else row.target_of(head)
     if row is not None and target is None:
         return permission_of_action(row.action, head.method)
-    if target == "/metrics":
-        return permission_of_action("metrics", "GET")
     method, path = (head.method, head.path) if target is None else (method_of(target), target)
     if path.startswith("/v2/") or path == "/v2":
         return _permission_of_v2(method, path)

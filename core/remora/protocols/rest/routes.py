@@ -13,8 +13,10 @@ from remora.protocols.rest.answer import Refusal
 
 METRICS_PATH = "/v2/metrics"
 """Path of the metrics on the port that carries requests, because a host may pass on only that port."""
-METRICS_PATHS = frozenset((METRICS_PATH, "/metrics"))
-"""This path and that of other servers, where the endpoint pickers of inference gateways look."""
+SCRAPE_PATH = "/metrics"
+"""Path of the metrics on their own port and on other servers, where the endpoint pickers of gateways look."""
+METRICS_PATHS = frozenset((METRICS_PATH, SCRAPE_PATH))
+"""Both on the port that carries requests."""
 HOME = "/"
 """Path of the application for browsers; other clients get Triton's 404."""
 PAGES = frozenset((HOME, "/v2/docs", "/v2/openapi.json", "/v2/status"))

@@ -10,7 +10,7 @@ from remora.messages import Buffer
 from remora.protocols.cross_site import SharedOrigins, is_loopback, refuse_host
 from remora.protocols.http1 import Head, HeadNote
 from remora.protocols.rest.answer import METRICS, PLAIN, Headers, HttpAnswer, failure
-from remora.protocols.rest.routes import OPENAI_PATHS
+from remora.protocols.rest.routes import OPENAI_PATHS, SCRAPE_PATH
 from remora.server.http.exchange import (
     Answerer,
     Cancellable,
@@ -48,7 +48,6 @@ def at(
 
 
 _CACHEABLE = ("GET", "HEAD")
-_METRICS_PATH = "/metrics"
 _INERT = (
     (b"Content-Security-Policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"X-Content-Type-Options", b"nosniff"),
@@ -187,7 +186,7 @@ class MetricsService:
         if head.method != "GET":
             refused = b'{"error":"Method Not Allowed"}'
             exchange.respond(HttpAnswer(405, (PLAIN,), [refused]))
-        elif head.path in (_METRICS_PATH, f"{_METRICS_PATH}/"):
+        elif head.path in (SCRAPE_PATH, f"{SCRAPE_PATH}/"):
             exchange.respond(self._rest.denied("metrics", head) or self._rest.metrics())
         else:
             exchange.respond(HttpAnswer(200, (METRICS,), []))
@@ -207,7 +206,7 @@ class OnePortService:
 
     def bind(self, head: Head) -> Answerer:
         """See `BindingService.bind`."""
-        if head.path == _METRICS_PATH and head.method in _CACHEABLE:
+        if head.path == SCRAPE_PATH and head.method in _CACHEABLE:
             return partial(self._scrape, head)
         return self._rest.bind(head)
 
