@@ -31,30 +31,27 @@ _OTHERS = (
         r"/v1/models/(?P<model>[^/:]+)(/versions/\d+)?:(predict|classify|regress|explain)",
         f"this is a route of KServe V1, which --host-platform kserve serves; here {_PLAIN}",
     ),
+    _other(r"/v1/models/(?P<model>[^/]+)/(infer|predict)", f"here {_PLAIN}"),
     _other(
-        r"/(openai/)?v1/(chat/completions|completions|responses)",
+        r"/(openai/)?v1/(chat/completions|completions|responses(/input_tokens)?)",
         "OpenAI's routes for texts need a language model, and none is served; {plain}",
     ),
     _other(
-        r"/(openai/)?v1/(models(/.*)?|embeddings|rerank|score)|/tokenize|/detokenize|/rerank",
+        r"/(openai/)?v1/(models(/.*)?|embeddings|rerank|score|tokenize|detokenize)|/tokenize|/detokenize|/rerank",
         "OpenAI's routes are served with a language model or --openai; {plain}",
     ),
     _other(r"/invocations", f"this is a route of SageMaker, which --host-platform sagemaker serves; here {_PLAIN}"),
     _other(r"/score", f"this is a route of Azure ML, which --host-platform azureml serves; here {_PLAIN}"),
     _other(
         r"/2015-03-31/functions/[^/]+/invocations",
-        f"this is a route of Lambda, which --host-platform lambda serves; here {_PLAIN}",
+        f"this is a route of Lambda's runtime interface emulator; here {_PLAIN}",
     ),
     _other(r"/(v1/)?generate", "the route is POST /v2/models/{model}/generate"),
     _other(r"/(v1/)?generate_stream", "the route is POST /v2/models/{model}/generate_stream"),
-    _other(r"/v1/models/(?P<model>[^/]+)/(infer|predict)", f"here {_PLAIN}"),
     _other(r"/models/(?P<model>[^/]+)/.+", f"here {_PLAIN}, and /v2/models/{{model}}/infer V2"),
     _other(r"/predictions/(?P<model>[^/]+)(/[^/]*)?", f"this is a route of TorchServe; here {_PLAIN}"),
     _other(r"/(predict|infer|inference|predictions|api/predict|run)", f"here {_PLAIN}"),
-    _other(
-        r"/models|/v1/models", "the models are listed by POST /v2/repository/index, and shown by the page /v2/status"
-    ),
-    _other(r"/metrics", "the metrics are at /v2/metrics, and at /metrics of the metrics port"),
+    _other(r"/models", "the models are listed by POST /v2/repository/index, and shown by the page /v2/status"),
     _other(r"/(health|healthz|ping|status)", "the probes are GET /v2/health/live and GET /v2/health/ready"),
     _other(r"/(docs|redoc)|/openapi\.json", "the documentation is at /v2/docs, and /v2/openapi.json for programs"),
 )

@@ -6,8 +6,11 @@ import re
 
 import pytest
 
+from remora.protocols.openai.answer_schema import ANSWERS
+from remora.protocols.openai.routes import PREFIXES
 from remora.protocols.rest.other_routes import nearest_route
 from remora.protocols.rest.routes import PAGES, route, typed_route
+from remora.server.host import PLATFORMS
 
 
 @pytest.mark.parametrize(
@@ -24,6 +27,7 @@ from remora.protocols.rest.routes import PAGES, route, typed_route
         "/v1/chat/completions",
         "/v1/embeddings",
         "/v1/models",
+        "/v1/models/digits/infer",
         "/2015-03-31/functions/function/invocations",
         "/predictions/digits",
         "/models/digits/infer",
@@ -38,10 +42,21 @@ def test_a_path_of_another_server_names_a_route_of_this_one(path: str) -> None:
     assert "NAME" not in hint
     named = re.findall(r"(?:POST|GET|at|page|and) (/[\w/.]+)", hint)
     assert named, hint
+    assert set(re.findall(r"--host-platform (\w+)", hint)) <= set(PLATFORMS)
     for each in named:
         method = "GET" if f"POST {each}" not in hint else "POST"
-        if each not in PAGES and each not in ("/v2/metrics", "/metrics") and typed_route(each) is None:
+        if each not in PAGES and typed_route(each) is None:
             route("POST" if each.endswith(("infer", "index")) else method, each)
+
+
+@pytest.mark.parametrize("route", ANSWERS)
+def test_each_of_openais_routes_names_what_it_needs(route: str) -> None:
+    for prefix in PREFIXES:
+        assert "OpenAI's routes" in nearest_route(f"{prefix}{route}", ["digits"])
+
+
+def test_a_model_in_a_path_below_openais_is_the_one_that_is_named() -> None:
+    assert "POST /models/c takes plain JSON" in nearest_route("/v1/models/c/infer", ["digits"])
 
 
 def test_one_of_several_models_is_left_to_the_client() -> None:
@@ -49,7 +64,7 @@ def test_one_of_several_models_is_left_to_the_client() -> None:
     assert "POST /models/c takes plain JSON" in nearest_route("/v1/models/c:predict", ["a", "b"])
 
 
-@pytest.mark.parametrize("path", ["/", "/nothing", "/v2x", "/predictors", "/v1"])
+@pytest.mark.parametrize("path", ["/", "/nothing", "/v2x", "/metrics", "/predictors", "/v1"])
 def test_a_path_that_no_server_has_names_none(path: str) -> None:
     assert nearest_route(path, ["digits"]) == ""
 
