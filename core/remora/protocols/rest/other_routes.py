@@ -9,6 +9,9 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from remora.protocols.rest.answer import HttpAnswer, failure
+
+_SHOWN_PATH = 100
 _PLAIN = "POST /models/{model} takes plain JSON"
 
 
@@ -67,3 +70,9 @@ def nearest_route(path: str, models: Sequence[str]) -> str:
             named = match.groupdict().get("model") or (models[0] if len(models) == 1 else "NAME")
             return other.text.format(model=named, plain=_PLAIN.format(model=named))
     return ""
+
+
+def with_hint(refusal: HttpAnswer, path: str, models: Sequence[str]) -> HttpAnswer:
+    """Return the refusal of a path without a route, with the nearest route if another server has the path."""
+    hint = nearest_route(path, models)
+    return failure(404, f"there is no route {path[:_SHOWN_PATH]}: {hint}", plain=False) if hint else refusal

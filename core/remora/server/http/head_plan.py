@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from remora.engine import Engine
 from remora.protocols.http1 import Head
-from remora.protocols.rest.answer import HttpAnswer, Refusal, failure
+from remora.protocols.rest.answer import HttpAnswer, Refusal
 from remora.protocols.rest.content_encoding import choose_encoding
 from remora.protocols.rest.routes import HOME, METRICS_PATHS, PAGES, Route, route
 from remora.server.http import deadlines
@@ -14,7 +13,6 @@ from remora.server.http.probes import PATHS as PROBES
 
 Refuse = Callable[[str, Head], HttpAnswer | None]
 """Returns the refusal of a request for an action such as "infer", or None if the request is allowed."""
-_SHOWN_PATH = 100
 
 
 class BodyPlan:
@@ -88,13 +86,3 @@ def action_of_page(path: str) -> str:
     if path == HOME:
         return "home"
     return "pages" if path in PAGES else ""
-
-
-def nearest_of(path: str, refusal: HttpAnswer, engine: Engine) -> HttpAnswer:
-    """Return V2's refusal of a request, with the nearest route for a path of another server."""
-    if refusal.status != 404 or path.startswith("/v2"):
-        return refusal
-    from remora.protocols.rest.other_routes import nearest_route  # imported here, because most servers never need it
-
-    hint = nearest_route(path, [model.name for model in engine.models()])
-    return failure(404, f"there is no route {path[:_SHOWN_PATH]}: {hint}", plain=False) if hint else refusal

@@ -21,7 +21,6 @@ from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import JSON, HttpAnswer, Refusal, encode_json_error, failure
-from remora.protocols.rest.other_routes import nearest_route
 from remora.protocols.rest.plain_words import in_plain_words, names_code
 from remora.protocols.rest.predict import Part, Rows, decode_predict, encode_predict
 from remora.protocols.rest.routes import typed_route
@@ -181,7 +180,7 @@ class TypedRoutes:
     """Handler of the routes of plain JSON (see `Predictor`)."""
 
     def __init__(self, rest: RestService, engine: Engine, mailbox: Mailbox | None, limit: int) -> None:
-        self._engine = engine
+        self._rest = rest
         self._predictor = Predictor(
             rest, engine, mailbox, limit, typed, lambda: [model.name for model in engine.models()], streams=True
         )
@@ -194,20 +193,14 @@ class TypedRoutes:
             exchange.respond(refusal.answer)
             return None
         if where is None:
-            exchange.respond(self._unknown(head.path))
+            unknown = failure(404, "Not Found", plain=True)  # Triton's answer: the path is not of these routes
+            exchange.respond(self._rest.without_route(unknown, head.path))
             return None
         if head.method != "POST":
             text = f"send POST to /models/{where.model} with a JSON object of its inputs"
             exchange.respond(failure(405, text, plain=False))
             return None
         return self._predictor.handle(where.model, head, body, exchange, where.version)
-
-    def _unknown(self, path: str) -> HttpAnswer:
-        names = [model.name for model in self._engine.models()]
-        hint = nearest_route(path, names)
-        if not hint:
-            return failure(404, "Not Found", plain=True)  # Triton's answer: the path is not of these routes
-        return failure(404, f"there is no such route: {hint}", plain=False)
 
 
 class FanIn:

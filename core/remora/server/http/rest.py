@@ -32,7 +32,7 @@ from remora.server.http import deadlines
 from remora.server.http.access_rules import AccessRules, Deny
 from remora.server.http.exchange import Answerer, Cancellable, Exchange, arrival_of, name_version
 from remora.server.http.generate import GenerateRoutes
-from remora.server.http.head_plan import HeadPlan, action_of_page, nearest_of
+from remora.server.http.head_plan import HeadPlan, action_of_page
 from remora.server.http.large_bodies import SLOW_BYTES, Body, InferParts, LargeBodies, LargeRequest, prints_large
 from remora.server.http.probes import PATHS as PROBES
 from remora.server.http.probes import probe
@@ -342,7 +342,15 @@ class RestService:
         elif head.path in PAGES:
             self.page(head, exchange)
         else:
-            exchange.respond(nearest_of(head.path, refusal, self._engine))
+            exchange.respond(self.without_route(refusal, head.path))
+
+    def without_route(self, refusal: HttpAnswer, path: str) -> HttpAnswer:
+        """Return V2's refusal of a request, with the nearest route for a path of another server."""
+        if refusal.status != 404 or path.startswith("/v2"):
+            return refusal
+        from remora.protocols.rest.other_routes import with_hint  # imported here, because most servers never need it
+
+        return with_hint(refusal, path, [model.name for model in self._engine.models()])
 
     def page(self, head: Head, exchange: Exchange) -> None:
         """Answer a request for one of `PAGES`."""

@@ -8,7 +8,8 @@ import pytest
 
 from remora.protocols.openai.answer_schema import ANSWERS
 from remora.protocols.openai.routes import PREFIXES
-from remora.protocols.rest.other_routes import nearest_route
+from remora.protocols.rest.answer import failure
+from remora.protocols.rest.other_routes import nearest_route, with_hint
 from remora.protocols.rest.routes import PAGES, route, typed_route
 from remora.server.host import PLATFORMS
 
@@ -72,3 +73,13 @@ def test_a_path_that_no_server_has_names_none(path: str) -> None:
 def test_the_patterns_take_linear_time() -> None:
     assert "listed" in nearest_route("/models/" + "/" * 100_000, [])
     assert "NAME" in nearest_route("/v1/models/" + "a:" * 100_000, [])
+
+
+def test_a_refusal_names_the_path_and_what_to_use_in_its_place() -> None:
+    refusal = failure(404, "Not Found", plain=True)
+    answer = with_hint(refusal, "/predict", ["digits"])
+    assert (answer.status, b"".join(map(bytes, answer.body))) == (
+        404,
+        b'{"error":"there is no route /predict: here POST /models/digits takes plain JSON"}',
+    )
+    assert with_hint(refusal, "/nothing", ["digits"]) is refusal
