@@ -58,7 +58,8 @@ class FrontEnd(NamedTuple):
             RetiredError if the version was replaced meanwhile, and must not have answered in that case. It may be
             called from several threads.
         arrival: ``arrival(*arguments)`` returns how the request arrived. Called only while requests are traced.
-        decoupled_refusal: error text for decoupled models; empty if the front end serves them.
+        decoupled_refusal: error text for decoupled models, with ``{name}`` for the model's name; empty if the front end
+            serves them.
         routed: ``routed(model, *arguments)`` returns the arguments for a request that a release routes; None to keep
             them. It may raise.
     """
@@ -561,7 +562,7 @@ def _prepared(model: ServedModel, front_end: FrontEnd, arguments: tuple[object, 
     Raises UnsupportedError for a decoupled one that the front end refuses, and what ``front_end.routed`` does.
     """
     if model.decoupled and front_end.decoupled_refusal:
-        raise UnsupportedError(front_end.decoupled_refusal)
+        raise UnsupportedError(front_end.decoupled_refusal.replace("{name}", model.name))
     if model.is_routed:
         arrival = front_end.arrival(*arguments)
         cast("RoutedModel", model).identify(arrival.carrier if arrival is not None else None)

@@ -544,12 +544,12 @@ def test_a_request_is_offered_to_a_bounded_number_of_versions() -> None:
 
 def test_a_front_end_without_streams_refuses_decoupled_models_before_it_decodes() -> None:
     class Decoupled:
-        traces, decoupled, is_plain = UNTRACED, True, False
+        name, traces, decoupled, is_plain = "m", UNTRACED, True, False
         submit_to = Engine.submit_to
         capture = None
 
         def resolve(self, name: str, version: int) -> Decoupled:
             return self
 
-    with pytest.raises(UnsupportedError, match="no streams here"):
-        Decoupled().submit_to(FrontEnd(pytest.fail, lambda: None, "no streams here"), "m", -1)  # type: ignore[misc]
+    with pytest.raises(UnsupportedError, match="no streams of m here"):
+        Decoupled().submit_to(FrontEnd(pytest.fail, lambda: None, "no streams of {name} here"), "m", -1)  # type: ignore[misc]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from remora.config.function_arguments import document_names
 from remora.engine import Engine, FrontEnd
-from remora.errors import InvalidArgumentError, NotFoundError, RemoraError, RetiredError, UnsupportedError
+from remora.errors import InvalidArgumentError, NotFoundError, RemoraError, RetiredError
 from remora.messages import Buffer, Mailbox, Outcome, Response, Ticket
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from remora.server.held_mailbox import HeldMailbox
     from remora.server.http.rest import RestService
 
-_DECOUPLED = "its answers are a stream"
 _EVENTS = b"text/event-stream"
+_DECOUPLED = "model '{name}' answers with a stream: call POST /v2/models/{name}/generate_stream"
+_DECOUPLED_HERE = _DECOUPLED.replace(": ", f": send the header 'Accept: {_EVENTS.decode()}', or ")
 _log = logging.getLogger("remora.server")
 
 
@@ -47,6 +48,8 @@ class Decoded(NamedTuple):
 
 Decode = Callable[[ServedModel, Buffer, int], Decoded]
 """Decodes a body of limited size for a model. Raises RemoraError."""
+_Start = Callable[[ServedModel, Exchange, Decoded], Ticket | None]
+"""Submits the parts of a body to a model. Raises RemoraError."""
 
 
 def predict(model: ServedModel, body: Buffer, limit: int) -> Decoded:
@@ -102,8 +105,9 @@ class Predictor:
     ) -> None:
         self._streams = streams
         self._submit_to = engine.submit_to
-        self._front_end = FrontEnd(self._submit, arrival_of, _DECOUPLED, name_version)
-        self._stream_end = FrontEnd(self._submit_stream, arrival_of, routed=name_version)
+        refusal = _DECOUPLED_HERE if streams else _DECOUPLED
+        self._front_end = FrontEnd(partial(self._submit, self._start), arrival_of, refusal, name_version)
+        self._stream_end = FrontEnd(partial(self._submit, self._start_stream), arrival_of, routed=name_version)
         self._when_loaded = rest.when_loaded
         self._large = rest.large
         self._mailbox = mailbox
@@ -129,24 +133,32 @@ class Predictor:
         except NotFoundError as error:
             hint = nearest(name, self._names()) if self._names is not None else ""
             exchange.respond(encode_json_error(NotFoundError(error.message + hint)))
-        except UnsupportedError as error:
-            exchange.respond(encode_json_error(self._refused_stream(name) if error.message == _DECOUPLED else error))
         except RemoraError as error:
             exchange.respond(_plain_error(error, name))
         return None
 
-    def _refused_stream(self, name: str) -> UnsupportedError:
-        """Return the error for a model with a stream of answers that names how to call it."""
-        accept = f"send the header 'Accept: {_EVENTS.decode()}', or " if self._streams else ""
-        return UnsupportedError(
-            f"model '{name}' answers with a stream: {accept}call POST /v2/models/{name}/generate_stream"
-        )
-
-    def _submit_stream(
-        self, model: ServedModel, head: Head, exchange: Exchange, body: Buffer, version: int
+    def _submit(
+        self, start: _Start, model: ServedModel, head: Head, exchange: Exchange, body: Buffer, version: int
     ) -> Ticket | None:
-        """Submit the body and answer with an event for each response. Raises RemoraError."""
-        decoded = self._decode(model, body, self._limit)
+        """Decode the body for ``model`` and submit all of its parts by ``start``. Raises RemoraError."""
+        if self._large is None or not self._large.takes(body):
+            return start(model, exchange, self._decode(model, body, self._limit))
+
+        def submit(decoded: Decoded, exchange: Exchange) -> Cancellable | None:
+            try:
+                return start(model, exchange, decoded)
+            except RetiredError:  # replaced while the body was decoded
+                return self.handle(model.name, head, body, exchange, version)
+
+        work = partial(self._decode, model, body, self._limit)
+        refuse = partial(_plain_error, model=model.name)
+        return self._large.decode(exchange, lambda: (work(), 0), submit, refuse)
+
+    def _start(self, model: ServedModel, exchange: Exchange, decoded: Decoded) -> Ticket | None:
+        return FanIn(exchange, decoded, self._large).start(model, decoded.parts, self._mailbox)
+
+    def _start_stream(self, model: ServedModel, exchange: Exchange, decoded: Decoded) -> Ticket | None:
+        """Submit the only part and answer with an event for each response. Raises RemoraError."""
         if len(decoded.parts) != 1:
             raise InvalidArgumentError(f"a stream answers one row, here are {len(decoded.parts)}")
         (part,) = decoded.parts
@@ -157,23 +169,6 @@ class Predictor:
         if held is not None:
             held.release_with(ticket.request)
         return ticket
-
-    def _submit(self, model: ServedModel, head: Head, exchange: Exchange, body: Buffer, version: int) -> Ticket | None:
-        """Decode the body for ``model`` and submit all of its parts. Raises RemoraError."""
-        if self._large is None or not self._large.takes(body):
-            return self._start(model, exchange, self._decode(model, body, self._limit))
-
-        def submit(decoded: Decoded, exchange: Exchange) -> Cancellable | None:
-            try:
-                return self._start(model, exchange, decoded)
-            except RetiredError:  # replaced while the body was decoded
-                return self.handle(model.name, head, body, exchange, version)
-
-        work = partial(self._decode, model, body, self._limit)
-        return self._large.decode(exchange, lambda: (work(), 0), submit, encode_json_error)
-
-    def _start(self, model: ServedModel, exchange: Exchange, decoded: Decoded) -> Ticket | None:
-        return FanIn(exchange, decoded, self._large).start(model, decoded.parts, self._mailbox)
 
 
 class TypedRoutes:

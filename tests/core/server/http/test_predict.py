@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fakes import FakeExchange
-from remora.errors import InternalError, RemoraError, RetiredError
-from remora.messages import InferForm, Outcome, Request, Response, Tensor, Ticket
+from remora.engine import FrontEnd
+from remora.errors import FAILED_EXECUTION, InternalError, RemoraError, RetiredError, about
+from remora.messages import Buffer, InferForm, Outcome, Request, Response, Tensor, Ticket
+from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer
 from remora.protocols.rest.predict import Part, Rows, encode_predict
 from remora.server.http.exchange import Exchange
 from remora.server.http.large_bodies import LARGE_BYTES
-from remora.server.http.predict import Decoded, FanIn
+from remora.server.http.predict import Decoded, FanIn, Predictor
 
 Reply = Callable[[Ticket, Outcome], None]
 PARTS = [Part(InferForm(()), [], 1) for _ in range(3)]
@@ -69,6 +72,19 @@ class Threads:
     def __init__(self) -> None:
         self.works: list[Callable[[], HttpAnswer]] = []
 
+    def takes(self, body: bytes) -> bool:
+        return len(body) > LARGE_BYTES
+
+    def decode(self, exchange: Exchange, work: Any, then: Any, refuse: Any) -> None:
+        def run() -> HttpAnswer:
+            try:
+                then(work()[0], exchange)
+            except RemoraError as error:
+                exchange.respond(refuse(error))
+            return exchange.answers[0]  # type: ignore[attr-defined]
+
+        self.works.append(run)
+
     def print(self, _exchange: Exchange, work: Callable[[], HttpAnswer]) -> None:
         self.works.append(work)
 
@@ -83,3 +99,31 @@ def test_small_responses_that_are_large_together_are_printed_in_a_thread() -> No
     assert not exchange.answers
     (work,) = threads.works
     assert work().status == 200
+
+
+class OneModel:
+    """Engine with one model."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def submit_to(self, front_end: FrontEnd, _name: str, _version: int, *arguments: object) -> Ticket | None:
+        return front_end.submit(self.model, *arguments)
+
+
+@pytest.mark.parametrize("accept", [b"application/json", b"text/event-stream"])
+def test_a_large_body_is_decoded_in_a_thread_and_refused_in_plain_words(accept: bytes) -> None:
+    failed = InternalError(about("7", FAILED_EXECUTION.format("m_0", "ValueError: no")))
+
+    def decode(_model: object, body: Buffer, _limit: int) -> Decoded:
+        decoded.append(len(body))
+        raise failed
+
+    decoded: list[int] = []
+    threads, exchange = Threads(), FakeExchange()
+    rest = SimpleNamespace(large=threads, when_loaded=lambda work, head, body, exchange: work(head, body, exchange))
+    predictor = Predictor(rest, OneModel(Model()), None, 1 << 30, decode, streams=True)  # type: ignore[arg-type]
+    predictor.handle("m", Head("POST", "/models/m", ((b"accept", accept),)), bytes(LARGE_BYTES + 1), exchange)
+    assert not decoded, "the loop does not decode it"
+    (work,) = threads.works
+    assert bytes(work().body[0]) == b'{"error":"model \'m\' failed: ValueError: no"}'
