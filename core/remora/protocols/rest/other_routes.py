@@ -73,6 +73,6 @@ def nearest_route(path: str, models: Sequence[str]) -> str:
 
 
 def with_hint(refusal: HttpAnswer, path: str, models: Sequence[str]) -> HttpAnswer:
-    """Return the refusal of a path without a route, with the nearest route if another server has the path."""
+    """Return the refusal of a path, with the nearest route if another server has the path."""
     hint = nearest_route(path, models)
     return failure(404, f"there is no route {path[:_SHOWN_PATH]}: {hint}", plain=False) if hint else refusal

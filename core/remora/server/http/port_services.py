@@ -1,4 +1,7 @@
-"""Services of a port: its metrics, and in front of another service the Host check, API key, CORS and request id."""
+"""Services of a port: its metrics, and those in front of another service.
+
+The latter check the Host header and the API key, and add CORS headers (Fetch) and request ids.
+"""
 
 from __future__ import annotations
 
