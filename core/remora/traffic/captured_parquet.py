@@ -57,14 +57,8 @@ def read_parquet(file: BinaryIO) -> Iterator[Exchange]:
         reader = parquet.ParquetFile(file, buffer_size=_PIECE_BYTES, pre_buffer=False)
         for batch in reader.iter_batches(batch_size=_ROWS_AT_ONCE):
             yield from map(_exchange, batch.to_pylist())
-    except (
-        ValueError,
-        OSError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:  # pyarrow's errors are the first two
+    # pyarrow's errors are the first two
+    except (ValueError, OSError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CapturedError(f"not a file of captured requests: {error}") from error
 
 
