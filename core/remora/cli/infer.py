@@ -124,7 +124,7 @@ def make_request(info: ModelInfo, options: argparse.Namespace, arguments: Functi
 def _read_json(file: str) -> object:
     try:
         return read_json(sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InvalidArgumentError(f"{'standard input' if file == '-' else file} is not JSON: {error}") from error
 
 

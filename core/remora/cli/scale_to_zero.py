@@ -133,7 +133,7 @@ def _times(lines: Iterable[str]) -> Iterator[float]:
         try:
             value = _json_time(text) if text.startswith("{") else text.split()[0].strip("[],")
             yield _seconds(value)
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             raise LogError(
                 f"line {number} has no time: expected seconds or ISO 8601 at its start, or a JSON object with "
                 f"{', '.join(_TIME_KEYS)}"

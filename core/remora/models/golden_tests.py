@@ -58,7 +58,7 @@ def read_suite(text: str | bytes) -> GoldenSuite:
     """Parse a suite. Raises ConfigError, with the place, for invalid content."""
     try:
         document = read_json(text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigError(f"{GOLDEN_TESTS}: not JSON: {error}") from error
     if not isinstance(document, dict) or not isinstance(document.get("tests"), list):
         raise ConfigError(f'{GOLDEN_TESTS}: expected {{"tests": [...], "max_slowdown": 1.5}}')

@@ -155,7 +155,7 @@ def read_object(path: Path, name: str) -> dict[str, Any]:
     """Return the object in a JSON file. Raises ConfigError."""
     try:
         document = read_json(_read(path, name))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigError(f"model '{name}': {path.name} is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"model '{name}': {path.name} must hold an object")

@@ -116,7 +116,7 @@ def parse_request(request: Request, generation: Generation, seed: int, received_
         raise InvalidArgumentError(f"sampling_parameters has more than {_PARAMETER_LIMIT} characters")
     try:
         parameters = read_json(text or "{}")
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InvalidArgumentError(f"sampling_parameters is not JSON: {error}") from error
     if not isinstance(parameters, dict):
         raise InvalidArgumentError("sampling_parameters must be a JSON object")

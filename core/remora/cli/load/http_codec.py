@@ -26,7 +26,7 @@ def reason_in(body: bytes) -> str:
     try:
         found = read_json(body)["error"]
         text = one_line(found["message"] if isinstance(found, dict) else found)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return ""
     shown = "".join(each if each.isprintable() else "?" for each in text[:_MOST_REASON_CHARACTERS])
     return f"{shown}..." if len(text) > _MOST_REASON_CHARACTERS else shown
