@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-_VARIABLE = -1
+VARIABLE = -1
 
 _BATCH_WORDS = frozenset(["batch", "batches", "batchsize", "nbatch", "minibatch", "b", "n", "bs", "bsz", "bsize"])
 """Words that name a batch axis; its name may contain `_FILLERS` beside them."""
@@ -65,7 +65,7 @@ class BatchingChoice(NamedTuple):
 
 def has_batch_axis(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> bool:
     """Return True if the first axis of every input and output varies."""
-    return all(tensor.shape and tensor.shape[0] == _VARIABLE for tensor in (*inputs, *outputs))
+    return all(tensor.shape and tensor.shape[0] == VARIABLE for tensor in (*inputs, *outputs))
 
 
 def choose_batching(
@@ -81,7 +81,7 @@ def choose_batching(
     """
     tensors = {tensor.name: tensor for tensor in (*inputs, *outputs)}
     for tensor in tensors.values():
-        if not tensor.shape or tensor.shape[0] != _VARIABLE:
+        if not tensor.shape or tensor.shape[0] != VARIABLE:
             size = f"has the size {tensor.shape[0]}" if tensor.shape else "does not exist"
             return BatchingChoice(False, f"the first axis of '{tensor.name}' {size}")
     named = {name: axis for name in tensors if (axis := axes.get(name, "")) and not _GENERATED.fullmatch(axis)}

@@ -8,24 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from remora.config.batching_choice import BatchingChoice, Trial, choose_batching, has_batch_axis
+from remora.config.batching_choice import VARIABLE, BatchingChoice, Tensor, Trial, choose_batching, has_batch_axis
 from remora.config.datatypes import data_type_of
 from remora.errors import ConfigError
 from remora.proto.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
 
-_VARIABLE = -1
 _UNNAMED: Mapping[str, str] = {}
 
 
-class ModelTensor(Protocol):
-    """A model's declaration of an input or output, with -1 for variable dims."""
+class ModelTensor(Tensor, Protocol):
+    """A model's declaration of an input or output, with its datatype."""
 
     @property
-    def name(self) -> str: ...
-    @property
     def datatype(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
 
 
 def complete_from_tensors(
@@ -169,7 +164,7 @@ def _check_row(config: ModelConfig, kind: str, row: Any, tensor: ModelTensor) ->
     if not tensor.shape and (kind == "output" or set(row.dims) == {1}):
         return  # a scalar, or a shape that is unknown before the model runs
     if kind == "input" and row.allow_ragged_batch:
-        if tuple(tensor.shape) != (_VARIABLE,):
+        if tuple(tensor.shape) != (VARIABLE,):
             raise ConfigError(
                 f"unable to load model '{config.name}', configuration expects model provides input with shape [-1] "
                 f"for ragged input '{row.name}', model provides {_shape(tensor.shape)}"
@@ -180,14 +175,14 @@ def _check_row(config: ModelConfig, kind: str, row: Any, tensor: ModelTensor) ->
     dims = _model_dims(row)
     batched = config.max_batch_size > 0
     where = f"model '{config.name}', tensor '{row.name}'"
-    if batched and tensor.shape[:1] != (_VARIABLE,):
+    if batched and tensor.shape[:1] != (VARIABLE,):
         raise ConfigError(
             f"{where}: for the model to support batching the shape should have at least 1 dimension and the first "
             f"dimension must be -1; but shape expected by the model is {_shape(tensor.shape)}"
         )
-    full = [_VARIABLE, *dims] if batched else dims
+    full = [VARIABLE, *dims] if batched else dims
     fits = len(full) == len(tensor.shape) and all(
-        theirs in (_VARIABLE, ours) for ours, theirs in zip(full, tensor.shape, strict=True)
+        theirs in (VARIABLE, ours) for ours, theirs in zip(full, tensor.shape, strict=True)
     )
     if not fits:
         complete = (
