@@ -27,7 +27,7 @@ from remora.backends.generation.tensors import complete_config, open_instance
 from remora.backends.gpu_health import free_gpu_bytes, health_of
 from remora.backends.model_files import import_framework, load_failure, require_file
 from remora.backends.onnxruntime.plan import CPU_PROVIDER, CUDA_PROVIDER
-from remora.backends.onnxruntime.session import ProviderLostError, open_session, usable_providers
+from remora.backends.onnxruntime.session import ProviderLostError, gpu_refusal, open_session, usable_providers
 from remora.errors import ConfigError
 from remora.generation import Generation, Stepper
 from remora.generation.grammar import KINDS, GrammarCompiler
@@ -40,7 +40,6 @@ from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from remora.system.clock import SystemClock
 from remora.system.cpus import memory_in_use_bytes, memory_limit_bytes
 from remora.system.environment import keep_runtimes_quiet
-from remora.system.install_advice import install_command
 from remora.system.machine import memory_bytes
 from remora.tensors.device import CUDA, HOST, memory_of
 
@@ -178,19 +177,14 @@ class GenerationModel:
         needed: tuple[str, ...] = ()
         if self._on_gpu:
             if CUDA_PROVIDER not in usable_providers(runtime, on_gpu=True):
-                raise ConfigError(
-                    f"model '{self._source.name}' asks for a GPU, but onnxruntime {runtime.__version__} is built "
-                    "without CUDA: install onnxruntime-gpu, or set the instance group's kind to KIND_CPU"
-                )
+                why = f"onnxruntime {runtime.__version__} is built without it"
+                raise ConfigError(gpu_refusal(self._source.name, why))
             chain.insert(0, (CUDA_PROVIDER, {"device_id": str(self._gpu)}))
             needed = (CUDA_PROVIDER,)
         try:
             return open_session(runtime, str(self._folder.path), options, chain, needed)
         except ProviderLostError as error:
-            raise ConfigError(
-                f"model '{self._source.name}' asks for a GPU, but {error}; {install_command('gpu')} and check the "
-                "driver, or set the instance group's kind to KIND_CPU"
-            ) from None
+            raise ConfigError(gpu_refusal(self._source.name, error)) from None
         except Exception as error:  # ONNX Runtime's classes have no common parent but Exception
             raise load_failure(self._source, self._folder.path, error) from error
 

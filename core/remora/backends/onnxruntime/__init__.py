@@ -38,6 +38,7 @@ from remora.backends.onnxruntime.plan import (
 from remora.backends.onnxruntime.session import (
     OnnxSession,
     ProviderLostError,
+    gpu_refusal,
     open_session,
     reason_of,
     session_options,
@@ -343,11 +344,8 @@ class OnnxModel:
         )
         return providers._replace(chain=chain), building
 
-    def _unusable(self, why: str) -> _GpuUnusableError:
-        return _GpuUnusableError(
-            f"model '{self._source.name}' asks for a GPU, but ONNX Runtime's {CUDA_PROVIDER} is not there: "
-            f"{why}; {install_command('gpu')} and check the driver, or set the instance group's kind to KIND_CPU"
-        )
+    def _unusable(self, why: object) -> _GpuUnusableError:
+        return _GpuUnusableError(gpu_refusal(self._source.name, why))
 
     def _create(self, plan: SessionPlan, providers: ProviderPlan, device: Device) -> Any:
         runtime, path = self._runtime, self._path
@@ -383,8 +381,8 @@ class OnnxModel:
             return create(path)
         except RemoraError:
             raise
-        except ProviderLostError:
-            raise self._unusable("its libraries or the GPU cannot be used") from None
+        except ProviderLostError as error:
+            raise self._unusable(error) from None
         except Exception as error:  # ONNX Runtime's classes have no common parent but Exception
             raise InternalError(self._load_failure(error)) from error
 

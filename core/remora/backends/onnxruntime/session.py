@@ -19,13 +19,14 @@ import numpy as np
 from remora.backends.arrays import Run, texts
 from remora.backends.external_data import check_external_data
 from remora.backends.onnxruntime.binding import Binding
-from remora.backends.onnxruntime.plan import GraphPlan, SessionPlan
+from remora.backends.onnxruntime.plan import CUDA_PROVIDER, GraphPlan, SessionPlan
 from remora.backends.transfers import Transfer
 from remora.calls import TensorInfo
 from remora.config.datatypes import DATATYPE_BY_NAME
 from remora.errors import InternalError, RemoraError, UnsupportedError
 from remora.messages import DTYPES, Array, Tensor
 from remora.proto.model_config_pb2 import ModelConfig
+from remora.system.install_advice import install_command
 from remora.tensors.device import Memory
 
 _log = logging.getLogger(__name__)
@@ -198,7 +199,15 @@ class OnnxSession:
 
 
 class ProviderLostError(Exception):
-    """The opened session lacks a required execution provider."""
+    """The opened session lacks a required execution provider; the text is the reason."""
+
+
+def gpu_refusal(model: str, why: object) -> str:
+    """Return the error of a model on a GPU that ONNX Runtime cannot use."""
+    return (
+        f"model '{model}' asks for a GPU, but ONNX Runtime's {CUDA_PROVIDER} is not there: {why}; "
+        f"{install_command('gpu')} and check the driver, or set the instance group's kind to KIND_CPU"
+    )
 
 
 def usable_providers(runtime: Any, *, on_gpu: bool) -> set[str]:
@@ -235,9 +244,8 @@ def open_session(
     session = runtime.InferenceSession(file, options, providers=list(chain), enable_fallback=0)
     session.disable_fallback()
     there = session.get_providers()
-    lost = [name for name in needed if name not in there]
-    if lost:
-        raise ProviderLostError(f"the {lost[0]} is not there: its libraries or the GPU cannot be used")
+    if any(name not in there for name in needed):
+        raise ProviderLostError("its libraries or the GPU cannot be used")
     return session
 
 
