@@ -14,10 +14,10 @@ import struct
 import types
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Literal, Union, get_args, get_origin, is_typeddict
 
 from remora.functions.hints import ArraySpec
-from remora.functions.json_values import is_required_member, json_text, reader_of, unwrapped
+from remora.functions.json_values import json_text, members_of, reader_of, unwrapped
 
 _TEXT = "text"
 _SCALARS: Mapping[Any, Any] = {int: 1, float: 0.5, bool: True, str: _TEXT, Any: _TEXT, object: _TEXT, type(None): None}
@@ -118,14 +118,7 @@ def _of_class(hint: Any, depth: int) -> Any:
         return _of_schema(schema, schema.get("$defs", {}), 0)
     if not (dataclasses.is_dataclass(hint) or is_typeddict(hint)):
         raise NoExampleError(f"{hint} has no fields")
-    hints = get_type_hints(hint, include_extras=True)
-    if is_typeddict(hint):
-        names = [name for name, each in hints.items() if is_required_member(hint, name, each)]
-    else:
-        absent = dataclasses.MISSING
-        fields = [each for each in dataclasses.fields(hint) if each.init]
-        names = [each.name for each in fields if each.default is each.default_factory is absent]
-    return {name: _of(hints[name], depth + 1) for name in names}
+    return {each.name: _of(each.hint, depth + 1) for each in members_of(hint) if each.required}
 
 
 # -- JSON schemas -----------------------------------------------------------------------------------------------------

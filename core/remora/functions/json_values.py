@@ -157,27 +157,44 @@ def _of_class(hint: Any, known: _Known) -> Checked | None:
         fields: dict[str, Callable[[Any, str], Any]] = {}
         required: set[str] = set()
         known[hint] = Checked("a JSON object", lambda value, path: _object(hint, fields, required, value, path))
-        try:
-            hints = get_type_hints(hint, include_extras=True)
-        except NameError as error:
-            raise HintError(f"a type hint of {hint.__name__} cannot be resolved: {error}") from None
-        if is_typeddict(hint):
-            required.update(name for name, each in hints.items() if is_required_member(hint, name, each))
-            names = list(hints)
-        else:
-            members = [each for each in dataclasses.fields(hint) if each.init]
-            absent = dataclasses.MISSING
-            required.update(each.name for each in members if each.default is each.default_factory is absent)
-            names = [each.name for each in members]
-        for name in names:
+        members = members_of(hint)
+        required.update(each.name for each in members if each.required)
+        for name, member, _ in members:
             try:
-                fields[name] = _checked(hints[name], known).build
+                fields[name] = _checked(member, known).build
             except HintError as error:
                 raise HintError(f"{hint.__name__}.{name}: {error}") from None
     return known[hint]
 
 
-def is_required_member(hint: Any, name: str, member: Any) -> bool:
+class Member(NamedTuple):
+    """A field of a dataclass or TypedDict."""
+
+    name: str
+    hint: Any
+    required: bool
+
+
+def members_of(hint: Any) -> list[Member]:
+    """Return the fields of a dataclass or TypedDict.
+
+    Raises HintError for a hint that cannot be resolved.
+    """
+    try:
+        hints = get_type_hints(hint, include_extras=True)
+    except NameError as error:
+        raise HintError(f"a type hint of {hint.__name__} cannot be resolved: {error}") from None
+    if is_typeddict(hint):
+        return [Member(name, each, _is_required(hint, name, each)) for name, each in hints.items()]
+    absent = dataclasses.MISSING
+    return [
+        Member(each.name, hints[each.name], each.default is each.default_factory is absent)
+        for each in dataclasses.fields(hint)
+        if each.init
+    ]
+
+
+def _is_required(hint: Any, name: str, member: Any) -> bool:
     """Return True for a required member of a TypedDict.
 
     Its own set is wrong where hints are texts (PEP 563).
