@@ -305,10 +305,9 @@ def _choice(choices: Mapping[Any, Any]) -> Checked:
     expected = f"one of {values}" if len(choices) > 1 else values
 
     def build(value: Any, path: str) -> Any:
-        found = None if isinstance(value, list | dict) else choices.get(_key(value), choices)
-        if found is choices or isinstance(value, list | dict):
+        if isinstance(value, list | dict) or _key(value) not in choices:
             raise InvalidFieldError(f"expected {expected}, got {_shown(value)}", path)
-        return found
+        return choices[_key(value)]
 
     return Checked(expected, build)
 
