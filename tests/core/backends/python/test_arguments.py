@@ -28,11 +28,10 @@ def evaluate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
 @pytest.mark.parametrize("expression", TRITON)
 def test_an_argument_is_taken_as_tritons_binding_takes_it(expression: str, evaluate: Callable[[str], str]) -> None:
     known = DIFFERENCES.get(expression)
-    verdict = evaluate(expression)
-    if known is None:
-        assert verdict == TRITON[expression]
-    elif "numpy 2" not in known["reason"]:
-        assert verdict == known["remora"]
+    expected = {TRITON[expression]} if known is None else {known["remora"]}
+    if known is not None and "numpy 2" in known["reason"]:  # numpy 1 does as Triton
+        expected.add(TRITON[expression])
+    assert evaluate(expression) in expected
 
 
 def test_each_known_difference_is_one_and_has_a_reason() -> None:
