@@ -133,5 +133,14 @@ def find_platform(name: str) -> Platform:
     """Return the platform of that name. Raises ValueError for an unknown name."""
     if name not in PLATFORMS:
         raise ValueError(f"unknown platform '{name}': expected one of {', '.join(PLATFORMS)}")
-    found: Platform = import_module(f"{__name__}.{_MODULES.get(name, name.replace('-', '_'))}").PLATFORM
+    found: Platform = import_module(f"{__name__}.{_module_of(name)}").PLATFORM
     return found
+
+
+def adapter_of(name: str) -> str:
+    """Return the module of the adapter that serves a platform's folder of models."""
+    return f"remora_adapters.{_module_of('sagemaker' if name == 'sagemaker-mme' else name)}"
+
+
+def _module_of(name: str) -> str:
+    return _MODULES.get(name, name.replace("-", "_"))

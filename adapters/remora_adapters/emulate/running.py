@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from remora_adapters.emulate import EmulateSettings, Failed, Inapplicable, Platform, Skipped, find_platform
+from remora_adapters.emulate import EmulateSettings, Failed, Inapplicable, Platform, Skipped, adapter_of, find_platform
 from remora_adapters.emulate.stage import Stage
 
 PASSED, FAILED, SKIPPED = "passed", "FAILED", "skipped"
@@ -138,7 +138,7 @@ def _settings(options: argparse.Namespace) -> EmulateSettings:
     model = options.model
     if not is_url and len(target) == 1 and Path(target[0]).is_dir():
         model = model or Path(target[0])
-        target = [sys.executable, "-m", f"remora_adapters.{_adapter_of(options.platform)}"]
+        target = [sys.executable, "-m", adapter_of(options.platform)]
     elif not is_url and len(target) == 1 and Path(target[0]).is_file() and not os.access(target[0], os.X_OK):
         raise ValueError(f"'{target[0]}' is a file and no command: pass the folder with the models, or -- COMMAND")
     return EmulateSettings(
@@ -152,11 +152,6 @@ def _settings(options: argparse.Namespace) -> EmulateSettings:
         patience=options.patience,
         given=_pairs("--with", options.given),
     )
-
-
-def _adapter_of(platform: str) -> str:
-    """Return the adapter's module that serves a platform's folder of models."""
-    return {"lambda": "aws_lambda", "sagemaker-mme": "sagemaker"}.get(platform, platform.replace("-", "_"))
 
 
 def _pairs(flag: str, entries: Iterable[str]) -> dict[str, str]:
