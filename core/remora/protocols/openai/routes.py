@@ -78,13 +78,13 @@ def find_route(path: str) -> Route | None:
         return Route(_POST[rest], "POST")
     if rest in ("models", "openapi.json"):
         return Route("models" if rest == "models" else "schema", "GET")
-    model, slash, verb = rest.removeprefix("models/").rpartition("/")
-    if rest.startswith("models/") and model and slash and verb in MANAGES:
+    name = rest.removeprefix("models/")
+    if not name or name == rest:
+        return None
+    model, _, verb = name.rpartition("/")
+    if model and verb in MANAGES:
         return Route(verb, "POST", unquote(model))
-    if rest.startswith("models/") and len(rest) > 7:
-        # KServe's V1 has routes such as `/v1/models/m:predict` there, which are POST
-        return Route("model", "GET", unquote(rest[7:]))
-    return None
+    return Route("model", "GET", unquote(name))  # KServe's V1 has routes such as `/v1/models/m:predict`, which are POST
 
 
 def context_exceeded(error: ContextError, parameter: str, *, is_chat: bool) -> ApiError:
