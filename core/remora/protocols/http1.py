@@ -23,6 +23,8 @@ HEAD_LIMIT = 65_536
 """Longest request head, in bytes."""
 MAX_CHUNKS = 65_536
 """Largest number of non-empty chunks in a body, as in Triton's newer releases."""
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""Interim response (RFC 9110 15.2.1)."""
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 """Opening of a client with prior knowledge of HTTP/2 (RFC 9113 3.4), which is not an HTTP/1 head."""
 _METHOD = re.compile(rb"[A-Z]+(?= )")

@@ -11,11 +11,12 @@ import asyncio
 import socket
 from collections.abc import Callable
 
+from remora.protocols.http1 import CONTINUE
+
 _FIRST_S = 3.0
 """Wait before the first interim response; each later one comes after twice the time."""
 _REPLY_S = 0.5
 """Time in which the client's system resets the connection."""
-_INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def watch(loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, may_send: Callable[[], bool]) -> None:
@@ -46,7 +47,7 @@ class _Watch:
         if self._transport.is_closing():
             return
         if self._may_send():
-            self._transport.write(_INTERIM)
+            self._transport.write(CONTINUE)
             self._loop.call_later(_REPLY_S, self._check)
         self.wait(2 * waited_s)
 

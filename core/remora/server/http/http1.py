@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, cast
 
 from remora.messages import Buffer
 from remora.protocols.http1 import (
+    CONTINUE,
     HEAD_LIMIT,
     LAST_CHUNK,
     BadRequest,
@@ -58,7 +59,6 @@ _log = logging.getLogger("remora.http")
 
 AHEAD_LIMIT = 1_048_576
 """Bytes of pipelined requests after which the socket of a connection is no longer read."""
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _TLS_RECORD = 0x16
 """First byte of a TLS connection, which never begins an HTTP request (RFC 8446 5.1)."""
 
@@ -280,7 +280,7 @@ class Connection(asyncio.BufferedProtocol):
         if length > self._listener.max_body_bytes:
             raise too_large(length, self._listener.max_body_bytes, head)
         if head.expects_continue and at == end and (length or head.chunked):
-            self._transport.write(_CONTINUE)
+            self._transport.write(CONTINUE)
         if head.chunked:
             self._chunks = ChunkDecoder(self._listener.max_body_bytes, head, self._listener.max_chunks)
             self._phase = Phase.CHUNKS
