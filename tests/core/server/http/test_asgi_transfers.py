@@ -30,7 +30,7 @@ from remora.server.http.asgi_transfers import Message, Scope, Transfers
 from remora.server.http.exchange import Cancellable, Exchange
 from remora.server.http.held_bytes import FREE_BYTES, TEXT
 from remora.server.http.large_bodies import LARGE_BYTES, LargeRequest
-from remora.server.http.request_ids import IdentifyingService
+from remora.server.http.port_services import IdentifyingService
 
 PATIENCE_S = 60.0
 INFER = "/v2/models/m/infer"
