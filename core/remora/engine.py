@@ -346,7 +346,7 @@ class Engine:
             return model
         from remora.models.callers import CallerModel, caller_of  # imported here, because few servers need it
 
-        return CallerModel(model, caller_of(arrival.carrier, self.traces.key_of))
+        return CallerModel(model, caller_of(arrival.carrier, self.traces.key_of(arrival.carrier)))
 
     def infer(
         self,

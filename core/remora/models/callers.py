@@ -13,13 +13,12 @@ Carrier = Callable[[bytes], bytes | None]
 _BEARER = b"bearer "
 
 
-def caller_of(carrier: Carrier, key_of: Callable[[Carrier], str]) -> str:
+def caller_of(carrier: Carrier, name: str) -> str:
     """Return the name of a request's key, or a digest of its credential, "" without one.
 
-    ``key_of`` returns the name if this server checks keys, "" otherwise. ``X-API-Key`` precedes ``Authorization``,
-    because a platform in front may use the latter itself.
+    ``name`` is "" if this server checks no keys. ``X-API-Key`` precedes ``Authorization``, because a platform in front
+    may use the latter itself.
     """
-    name = key_of(carrier)
     if name:
         return name
     key = (carrier(b"x-api-key") or b"").strip()

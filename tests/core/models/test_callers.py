@@ -18,7 +18,7 @@ from remora.tracing.tracer import Arrival
 
 
 def named(headers: Mapping[bytes, bytes], name: str = "") -> str:
-    return caller_of(headers.get, lambda _carrier: name)
+    return caller_of(headers.get, name)
 
 
 def test_a_caller_is_the_name_of_its_key_or_a_digest_of_its_credential() -> None:

@@ -498,4 +498,4 @@ class _Call:
 
 def _caller_of(head: Head) -> str:
     """Return what identifies the caller; see `remora.models.callers.caller_of`."""
-    return caller_of(head.get, lambda _carrier: "" if head.caller is None else head.caller.name)
+    return caller_of(head.get, "" if head.caller is None else head.caller.name)
