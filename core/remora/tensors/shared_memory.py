@@ -46,10 +46,10 @@ class SharedMemory:
         self._directory = directory
         self._runtime = runtime
         self._lock = Lock()
-        self._regions: dict[str, tuple[AnyRegion, _Mapping]] = {}
+        self._regions: dict[str, tuple[AnyRegion, _Memory]] = {}
 
     def register(self, region: AnyRegion, /) -> None:
-        """Map a region (see `Regions.register`)."""
+        """Open a region (see `Regions.register`)."""
         with self._lock:
             if region.name in self._regions:
                 raise AlreadyExistsError(f"shared memory region '{region.name}' already in manager")
@@ -60,12 +60,12 @@ class SharedMemory:
                 )
             if isinstance(region, Region):
                 check_key(region, [other for other, _ in self._regions.values()])
-                mapping = self._map(region)
+                memory = self._open(region)
             else:
-                mapping = _opened(region, self._runtime)
-            self._regions[region.name] = (region, mapping)
+                memory = _opened(region, self._runtime)
+            self._regions[region.name] = (region, memory)
 
-    def _map(self, region: Region) -> _Mapping:
+    def _open(self, region: Region) -> _Memory:
         path = self._directory / object_name(region.key)
         try:
             descriptor = os.open(path, _FLAGS)
@@ -80,7 +80,7 @@ class SharedMemory:
         except BaseException:
             os.close(descriptor)
             raise
-        return _HostMapping(region, descriptor)
+        return _HostMemory(region, descriptor)
 
     def status(self, kind: type[R], name: str = "", /) -> Sequence[R]:
         """Return one region of a kind or all, sorted by name."""
@@ -106,25 +106,36 @@ class SharedMemory:
         """Return a place to write to."""
         return self._found(place).target(place.offset, place.byte_size)
 
-    def _found(self, place: Place) -> _Mapping:
+    def _found(self, place: Place) -> _Memory:
         with self._lock:
             found = self._regions.get(place.region)
         if found is None:
             raise missing(place.region)
-        region, mapping = found
+        region, memory = found
         check_within(place, region.byte_size)
-        return mapping
+        return memory
 
 
-class _Mapping(Protocol):
+class _Memory(Protocol):
     """A region's memory. Callers have checked offsets and sizes."""
 
     def view(self, offset: int, size: int) -> memoryview: ...
 
     def target(self, offset: int, size: int) -> Target: ...
 
+    def write(self, offset: int, data: memoryview | bytes) -> None: ...
 
-class _HostMapping:
+
+class _Target(NamedTuple):
+    memory: _Memory
+    offset: int
+    byte_size: int
+
+    def put(self, data: memoryview | bytes) -> None:
+        self.memory.write(self.offset, data)
+
+
+class _HostMemory:
     """A POSIX shared memory object, closed with the last reference."""
 
     def __init__(self, region: Region, descriptor: int) -> None:
@@ -146,7 +157,7 @@ class _HostMapping:
 
     def target(self, offset: int, size: int) -> Target:
         self._check(offset, size)
-        return _HostTarget(self, offset, size)
+        return _Target(self, offset, size)
 
     def write(self, offset: int, data: memoryview | bytes) -> None:
         rest = memoryview(data).cast("B")
@@ -172,16 +183,7 @@ class _HostMapping:
         )
 
 
-class _HostTarget(NamedTuple):
-    mapping: _HostMapping
-    offset: int
-    byte_size: int
-
-    def put(self, data: memoryview | bytes) -> None:
-        self.mapping.write(self.offset, data)
-
-
-class _CudaMapping:
+class _CudaMemory:
     """Another process's GPU memory, closed with the last reference."""
 
     def __init__(self, runtime: Cuda, device: int, address: int) -> None:
@@ -197,7 +199,7 @@ class _CudaMapping:
         return copied.data
 
     def target(self, offset: int, size: int) -> Target:
-        return _CudaTarget(self, offset, size)
+        return _Target(self, offset, size)
 
     def write(self, offset: int, data: memoryview | bytes) -> None:
         source = np.frombuffer(data, np.uint8)
@@ -206,16 +208,7 @@ class _CudaMapping:
                 self._runtime.copy(self._address + offset, source.ctypes.data, source.size)
 
 
-class _CudaTarget(NamedTuple):
-    mapping: _CudaMapping
-    offset: int
-    byte_size: int
-
-    def put(self, data: memoryview | bytes) -> None:
-        self.mapping.write(self.offset, data)
-
-
-def _opened(region: CudaRegion, runtime: Callable[[], Cuda]) -> _Mapping:
+def _opened(region: CudaRegion, runtime: Callable[[], Cuda]) -> _Memory:
     """Open the memory behind a handle. Raises InvalidArgumentError with Triton's texts."""
     check_name(region)
     try:
@@ -227,12 +220,12 @@ def _opened(region: CudaRegion, runtime: Callable[[], Cuda]) -> _Mapping:
     try:
         with found.on(region.device_id):
             address = found.open_handle(region.handle)
-            mapping = _CudaMapping(found, region.device_id, address)
+            memory = _CudaMemory(found, region.device_id, address)
             available = found.bytes_from(address)
     except CudaError as error:
         raise refused(region, f"failed to open CUDA IPC handle: {error.reason}") from None
     check_new(region, available or 0)  # a size that the driver does not report is refused, as in Triton
-    return mapping
+    return memory
 
 
 def _close(runtime: Cuda, device: int, address: int) -> None:
@@ -300,13 +293,13 @@ class Regions(Protocol):
     """
 
     def register(self, region: AnyRegion, /) -> None:
-        """Map a region. Raises InternalError, InvalidArgumentError or AlreadyExistsError."""
+        """Open a region. Raises InternalError, InvalidArgumentError or AlreadyExistsError."""
 
     def status(self, kind: type[R], name: str = "", /) -> Sequence[R]:
         """Return one region of a kind or, without a name, all. Raises NotFoundError."""
 
     def unregister(self, kind: type[R], name: str = "", /) -> None:
-        """Unregister one region of a kind or all. Regions stay mapped while requests use them."""
+        """Unregister one region of a kind or all. Regions stay open while requests use them."""
 
     def view(self, place: Place, /) -> memoryview:
         """Return a copy of the bytes of a place.
