@@ -81,12 +81,12 @@ def parse_location(url: str) -> Location:
     shown, _, query = url.partition("?")
     scheme = scheme.lower()
     is_container = scheme in ("abfs", "abfss") and ":" not in rest.partition("@")[0]
-    told = shown if is_container else shown_place(shown)
+    safe_url = shown if is_container else shown_place(shown)
     if not mark or scheme not in SCHEMES:
-        raise InvalidArgumentError(f"'{told}' is not a supported model location: {', '.join(_EXPECTED.values())}")
+        raise InvalidArgumentError(f"'{safe_url}' is not a supported model location: {', '.join(_EXPECTED.values())}")
     rest = rest.partition("?")[0]
     if any(part in (".", "..") for part in rest.split("/")):
-        raise InvalidArgumentError(f"'{told}' has '.' or '..' in its path, which is not allowed")
+        raise InvalidArgumentError(f"'{safe_url}' has '.' or '..' in its path, which is not allowed")
     match scheme:
         case "s3":
             found = _s3(rest)
@@ -104,7 +104,7 @@ def parse_location(url: str) -> Location:
         expected = (
             _EXPECTED.get(scheme) or _EXPECTED["az" if scheme == "azure" else "abfss" if scheme == "abfs" else "https"]
         )
-        raise InvalidArgumentError(f"cannot read '{told}' as a model location: expected {expected}")
+        raise InvalidArgumentError(f"cannot read '{safe_url}' as a model location: expected {expected}")
     return found._replace(url=shown.rstrip("/"), sas=Secret(query))
 
 

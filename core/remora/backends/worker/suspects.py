@@ -106,10 +106,10 @@ def refusal(request: Request) -> InvalidArgumentError:
     )
 
 
-def restarting(text: str, retry_at_s: float = 1.0) -> UnavailableError:
-    """Return the error of a request that may be repeated after a moment."""
+def restarting(text: str, wait_s: float = 1.0) -> UnavailableError:
+    """Return the error of a request that may be repeated after ``wait_s``."""
     error = UnavailableError(text, from_model=True)
-    error.retry_after_s = max(math.ceil(retry_at_s), 1)
+    error.retry_after_s = max(math.ceil(wait_s), 1)
     return error
 
 
