@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from remora.calls import TensorInfo
-from remora.errors import FAILED_EXECUTION, ID_PREFIX, InvalidArgumentError, RemoraError
+from remora.errors import FAILED_EXECUTION, ID_PREFIX, InvalidArgumentError, RemoraError, error_of
 from remora.messages import DTYPES
 
 _MOST_SHOWN = 40
@@ -87,10 +87,8 @@ def in_plain_words(error: RemoraError, model: str) -> RemoraError:
         text = f"model '{model}' failed: {_TRACEBACK.sub('', failed[2])}"
     if text == error.message:
         return error
-    plain = type(error).__new__(type(error))
-    RemoraError.__init__(plain, text, from_model=error.from_model, answered=error.answered)
-    if error.retry_after_s:
-        plain.retry_after_s = error.retry_after_s
+    plain = error_of(error.code, text, from_model=error.from_model, answered=error.answered)
+    plain.retry_after_s = error.retry_after_s
     return plain
 
 
