@@ -71,16 +71,12 @@ class _User:
 
 @dataclass(slots=True)
 class _Caller:
-    """Users and computed tokens of one caller."""
+    """Users, runs with a row and computed tokens of one caller."""
 
     number: int
     computed: float
     users: dict[str, _User] = field(default_factory=dict)
-
-    @property
-    def running(self) -> int:
-        """Number of runs with a row."""
-        return sum(user.running for user in self.users.values())
+    running: int = 0
 
     @property
     def waiting(self) -> int:
@@ -148,12 +144,16 @@ class Planner:
         caller = self._callers[run.task.caller]
         return caller, caller.users[run.task.user]
 
+    def _count_rows(self, run: Run, change: int) -> None:
+        for share in self._of(run):
+            share.running += change
+
     def remove(self, run: Run, *, keep: bool = True) -> None:
         """Forget a run that has ended. Its prompt is kept for reuse."""
         caller, user = self._of(run)
         if run.row >= 0:
             self._copies += self._rows.release(run, keep=keep and self._limits.prefix_cache)
-            user.running -= 1
+            self._count_rows(run, -1)
         else:
             user.waiting.remove(run)
         if not user.running and not user.waiting:
@@ -167,9 +167,8 @@ class Planner:
         self._rows.clear()
         self._copies.clear()
         for run in lost:
-            _, user = self._of(run)
-            user.running -= 1
-            user.waiting.append(run)
+            self._count_rows(run, -1)
+            self._of(run)[1].waiting.append(run)
         return lost
 
     def plan(self, now_ns: int) -> StepPlan:
@@ -211,9 +210,8 @@ class Planner:
                 return
             if not self._fits(run):
                 return
-            _, user = self._of(run)
-            user.waiting.remove(run)
-            user.running += 1
+            self._of(run)[1].waiting.remove(run)
+            self._count_rows(run, 1)
             run.admitted_ns = run.admitted_ns or now_ns
             if run.preempted_ns:
                 run.put_back_ns += now_ns - run.preempted_ns
@@ -285,10 +283,9 @@ class Planner:
         return caller.running, run.task.priority, user.running, run.order
 
     def _put_back(self, run: Run, now_ns: int) -> None:
-        _, user = self._of(run)
         self._copies += self._rows.release(run, keep=self._limits.prefix_cache)
-        user.running -= 1
-        user.waiting.insert(0, run)
+        self._count_rows(run, -1)
+        self._of(run)[1].waiting.insert(0, run)
         run.preemptions += 1
         run.preempted_ns = now_ns
         self.preemptions += 1
