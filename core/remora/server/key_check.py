@@ -3,7 +3,7 @@
 `KeyCheck` holds the keys and counts failures; `TokenCheck` verifies the tokens. `KeyCheck.over` stands in front of a
 port's HTTP service and `KeyCheck.over_calls` in front of a gRPC transport: a request without a valid key passes only if
 it needs none: a probe, or the page, which has no data. What the key permits is checked by the head, so that the body is
-not read, and again where the meaning of the request is known: in `RestService.locked`.
+not read, and again where the meaning of the request is known: in `AccessRules.locked`.
 
 The decision is remembered with the request's head and made again when the keys have changed.
 """
