@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from remora.management.export import MetricsExport
     from remora.models.routing import RoutedModel
     from remora.repository.functions import ObjectModels
+    from remora.tracing.arrival import Arrival
     from remora.tracing.capture import Capture
-    from remora.tracing.tracer import Arrival, Traces
+    from remora.tracing.tracer import Traces
 
 
 _LAST_EXPORT_S = 3.0

@@ -18,7 +18,8 @@ from remora.protocols.api_keys import OPEN, permission_of_action
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer, failure
 from remora.protocols.rest.infer import InferCodec
-from remora.server.host import PLATFORMS, RouteTable, ServerContext, find_adapter, routes_of
+from remora.server.host import PLATFORMS, ServerContext, find_adapter
+from remora.server.host_routes import RouteTable, routes_of
 from remora.server.http.asgi import answer_in_thread
 from remora.server.http.exchange import Service
 from remora.server.http.rest import RestService

@@ -39,7 +39,7 @@ from remora.server.http.asgi_transfers import Receive, Scope, Send
 from remora.server.http.deadlines import HEADER as DEADLINE_HEADER
 from remora.system.install_advice import install_command
 from remora.system.json_text import read_json
-from remora.tracing.tracer import Arrival
+from remora.tracing.arrival import Arrival
 
 _log = logging.getLogger("remora.lambda")
 

@@ -22,7 +22,7 @@ from remora.options import EngineOptions
 from remora.protocols.rest.answer import HttpAnswer, Refusal, encode_error, failure
 from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.response import ReplyFormat
-from remora.tracing.tracer import Arrival
+from remora.tracing.arrival import Arrival
 from remora_adapters.azureml import find_models
 
 

@@ -21,7 +21,8 @@ from remora.calls import ServerReady
 from remora.messages import Buffer
 from remora.protocols.http1 import Head, HeadNote
 from remora.protocols.rest.answer import Headers, HttpAnswer, Wire, fixed_part
-from remora.server.host import HostRoute, ServerContext
+from remora.server.host import ServerContext
+from remora.server.host_routes import HostRoute
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
 from remora.server.http.hosted_generation import HostedGeneration
 from remora.server.http.probes import PATHS as PROBES

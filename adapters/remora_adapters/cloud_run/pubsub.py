@@ -21,7 +21,8 @@ import orjson
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer, failure
-from remora.server.host import HostRoute, RouteTable, ServerContext
+from remora.server.host import ServerContext
+from remora.server.host_routes import HostRoute, RouteTable
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange, Service
 from remora.system.json_text import read_json
 

@@ -19,7 +19,8 @@ from remora.errors import NotFoundError, RemoraError
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import JSON, HttpAnswer, encode_json_error, failure
-from remora.server.host import HostRoute, ServerContext
+from remora.server.host import ServerContext
+from remora.server.host_routes import HostRoute
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
 from remora.server.http.hosted_generation import HostedGeneration
 from remora.server.http.predict import Predictor

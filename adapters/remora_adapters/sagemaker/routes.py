@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import PLAIN, Headers, HttpAnswer, Refusal, failure
-from remora.server.host import HostRoute, RouteTable
+from remora.server.host_routes import HostRoute, RouteTable
 
 BINARY = b"application/vnd.sagemaker-triton.binary+json;json-header-size="
 """Content type of a V2 body with raw tensors, followed by the JSON length in decimal digits."""

@@ -21,7 +21,8 @@ from remora.protocols.json.long_lists import release
 from remora.protocols.json.reader import LONG_BYTES, loads
 from remora.protocols.rest.answer import Headers, HttpAnswer, Refusal, encode_json_error, failure
 from remora.protocols.rest.routes import HOME, method_of, route
-from remora.server.host import HostRoute, ServerContext
+from remora.server.host import ServerContext
+from remora.server.host_routes import HostRoute
 from remora.server.http.exchange import Cancellable, Exchange
 from remora.server.http.hosted_generation import HostedGeneration
 from remora.server.http.predict import Predictor

@@ -17,20 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from remora.generation.measurements import Measurements
-from remora.generation.tasks import EngineStats, ModelFacts, Piece, Task
+from remora.generation.tasks import EngineStats, ModelFacts, Piece, Sink, Task
 
 Logits = npt.NDArray[np.float32]
-
-
-class Sink(Protocol):
-    """Destination of the pieces of tasks."""
-
-    def take(self, pieces: Sequence[Piece]) -> None:
-        """Accept all news of a step for the tasks of this sink.
-
-        Called in the engine's thread, once a step; must neither block nor raise. A sink whose client does not read
-        keeps the text, whose length ``max_tokens`` limits.
-        """
 
 
 class TokenEngine(Protocol):

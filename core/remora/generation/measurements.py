@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from remora.custom_metrics import MetricKind, MetricSample, Series
-from remora.generation.tasks import End, Piece, Task
-
-if TYPE_CHECKING:
-    from remora.generation import Sink
+from remora.generation.tasks import End, Piece, Sink, Task
 
 RECENT_ANSWERS = 512
 """Number of ended answers kept for explanations."""

@@ -7,8 +7,9 @@ engine whose facts are ``batch_invariant``, whatever runs beside them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from remora.errors import InvalidArgumentError, RemoraError
 from remora.generation.grammar_limits import grammar_excess
@@ -220,6 +221,17 @@ class Piece(NamedTuple):
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     """With the first piece of choice 0, if requested; None for the first token of the prompt."""
     end: End | None = None
+
+
+class Sink(Protocol):
+    """Destination of the pieces of tasks."""
+
+    def take(self, pieces: Sequence[Piece]) -> None:
+        """Accept all news of a step for the tasks of this sink.
+
+        Called in the engine's thread, once a step; must neither block nor raise. A sink whose client does not read
+        keeps the text, whose length ``max_tokens`` limits.
+        """
 
 
 @dataclass(frozen=True, slots=True)

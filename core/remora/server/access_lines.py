@@ -15,7 +15,8 @@ from remora.protocols.http1 import Head
 from remora.protocols.http2.frames import Fields
 from remora.server.http.request_ids import MOST_ID, valid_id
 from remora.system.log_lines import Line, trace_members
-from remora.tracing.context import Carrier, context_of
+from remora.tracing.arrival import Carrier
+from remora.tracing.context import context_of
 
 LOGGER = "remora.access"
 _MOST_TEXT = 512

@@ -23,7 +23,7 @@ from remora.statistics import HeldLoad, Histogram, ServerLoad
 from remora.system.tuning import give_back
 
 if TYPE_CHECKING:
-    from remora.server.host import HostRoute
+    from remora.server.host_routes import HostRoute
     from remora.server.http.http2 import Http2Connection, Http2Listener
     from remora.server.tls import PortTls
 

@@ -7,18 +7,17 @@ that they name, and starts nothing: `remora.cli` applies the command-line flags 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from remora.options import EngineOptions, ServerOptions
 
 if TYPE_CHECKING:  # a host is created before the server's modules are imported
     from remora.engine import Engine
     from remora.messages import Mailbox
-    from remora.protocols.http1 import Head
     from remora.server.access_log import AccessLog
     from remora.server.http.exchange import Service
     from remora.server.http.held_bytes import HeldBytes
@@ -57,66 +56,6 @@ class ServerContext(NamedTuple):
     access_log: AccessLog | None = None
     keys: KeyCheck | None = None
     held: HeldBytes | None = None
-
-
-class HostRoute(NamedTuple):
-    """Route of a platform that needs the permission of an action of V2, such as "infer".
-
-    A part ``*`` of the path stands for any name that is not empty. ``redirect`` is the header, if any, in which a
-    client names the path of V2 that it means instead.
-    """
-
-    method: str
-    path: str
-    action: str
-    redirect: str = ""
-
-    def target_of(self, head: Head) -> str | None:
-        """Return the path of V2 that the redirect header of a request names, None without it."""
-        target = head.get(self.redirect.encode()) if self.redirect else None
-        return None if target is None else f"/{target.decode('latin-1').lstrip('/')}".partition("?")[0]
-
-
-class RouteTable:
-    """Routes of a platform by method and path."""
-
-    __slots__ = ("_exact", "_patterns")
-
-    def __init__(self, routes: Iterable[HostRoute] = ()) -> None:
-        self._exact: dict[tuple[str, str], HostRoute] = {}
-        self._patterns: dict[str, list[tuple[list[str], HostRoute]]] = {}
-        for row in routes:
-            if "*" in row.path:
-                self._patterns.setdefault(row.method, []).append((row.path.split("/"), row))
-            else:
-                self._exact[row.method, row.path] = row
-
-    def find(self, method: str, path: str) -> HostRoute | None:
-        """Return the route of a request, None if the platform has none."""
-        found = self._exact.get((method, path))
-        if found is not None or method not in self._patterns:
-            return found
-        names = path.split("/")
-        for parts, row in self._patterns[method]:
-            if len(parts) == len(names) and all(
-                part == name or (part == "*" and name) for part, name in zip(parts, names, strict=True)
-            ):
-                return row
-        return None
-
-
-@runtime_checkable
-class RoutedService(Protocol):
-    """Service with routes of its platform, which `remora.server.key_check` checks when a head is complete."""
-
-    @property
-    def routes(self) -> tuple[HostRoute, ...]:
-        """Routes beside those of V2, OpenAI and KServe V1, except probes."""
-
-
-def routes_of(service: Service) -> tuple[HostRoute, ...]:
-    """Return the routes of a platform's service, none of other services."""
-    return service.routes if isinstance(service, RoutedService) else ()
 
 
 ServiceFactory = Callable[[ServerContext], "Service"]

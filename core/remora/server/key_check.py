@@ -42,11 +42,10 @@ from remora.protocols.rates import PeerBudget
 from remora.protocols.rest.answer import Headers, HttpAnswer, Refusal
 from remora.protocols.rest.routes import OPENAI_PATHS, TYPED_PATHS, method_of, route
 from remora.protocols.tokens import IssuerError, TokenError, is_token
-from remora.server.host import HostRoute, RouteTable, routes_of
-from remora.server.http.exchange import Answerer, Cancellable, Exchange, Service, binder_of
+from remora.server.host_routes import HostRoute, RouteTable, routes_of
+from remora.server.http.exchange import Answerer, Cancellable, Exchange, Service, binder_of, respond
 from remora.server.http.head_plan import action_of_page
 from remora.server.http.http2 import OpenRequest
-from remora.server.http.port_services import respond
 from remora.server.http.probes import PATHS as PROBES
 from remora.server.key_limits import (
     PERMISSION_DENIED,

@@ -23,7 +23,8 @@ from remora.protocols.restriction import Restrictions
 from remora.server.connections import Connections, PortSpec
 from remora.server.early_port import EarlyPort
 from remora.server.grpc.opening import GrpcTransport, open_grpc
-from remora.server.host import ExtraPort, Host, ServerContext, ServiceFactory, all_on_one_port, routes_of, v2_alone
+from remora.server.host import ExtraPort, Host, ServerContext, ServiceFactory, all_on_one_port, v2_alone
+from remora.server.host_routes import routes_of
 from remora.server.http.asgi import answer_in_thread
 from remora.server.http.exchange import Service
 from remora.server.http.large_bodies import LargeBodies

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from remora.errors import RemoraError
 from remora.options import ServerOptions
 from remora.protocols.cross_site import SharedOrigins, is_loopback
-from remora.server.host import ExtraPort
 
 if TYPE_CHECKING:
     from remora.protocols.forwarding import TrustedProxies
     from remora.server.key_check import KeyCheck
     from remora.server.token_check import TokenCheck
+
+
+class PortPlace(Protocol):
+    """Port of a host, as far as its place goes."""
+
+    @property
+    def what(self) -> str:
+        """Its name in messages."""
+
+    @property
+    def address(self) -> str:
+        """Address that it listens to."""
+
+    @property
+    def port(self) -> int:
+        """Its number, 0 for any free one."""
 
 
 class StartError(Exception):
@@ -65,7 +80,7 @@ def front_count(text: str, cores: int) -> int:
     return int(text)
 
 
-def check_ports(options: ServerOptions, doors: Sequence[ExtraPort]) -> None:
+def check_ports(options: ServerOptions, doors: Sequence[PortPlace]) -> None:
     """Raise StartError if options contradict each other or two ports have the same number.
 
     Raises ValueError for text that is not an origin.
@@ -173,7 +188,7 @@ def open_proxies(options: ServerOptions) -> TrustedProxies | None:
     return TrustedProxies(options.trusted_proxy)
 
 
-def exposure(options: ServerOptions, doors: Sequence[ExtraPort] = ()) -> str:
+def exposure(options: ServerOptions, doors: Sequence[PortPlace] = ()) -> str:
     """Return a warning about ports beyond this machine that every client may use, or "".
 
     API keys, tokens, client certificates and a restriction of inference count as protection, and for the metrics a

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from typing import Final, NamedTuple
+
+from remora.tracing.arrival import Carrier
 
 _PARENT: Final = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _XRAY_ROOT: Final = re.compile(rb"1-([0-9a-f]{8})-([0-9a-f]{24})")
@@ -17,9 +18,6 @@ _KEY: Final = rb"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a
 _MEMBER: Final = re.compile(rb"%b=[ -+\--<>-~]{0,255}[!-+\--<>-~]" % _KEY)
 _STATE_LIMIT = 512
 _MOST_MEMBERS = 32
-
-Carrier = Callable[[bytes], bytes | None]
-"""Returns the value of a header by its lower-case name."""
 
 
 class SpanContext(NamedTuple):

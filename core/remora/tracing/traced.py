@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from remora.tracing.records import BACKEND_OUTPUT, QUEUE_INPUT, Part, SeenTensor
 from remora.tracing.sampling import Sampling
 
 if TYPE_CHECKING:
-    from remora.tracing.tracer import Arrival, Traces
+    from remora.tracing.arrival import Arrival, Carrier
 
 _log = logging.getLogger("remora.traces")
 
@@ -41,7 +41,28 @@ _SEND_BYTES = 256
 _SPANS = 3
 
 
-def traced(traces: Traces, sampling: Sampling, model: Any, arrival: Arrival | None) -> Any:
+class Recorder(Protocol):
+    """Destination of traces; see `remora.tracing.tracer.Traces`."""
+
+    @property
+    def key_of(self) -> Callable[[Carrier], str]:
+        """Returns the name of a request's API key from its headers, "" without one."""
+
+    @property
+    def now(self) -> Callable[[], int]:
+        """Returns monotonic nanoseconds."""
+
+    def number(self) -> int:
+        """Return the id of the next part of a trace."""
+
+    def note(self, request: TracedRequest) -> None:
+        """Register a request whose sub-requests become parts of its trace."""
+
+    def finished(self, sampling: Sampling, trace: Trace, size: int) -> None:
+        """Accept a finished trace; ``size`` is its weight in the queue."""
+
+
+def traced(traces: Recorder, sampling: Sampling, model: Any, arrival: Arrival | None) -> Any:
     """Return the model for the next request, wrapped if that request is traced.
 
     In mode opentelemetry the request's trace context decides [T08]; otherwise every Nth request is traced.
@@ -50,7 +71,7 @@ def traced(traces: Traces, sampling: Sampling, model: Any, arrival: Arrival | No
     return model if progress is None else _TracedModel(model, progress, None)
 
 
-def traced_task(traces: Traces, sampling: Sampling, model: Any, arrival: Arrival | None) -> TracedTask | None:
+def traced_task(traces: Recorder, sampling: Sampling, model: Any, arrival: Arrival | None) -> TracedTask | None:
     """Return the trace of the next request, which has no ticket, None if it is not traced."""
     progress = _progress_of(traces, sampling, arrival)
     if progress is None:
@@ -59,7 +80,7 @@ def traced_task(traces: Traces, sampling: Sampling, model: Any, arrival: Arrival
     return TracedTask(progress, part) if progress.begin(part) else None
 
 
-def _progress_of(traces: Traces, sampling: Sampling, arrival: Arrival | None) -> _Progress | None:
+def _progress_of(traces: Recorder, sampling: Sampling, arrival: Arrival | None) -> _Progress | None:
     """Return a new trace for the next request if it is traced; see `traced`."""
     origin = context_of(arrival.carrier) if sampling.exports and not sampling.off and arrival is not None else None
     if not (origin.sampled if origin is not None else sampling.hits()):
@@ -78,7 +99,7 @@ def rebound(retired: Any, model: Any) -> Any:
     return retired.rebind(model) if isinstance(retired, _TracedModel) else model
 
 
-def _part(traces: Traces, model: Any, request_id: str, context: SpanContext, caller: Part | None) -> Part:
+def _part(traces: Recorder, model: Any, request_id: str, context: SpanContext, caller: Part | None) -> Part:
     """Return a model's part of a trace, starting now."""
     own = SpanContext(context.trace_id, random.getrandbits(64) or 1, state=context.state)
     parent_id = 0 if caller is None else caller.id
@@ -92,7 +113,7 @@ class _Progress:
 
     __slots__ = ("_ended", "_lock", "_uncounted", "_unfinished", "sampling", "trace", "traces")
 
-    def __init__(self, traces: Traces, sampling: Sampling, trace: Trace) -> None:
+    def __init__(self, traces: Recorder, sampling: Sampling, trace: Trace) -> None:
         self.traces = traces
         self.sampling = sampling
         self.trace = trace

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from remora.errors import UnsupportedError
 from remora.system.clock import Clock
@@ -20,7 +20,7 @@ from remora.tracing.sampling import Sampling
 from remora.tracing.settings import TraceSettings
 
 if TYPE_CHECKING:
-    from remora.tracing.context import Carrier
+    from remora.tracing.arrival import Arrival, Carrier
     from remora.tracing.recent import RecentTraces
     from remora.tracing.records import Trace
     from remora.tracing.traced import TracedRequest, TracedTask
@@ -30,14 +30,6 @@ if TYPE_CHECKING:
 _FILE_ROOM = 64 << 20
 """Maximum estimated bytes of traces that wait for the file."""
 _END_S = 3.0
-
-
-class Arrival(NamedTuple):
-    """The protocol and headers of a request, and when its receipt began (0: now)."""
-
-    protocol: str
-    carrier: Carrier
-    since_ns: int = 0
 
 
 def _no_key(_carrier: Carrier) -> str:

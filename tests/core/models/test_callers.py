@@ -14,7 +14,7 @@ from remora.engine import FrontEnd
 from remora.generation.tasks import Task
 from remora.in_process import as_form, as_request
 from remora.models.callers import caller_of
-from remora.tracing.tracer import Arrival
+from remora.tracing.arrival import Arrival
 
 
 def named(headers: Mapping[bytes, bytes], name: str = "") -> str:

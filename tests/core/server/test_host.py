@@ -15,16 +15,7 @@ from remora.messages import Buffer, Ticket
 from remora.options import ServerOptions
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer
-from remora.server.host import (
-    PLATFORMS,
-    ExtraPort,
-    HostRoute,
-    RouteTable,
-    ServerContext,
-    find_adapter,
-    models_of,
-    port_of,
-)
+from remora.server.host import PLATFORMS, ExtraPort, ServerContext, find_adapter, models_of, port_of
 from remora.server.http.exchange import Exchange, Service
 from remora.server.main import Server, StartError, ready_table
 
@@ -71,15 +62,6 @@ def test_an_unknown_platform_is_refused_with_the_names_there_are() -> None:
 def test_a_platforms_name_is_not_a_module_path() -> None:
     with pytest.raises(ValueError, match="no host platform"):
         find_adapter("container.os")
-
-
-def test_a_star_in_a_route_stands_for_one_name() -> None:
-    star, exact = HostRoute("POST", "/a/*/b", "infer"), HostRoute("POST", "/a/x/b", "load")
-    table = RouteTable((star, exact, HostRoute("GET", "/a", "index")))
-    assert [table.find("POST", path) for path in ("/a/y/b", "/a/x/b")] == [star, exact]
-    assert {table.find("POST", path) for path in ("/a//b", "/a/y/z/b", "/a/y", "/a")} == {None}
-    assert table.find("GET", "/a/y/b") is None
-    assert RouteTable().find("GET", "/a") is None
 
 
 @pytest.mark.parametrize("text", ["", "0", "65536", "-1", "8 080", "\u0668\u0660", "080800", "http"])

@@ -28,7 +28,7 @@ from remora.protocols.http2.stream import Stream
 from remora.protocols.rest.answer import HttpAnswer
 from remora.protocols.tokens import TokenError
 from remora.server import key_check
-from remora.server.host import HostRoute
+from remora.server.host_routes import HostRoute
 from remora.server.http.exchange import Exchange, binder_of
 from remora.server.http.http2_requests import Requests
 from remora.server.key_check import KeyCheck

@@ -22,8 +22,9 @@ from remora.errors import InternalError, InvalidArgumentError
 from remora.messages import InferForm, InputSpec, Outcome, Reply, Request, Response, Tensor, Ticket
 from remora.models import loader as loading
 from remora.tracing import tracer, writer
+from remora.tracing.arrival import Arrival
 from remora.tracing.settings import TraceSetting, TraceSettings
-from remora.tracing.tracer import Arrival, Traces
+from remora.tracing.tracer import Traces
 from trace_receiver import attributes, collector
 
 ENSEMBLE = """

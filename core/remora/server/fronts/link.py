@@ -43,7 +43,7 @@ from remora.server.fronts.codec import (
 )
 from remora.server.fronts.relays import RelayCall, RelayExchange
 from remora.server.http.exchange import Service
-from remora.tracing.tracer import Arrival
+from remora.tracing.arrival import Arrival
 
 _log = logging.getLogger("remora.server")
 

@@ -30,7 +30,7 @@ from remora.server.fronts.channel import Ends, LoopChannel
 from remora.server.fronts.client import EngineClient
 from remora.server.fronts.codec import Kind, Message
 from remora.server.fronts.services import CallService, InferService, RelayService
-from remora.server.host import HostRoute
+from remora.server.host_routes import HostRoute
 from remora.server.http.exchange import Service
 from remora.server.http.http1_listener import Handover, Listener
 from remora.server.http.http2 import ALPN, Http2Listener, OpenRequest

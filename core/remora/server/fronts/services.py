@@ -27,7 +27,7 @@ from remora.server.fronts.client import EngineClient, RelayedCall, RelayedReques
 from remora.server.fronts.codec import GRPC, Stage, TooLargeError
 from remora.server.grpc.call import GrpcCall, T, UnaryCall, status_of_failure
 from remora.server.grpc.rpcs import INFER, STREAM, status_of_error
-from remora.server.host import HostRoute, RouteTable
+from remora.server.host_routes import HostRoute, RouteTable
 from remora.server.http import deadlines
 from remora.server.http.exchange import Answerer, Cancellable, Exchange
 from remora.server.http.head_plan import BodyPlan

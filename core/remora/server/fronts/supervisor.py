@@ -46,7 +46,7 @@ from remora.system import logs
 from remora.system.cpus import usable_cpus
 
 if TYPE_CHECKING:
-    from remora.server.host import HostRoute
+    from remora.server.host_routes import HostRoute
     from remora.server.tls import PortTls
 
 _log = logging.getLogger("remora.server")

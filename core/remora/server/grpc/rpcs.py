@@ -33,7 +33,8 @@ from remora.protocols.shared_memory import REGION_RPCS
 from remora.server.grpc.stream import InferStream, StreamCall, known_error
 from remora.system.clock import SystemClock
 from remora.tensors.shared_memory import DISABLED, Regions
-from remora.tracing.tracer import Arrival, Traces
+from remora.tracing.arrival import Arrival
+from remora.tracing.tracer import Traces
 
 _LEAST_WAIT_S = 0.001
 IDLE_NS = 10_000_000_000

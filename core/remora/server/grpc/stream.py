@@ -42,7 +42,7 @@ from remora.protocols.grpc.stream import (
 from remora.server.http.large_bodies import has_long_texts, joins_long_texts
 from remora.system.clock import SystemClock
 from remora.tensors.shared_memory import DISABLED, Regions
-from remora.tracing.tracer import Arrival
+from remora.tracing.arrival import Arrival
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import Headers, HttpAnswer
-from remora.tracing.tracer import Arrival
+from remora.tracing.arrival import Arrival
 
 _log = logging.getLogger("remora.http")
 
@@ -204,6 +204,11 @@ class HeadReadingService(Service, Protocol):
         The connection asks when a head is complete and its body is not. If it is False, the service is bound to
         `Head.without_body`, because a decision made before may be another one.
         """
+
+
+def respond(answer: HttpAnswer, _body: Buffer, exchange: Exchange) -> None:
+    """Answer any request with the same answer."""
+    exchange.respond(answer)
 
 
 def body_reader_of(service: Service) -> Callable[[Head], bool]:

@@ -53,7 +53,7 @@ from remora.server.http.held_bytes import (
 from remora.server.http.http1_state import NOT_STREAMING, Due, Phase, Progress, Streaming, Timeouts, is_turn_over
 
 if TYPE_CHECKING:
-    from remora.server.http.http1_listener import Listener
+    from remora.server.http.http1_listener_state import ListenerState
 
 _log = logging.getLogger("remora.http")
 
@@ -71,7 +71,7 @@ _BUSY = (*_OWING, Phase.WAITING, Phase.LINGERING)
 class Connection(asyncio.BufferedProtocol):
     """Connection of one client."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: ListenerState[Connection]) -> None:
         self._listener = listener
         self._account = listener.held.account()
         self._waiting: RoomWait | None = None

@@ -22,6 +22,7 @@ from remora.server.http.exchange import (
     Service,
     binder_of,
     body_reader_of,
+    respond,
 )
 from remora.server.http.request_ids import ID_NAME, IdentifyingExchange, RequestIds, valid_id
 
@@ -215,11 +216,6 @@ class OnePortService:
 
     def _scrape(self, head: Head, _body: Buffer, exchange: Exchange) -> None:
         exchange.respond(self._rest.locked("metrics", head) or self._rest.metrics())
-
-
-def respond(answer: HttpAnswer, _body: Buffer, exchange: Exchange) -> None:
-    """Answer any request with the same answer."""
-    exchange.respond(answer)
 
 
 def _identify(
