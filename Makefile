@@ -179,7 +179,7 @@ test-security: $(VENV)/dev.stamp  ## attack a server with h2spec and the scripts
 	BYSTANDER_S=0.1 $(PY) -m pytest tests/security -rsP $(T)
 	@if [ ! -d "$(ATTACKS)" ]; then echo "SKIPPED test-security: no scripts in $(ATTACKS)"; exit 0; fi; failed=; \
 	for script in $(SCRIPTS); do \
-		PYTHONDONTWRITEBYTECODE=1 $(PY) $$script $(CURDIR)/$(BIN)/remora || failed="$$failed $$script"; \
+		PYTHONDONTWRITEBYTECODE=1 $(PY) tests/security/attack.py $$script $(CURDIR)/$(BIN)/remora || failed="$$failed $$script"; \
 	done; if [ -n "$$failed" ]; then echo "FAILED:$$failed"; exit 1; fi
 
 # F="http1 json" selects targets; an input that fails is kept in build/fuzz with the command that repeats it.
