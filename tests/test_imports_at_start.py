@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from remora.server.host import PLATFORMS
+from remora.plugins import HOSTS
 
 # Each of these is imported by the first request, model or flag that needs it, and by nothing before.
 LATE = (
@@ -57,7 +57,7 @@ LATE = (
     "yaml",
 )
 STARTS = ("remora", "remora.cli", "remora.engine", "remora.server.main")
-ADAPTERS = tuple(f"remora_adapters.{name}" for name in PLATFORMS)
+ADAPTERS = tuple(f"remora_adapters.{name}" for name in HOSTS)
 
 # What site imports by itself (.pth files of an editable install, for one) is not ours to answer for.
 PROBE = """

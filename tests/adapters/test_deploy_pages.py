@@ -20,7 +20,7 @@ import pytest
 from conftest import ROOT, Digits
 from hosting import write_scale
 from remora.cli import build_parser, main
-from remora.server.host import PLATFORMS
+from remora.plugins import HOSTS
 from remora_adapters.aws_lambda import Function, Settings
 from remora_adapters.deploy import command as deploy_command
 from remora_adapters.deploy import find_platform
@@ -107,7 +107,7 @@ def named(words: list[str], flag: str) -> str | None:
 
 def test_every_platform_has_its_page() -> None:
     hosts = {page.stem.replace("-", "_") for page in PAGES}
-    assert hosts == {*PLATFORMS, "lambda", "helm"}
+    assert hosts == {*HOSTS, "lambda", "helm"}
     assert set(CLOUDS) == {page.stem for page in PAGES}
 
 

@@ -14,11 +14,12 @@ from fakes import FakeBackend, FakeExchange, write_model
 from remora.engine import Engine
 from remora.models import loader as loading
 from remora.options import ServerOptions
+from remora.plugins import HOSTS
 from remora.protocols.api_keys import OPEN, permission_of_action
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer, failure
 from remora.protocols.rest.infer import InferCodec
-from remora.server.host import PLATFORMS, ServerContext, find_adapter
+from remora.server.host import ServerContext, find_adapter
 from remora.server.host_routes import RouteTable, routes_of
 from remora.server.http.asgi import answer_in_thread
 from remora.server.http.exchange import Service
@@ -43,7 +44,7 @@ OTHERS = [
     *("/pubsub/v2/models/m/infer", "/pubsub/v2/models/m/versions/1/infer"),
 ]
 VARIANTS = [
-    *((name, {}) for name in PLATFORMS),
+    *((name, {}) for name in HOSTS),
     ("cloud_run", {"REMORA_PUBSUB_TOPIC": "projects/project-1/topics/topic"}),
 ]
 REDIRECT = b"X-Vertex-Ai-Triton-Redirect"

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from pathlib import Path
 
+from remora import plugins
 from remora.backends import API_VERSION, Backend, BackendModel, Instance, Placement, Source
 from remora.config import ANY_KIND
 from remora.errors import ConfigError, InternalError, InvalidArgumentError
 from remora.proto.model_config_pb2 import ModelConfig
-
-BUILT_IN = {
-    "onnxruntime": "remora.backends.onnxruntime:OnnxRuntimeBackend",
-    "python": "remora.backends.python:PythonBackend",
-    "fil": "remora.backends.trees:TreesBackend",
-    "generation": "remora.backends.generation:GenerationBackend",
-    "native": "remora.backends.native:NativeBackend",
-    "openvino_genai": "remora.backends.openvino_genai:OpenVinoGenAiBackend",
-    "openvino": "remora.backends.openvino:OpenVinoBackend",
-    "tensorflow": "remora.backends.tensorflow:TensorFlowBackend",
-    "tensorrt": "remora.backends.tensorrt:TensorRtBackend",
-    "pytorch": "remora.backends.pytorch:PyTorchBackend",
-    "vllm": "remora.backends.vllm:VllmBackend",
-    "ensemble": "remora.backends.registry:EnsembleBackend",
-}
-_GROUP = "remora.backends"
 
 
 def find_backend(name: str) -> Backend:
@@ -33,19 +18,16 @@ def find_backend(name: str) -> Backend:
     Installed packages register backends in the entry point group ``remora.backends``. Raises InvalidArgumentError with
     Triton's text if neither exists.
     """
-    target = BUILT_IN.get(name)
+    target = plugins.BACKENDS.get(name)
+    backend = plugins.load(target) if target is not None and plugins.is_present(target) else _installed(name)
+    if backend is None:
+        raise InvalidArgumentError(
+            f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration."
+        )
+    made: Backend = backend()
     if target is None:
-        backend = _installed(name)
-        if backend is None:
-            raise InvalidArgumentError(
-                f"unable to find backend library for backend '{name}', "
-                "try specifying runtime on the model configuration."
-            )
-        return backend
-    module, _, attribute = target.partition(":")
-    backend_class = getattr(importlib.import_module(module), attribute)
-    built_in: Backend = backend_class()
-    return built_in
+        _check_version(made, name)
+    return made
 
 
 def backend_in(directory: Path, name: str) -> Backend | None:
@@ -59,7 +41,7 @@ def backend_in(directory: Path, name: str) -> Backend | None:
         ConfigError: there is only a library for Triton's C API, which this engine does not have, or ``backend.py`` has
             no class ``Backend`` for this API.
     """
-    if name in BUILT_IN or name != Path(name).name:
+    if name in plugins.BACKENDS or name != Path(name).name:
         return None
     folder = directory / name
     code, file, library = folder / "backend.py", folder / "model.py", folder / f"libremora_{name}.so"
@@ -70,9 +52,8 @@ def backend_in(directory: Path, name: str) -> Backend | None:
 
         return PythonBackend(name=name, file=file)
     if library.is_file():
-        from remora.backends.native import NativeBackend
-
-        return NativeBackend(name, library)
+        native: Backend = plugins.load(plugins.BACKENDS["native"])(name, library)
+        return native
     if (folder / f"libtriton_{name}.so").is_file():
         raise ConfigError(
             f"backend '{name}' is a library for Triton's C API, which this engine does not have: build it with "
@@ -111,24 +92,13 @@ def kinds_of(backend: Backend, model: BackendModel | None = None) -> tuple[str, 
 
 def installed_backends() -> list[tuple[str, str]]:
     """Return the name and the package with version of each backend of an installed package."""
-    from importlib.metadata import entry_points  # takes 40 ms
-
-    found = []
-    for entry in entry_points(group=_GROUP):
-        package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
-        found.append((entry.name, package))
-    return sorted(found)
+    found = plugins.installed("backends")
+    return [(each.name, f"{each.dist.name} {each.dist.version}" if each.dist is not None else "") for each in found]
 
 
-def _installed(name: str) -> Backend | None:
-    from importlib.metadata import entry_points  # takes 40 ms
-
-    for entry in entry_points(group=_GROUP):
-        if entry.name == name:
-            made: Backend = entry.load()()
-            _check_version(made, name)
-            return made
-    return None
+def _installed(name: str) -> Callable[[], Backend] | None:
+    found: Callable[[], Backend] | None = plugins.find_installed("backends", name)
+    return found
 
 
 def _check_version(backend: Backend, name: str) -> None:

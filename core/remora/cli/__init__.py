@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import MISSING, Field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -36,18 +36,7 @@ _ALIASES = {
 }
 
 
-_GROUPS = (
-    ("Serve models", ("serve", "init", "export", "export-llm", "build", "config", "backends")),
-    ("Talk to a running server", ("infer", "models", "explain", "startup")),
-    ("Release versions", ("release",)),
-    ("Score files", ("score",)),
-    ("Measure", ("bench", "tune", "cost", "replay")),
-    ("Platforms", ("emulate", "manifests", "image", "deploy")),
-    ("Models in clouds", ("pull", "cache")),
-    ("Security", ("keys",)),
-    ("About this installation", ("version",)),
-)
-"""Commands by heading, as `remora --help` lists them."""
+_SERVE_HELP = "serve models over HTTP and gRPC"
 _SYNONYMS = {
     # Flags of other servers, with ours or an explanation.
     "--port": "--http-port",
@@ -97,13 +86,13 @@ def _print_refusal(error: Exception) -> None:
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments.
 
-    For `serve` only the flags in use are built because that starts faster.
+    Only the command in use gets its arguments, and `serve` only the flags in use, because that starts faster.
     """
     if argv and argv[0] == "serve" and not {"-h", "--help"} & set(argv):
         options, unknown = build_parser(serve_flags={word.partition("=")[0] for word in argv}).parse_known_args(argv)
         if not unknown:
             return options
-    options, unknown = build_parser().parse_known_args(argv)
+    options, unknown = build_parser(only=argv[0] if argv else "").parse_known_args(argv)
     if unknown:
         _fail_with_hint(options, unknown)
     return options
@@ -124,8 +113,11 @@ def _fail_with_hint(options: argparse.Namespace, unknown: Sequence[str]) -> NoRe
     parser.error(f"unrecognized arguments: {' '.join(shown)}{hint}")
 
 
-def build_parser(serve_flags: Container[str] | None = None) -> argparse.ArgumentParser:
-    """Return the parser of the whole command line, or of `serve` with only the named flags."""
+def build_parser(serve_flags: Container[str] | None = None, only: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of the whole command line.
+
+    With ``serve_flags`` it has `serve` alone, with these flags; with ``only`` that command alone has arguments.
+    """
     parser = argparse.ArgumentParser(
         prog="remora",
         usage="%(prog)s [-h] [--version] COMMAND ...",
@@ -134,13 +126,42 @@ def build_parser(serve_flags: Container[str] | None = None) -> argparse.Argument
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(metavar="COMMAND", prog="remora", help=argparse.SUPPRESS)
-    _add_serve(commands, serve_flags)
+    serve = commands.add_parser(
+        "serve",
+        formatter_class=argparse.HelpFormatter
+        if serve_flags is None
+        else partial(argparse.HelpFormatter, width=_WIDTH),
+        help=_SERVE_HELP,
+        usage="%(prog)s [PATH ...] [--OPTION VALUE ...]\n       %(prog)s --help",
+        description="Serve the models at each PATH until SIGTERM.",
+        allow_abbrev=False,
+    )
+    if only in (None, "serve"):
+        _add_serve(serve, serve_flags)
     if serve_flags is None:
-        from remora.cli import arguments as cli_commands
-
-        cli_commands.add_commands(commands)
-        parser.epilog = _in_groups({action.dest: action.help or "" for action in commands._choices_actions})
+        _add_commands(parser, commands, only)
     return parser
+
+
+def _add_commands(parser: argparse.ArgumentParser, commands: Any, only: str | None) -> None:
+    """Add the commands beside `serve`, those of other packages if one of them or the help is asked for."""
+    from remora import plugins
+
+    found = {name: row for name, row in plugins.COMMANDS.items() if plugins.is_present(row.target)}
+    targets: dict[str, Callable[[], Any]] = {name: partial(plugins.load, row.target) for name, row in found.items()}
+    if only is not None and only != "serve" and only not in found:
+        for entry in plugins.installed("commands"):
+            if entry.name not in plugins.COMMANDS and entry.name != "serve":
+                place = f"of {entry.dist.name}" if entry.dist is not None else "of another package"
+                found[entry.name] = plugins.Command("Other packages", place, "")
+                targets[entry.name] = entry.load
+    rows = [("Serve models", "serve", _SERVE_HELP)]
+    for name, row in found.items():
+        command = commands.add_parser(name, help=row.help)
+        rows.append((row.heading, name, row.help))
+        if only in (None, name):
+            targets[name]()(command)
+    parser.epilog = _in_groups(rows)
 
 
 def command_parsers() -> list[tuple[str, argparse.ArgumentParser]]:
@@ -156,28 +177,17 @@ def command_parsers() -> list[tuple[str, argparse.ArgumentParser]]:
     return found
 
 
-def _in_groups(commands: Mapping[str, str]) -> str:
-    """Return the commands with their help by purpose, because argparse cannot group them."""
-    grouped = {name for _, names in _GROUPS for name in names}
-    rest = ("Other", tuple(name for name in commands if name not in grouped))
-    lines = []
-    for title, names in (*_GROUPS, rest):
-        rows = [f"  {name:<10} {commands[name]}" for name in names if name in commands]
-        lines += ["", f"{title}:", *rows] if rows else []
+def _in_groups(rows: Sequence[tuple[str, str, str]]) -> str:
+    """Return commands, given as heading, name and help, by heading, because argparse cannot group them."""
+    lines: list[str] = []
+    for heading in dict.fromkeys(heading for heading, _, _ in rows):
+        lines += ["", f"{heading}:", *(f"  {name:<10} {text}" for title, name, text in rows if title == heading)]
     return "\n".join([*lines[1:], "", "remora COMMAND --help shows the arguments of a command."])
 
 
-def _add_serve(commands: Any, flags: Container[str] | None) -> None:
+def _add_serve(serve: argparse.ArgumentParser, flags: Container[str] | None) -> None:
     from remora.options import IGNORED_FLAGS, EngineOptions, ServerOptions
 
-    serve = commands.add_parser(
-        "serve",
-        formatter_class=argparse.HelpFormatter if flags is None else partial(argparse.HelpFormatter, width=_WIDTH),
-        help="serve models over HTTP and gRPC",
-        usage="%(prog)s [PATH ...] [--OPTION VALUE ...]\n       %(prog)s --help",
-        description="Serve the models at each PATH until SIGTERM.",
-        allow_abbrev=False,
-    )
     serve.add_argument("paths", nargs="*", metavar="PATH", help=_help(EngineOptions, "paths"))
     serve.add_argument(
         "--host-platform",

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from remora.backends.registry import BUILT_IN, installed_backends
+from remora import plugins
+from remora.backends.registry import installed_backends
 from remora.cli.output import columns
 from remora.system.gpus import Gpus
 from remora.system.install_advice import install_command
@@ -84,7 +85,7 @@ def table(
             continue
         shown = ", ".join(f"{each} {found}" for each, found in installed) or "built in"
         rows.append((name, shown, _devices(runtime, installed, gpus), runtime.files))
-    rows += [(name, distribution, "", "") for name, distribution in offered if name not in BUILT_IN]
+    rows += [(name, distribution, "", "") for name, distribution in offered if name not in plugins.BACKENDS]
     rows += [(name, "in the backend directory", "", "") for name in folders]
     return rows
 
@@ -113,6 +114,6 @@ def _backends_in(directory: str) -> list[str]:
     found = []
     for folder in sorted(path for path in Path(directory).iterdir() if path.is_dir()):
         files = ("backend.py", "model.py", f"libremora_{folder.name}.so")
-        if folder.name not in BUILT_IN and any((folder / file).is_file() for file in files):
+        if folder.name not in plugins.BACKENDS and any((folder / file).is_file() for file in files):
             found.append(folder.name)
     return found

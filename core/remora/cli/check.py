@@ -11,7 +11,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, cast
 
-from remora.backends.registry import BUILT_IN, installed_backends
+from remora import plugins
+from remora.backends.registry import installed_backends
 from remora.cli.config import Target, as_ensemble, is_bare, is_ensemble, normalised, planned, targets_under
 from remora.cli.output import one_line, warnings_shown
 from remora.config import find_config, parse_config, read_config, validate
@@ -196,9 +197,9 @@ class _Checker:
 
 def _check_backend(name: str, directory: str) -> None:
     """Raise ConfigError with the nearest name for an unknown backend."""
-    if name in BUILT_IN or (directory and Path(directory, name).is_dir()):
+    if name in plugins.BACKENDS or (directory and Path(directory, name).is_dir()):
         return
-    names = [*BUILT_IN, *(each for each, _ in installed_backends())]
+    names = [*plugins.BACKENDS, *(each for each, _ in installed_backends())]
     if name in names:
         return
     close = [each for each in names if each.startswith(name)] or get_close_matches(name, names, n=1)

@@ -14,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from remora.backends.registry import BUILT_IN, find_backend, kinds_of
+from remora import plugins
+from remora.backends.registry import find_backend, kinds_of
 from remora.cli.output import warnings_shown
 from remora.config import (
     ANY_KIND,
@@ -157,7 +158,7 @@ def normalised(config: ModelConfig, name: str, gpus: int) -> ModelConfig:
     filled.CopyFrom(config)
     with suppress(ConfigError):  # without a backend entry only the model file determines it
         infer_backend(filled, name, ())
-    kinds = kinds_of(find_backend(filled.backend)) if filled.backend in BUILT_IN else ANY_KIND
+    kinds = kinds_of(find_backend(filled.backend)) if filled.backend in plugins.BACKENDS else ANY_KIND
     normalise(filled, name, gpus=range(gpus), kinds=kinds)
     return filled
 

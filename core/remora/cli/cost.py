@@ -8,17 +8,16 @@ import math
 import sys
 from typing import Any
 
+from remora.cli.arguments import bind
 from remora.cli.output import UsageError, columns
 from remora.cli.scale_to_zero import LogError, Rates, Replay, best, break_even_gap_s, read_arrivals, replay
 
 
-def add_cost(commands: Any) -> argparse.ArgumentParser:
+def add_cost(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `remora cost`."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "cost",
-        help="compare scale to zero with always on, from a request log",
-        description="Replay the arrivals of a request log against one instance and print the cost of several "
-        "retention times of an idle instance. You pass the prices; remora knows no price list.",
+    parser.description = (
+        "Replay the arrivals of a request log against one instance and print the cost of several "
+        "retention times of an idle instance. You pass the prices; remora knows no price list."
     )
     parser.add_argument(
         "log",
@@ -60,7 +59,7 @@ def add_cost(commands: Any) -> argparse.ArgumentParser:
         help="price per request of a platform that bills by request, for comparison",
     )
     parser.add_argument("--json-out", action="store_true", help="print the result as JSON")
-    return parser
+    bind(parser, cost)
 
 
 def cost(options: argparse.Namespace) -> int:

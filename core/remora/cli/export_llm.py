@@ -9,8 +9,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
+from remora.cli.arguments import bind
 from remora.cli.output import UsageError
 from remora.errors import InternalError
 
@@ -29,13 +29,11 @@ _WEIGHTS = ("*.safetensors", "*.bin")
 _EXPORTED = "genai_config.json"
 
 
-def add_export_llm(commands: Any) -> argparse.ArgumentParser:
+def add_export_llm(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `remora export-llm`."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "export-llm",
-        help="export a language model of Hugging Face for ONNX Runtime",
-        description="Export a folder with a language model of Hugging Face to a folder that remora serves, with "
-        "onnxruntime-genai's exporter. Its packages, about 2 GB, are installed into a separate environment once.",
+    parser.description = (
+        "Export a folder with a language model of Hugging Face to a folder that remora serves, with "
+        "onnxruntime-genai's exporter. Its packages, about 2 GB, are installed into a separate environment once."
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder with config.json, weights and tokenizer")
     parser.add_argument(
@@ -61,7 +59,7 @@ def add_export_llm(commands: Any) -> argparse.ArgumentParser:
         metavar="FILE",
         help="interpreter of an environment that has the exporter, for machines without a package index",
     )
-    return parser
+    bind(parser, export_llm)
 
 
 def export_llm(options: argparse.Namespace) -> int:

@@ -7,7 +7,8 @@ import sys
 from base64 import b64decode
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+from remora.cli.arguments import bind
 
 _FUNCTION = '''"""A model written as a function. Serve it with: remora serve app.py"""
 
@@ -144,18 +145,14 @@ TEMPLATES: Mapping[str, Mapping[str, str | bytes]] = {
 """Files of each template by their path."""
 
 
-def add_init(commands: Any) -> argparse.ArgumentParser:
+def add_init(parser: argparse.ArgumentParser) -> None:
     """Add the command `init`."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "init",
-        help="create a new model from a template",
-        description="Write the files of a template into a folder. Existing files are never overwritten.",
-    )
+    parser.description = "Write the files of a template into a folder. Existing files are never overwritten."
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder, which is created if necessary")
     parser.add_argument(
         "--template", choices=list(TEMPLATES), default="function", help="what to create (default %(default)s)"
     )
-    return parser
+    bind(parser, init)
 
 
 def init(options: argparse.Namespace) -> int:
@@ -175,17 +172,15 @@ def init(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_export(commands: Any) -> argparse.ArgumentParser:
+def add_export(parser: argparse.ArgumentParser) -> None:
     """Add the command `export`."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "export",
-        help="write the decorated functions of a file as a Triton repository",
-        description="Import each SOURCE and write its models into DIR as a repository that remora and Triton serve. "
-        "Each model gets a copy of the file and of the modules beside it that it imports.",
+    parser.description = (
+        "Import each SOURCE and write its models into DIR as a repository that remora and Triton serve. "
+        "Each model gets a copy of the file and of the modules beside it that it imports."
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="repository to write; must be empty or missing")
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help="app.py, app.py:NAME,NAME or package.module:NAME")
-    return parser
+    bind(parser, export)
 
 
 def export(options: argparse.Namespace) -> int:

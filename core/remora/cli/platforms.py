@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
+from remora.cli.arguments import bind
 from remora.cli.output import UsageError, columns
 
 _EMULATE = """\
@@ -35,31 +34,22 @@ See remora deploy PLATFORM --help for the arguments.
 """
 
 
-def add_emulate(commands: Any) -> list[argparse.ArgumentParser]:
-    """Add `emulate` and return the parsers of its platforms."""
-    emulate = commands.add_parser(
-        "emulate",
-        help="test a server against a platform's contract",
-        description=_EMULATE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_emulate(emulate: argparse.ArgumentParser) -> None:
+    """Add the platforms of `remora emulate`."""
+    emulate.description = _EMULATE
+    emulate.formatter_class = argparse.RawDescriptionHelpFormatter
     platforms = import_module("remora_adapters.emulate").PLATFORMS
     kinds = emulate.add_subparsers(metavar="PLATFORM", dest="platform", required=True, help=", ".join(platforms))
-    parsers = []
     for platform in platforms:
         parser = kinds.add_parser(platform, description=_EMULATE, formatter_class=argparse.RawDescriptionHelpFormatter)
         _add_emulate_options(parser)
-        parsers.append(parser)
-    return parsers
+        bind(parser, _emulate)
 
 
-def add_manifests(commands: Any) -> argparse.ArgumentParser:
-    """Add `manifests` and return its parser."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "manifests",
-        help="print deployment files computed from models",
-        description="Load and measure the models, and print deployment files for a platform with the reason for "
-        "each number.",
+def add_manifests(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `remora manifests`."""
+    parser.description = (
+        "Load and measure the models, and print deployment files for a platform with the reason for each number."
     )
     platforms = import_module("remora_adapters.manifests").PLATFORMS
     parser.add_argument("platform", choices=platforms, metavar="PLATFORM", help=", ".join(platforms))
@@ -73,15 +63,15 @@ def add_manifests(commands: Any) -> argparse.ArgumentParser:
         help="location of the models for the deployment (default: PATH if it is a URL)",
     )
     import_module("remora_adapters.manifests").add_choices(parser)
-    return parser
+    bind(parser, _manifests)
 
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+~-]*|/[A-Za-z0-9._:/@+~-]*")
 
 
-def manifests(options: argparse.Namespace) -> int:
-    """Run `manifests` and return the exit code.
+def _manifests(options: argparse.Namespace) -> int:
+    """Print the files and return the exit code.
 
     Raises UsageError for unprintable values, RemoraError.
     """
@@ -112,9 +102,8 @@ def manifests(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_image(commands: Any) -> list[tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]]:
-    """Add `image` and return the parsers of its actions with their commands."""
-    image = commands.add_parser("image", help="build container images")
+def add_image(image: argparse.ArgumentParser) -> None:
+    """Add the actions of `remora image`."""
     kinds = image.add_subparsers(metavar="ACTION", required=True)
     images = import_module("remora_adapters.images")
     build = kinds.add_parser(
@@ -124,24 +113,22 @@ def add_image(commands: Any) -> list[tuple[argparse.ArgumentParser, Callable[[ar
     )
     images.add_arguments(build)
     listing = kinds.add_parser("list", help="list the images", description="List the images that build can make.")
-    return [(build, _build_image), (listing, _list_images)]
+    bind(build, _build_image)
+    bind(listing, _list_images)
 
 
-def add_build(commands: Any) -> argparse.ArgumentParser:
-    """Add `build` and return its parser."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "build",
-        help="write the build context of an image with a model and its packages",
-        description="Write a folder from which docker, podman, buildah or a cloud builds a container image: the files "
+def add_build(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `remora build`."""
+    parser.description = (
+        "Write a folder from which docker, podman, buildah or a cloud builds a container image: the files "
         "of SOURCE, the packages of its requirements.txt, this remora, and a Dockerfile. A Python file comes with the "
-        "modules beside it that it imports. The same files give the same folder.",
+        "modules beside it that it imports. The same files give the same folder."
     )
     import_module("remora_adapters.images").add_model_arguments(parser)
-    return parser
+    bind(parser, _build)
 
 
-def build(options: argparse.Namespace) -> int:
-    """Run `build` and return the exit code."""
+def _build(options: argparse.Namespace) -> int:
     code: int = import_module("remora_adapters.images.models").build(options)
     return code
 
@@ -212,30 +199,24 @@ def _add_emulate_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def emulate(options: argparse.Namespace) -> int:
-    """Run `emulate` and return the exit code."""
+def _emulate(options: argparse.Namespace) -> int:
     code: int = import_module("remora_adapters.emulate.running").run(options)
     return code
 
 
-def add_deploy(commands: Any) -> argparse.ArgumentParser:
-    """Add `deploy`, whose arguments the platform modules define, and return its parser."""
+def add_deploy(deploy: argparse.ArgumentParser) -> None:
+    """Add the arguments of `remora deploy`, most of which the platforms' modules define."""
     platforms = import_module("remora_adapters.deploy").PLATFORMS
     actions = import_module("remora_adapters.deploy").ACTIONS
-    deploy: argparse.ArgumentParser = commands.add_parser(
-        "deploy",
-        help="deploy to a platform; show, call, roll back or remove a service",
-        description=_DEPLOY,
-        epilog="actions:\n" + "\n".join(f"  {name:<10} {text}" for name, text in actions.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    deploy.description = _DEPLOY
+    deploy.epilog = "actions:\n" + "\n".join(f"  {name:<10} {text}" for name, text in actions.items())
+    deploy.formatter_class = argparse.RawDescriptionHelpFormatter
     words = (*platforms, *actions)
     deploy.add_argument("platform", choices=words, metavar="PLATFORM|ACTION", help=f"platform: {', '.join(platforms)}")
     deploy.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the platform")
-    return deploy
+    bind(deploy, _deploy)
 
 
-def deploy(options: argparse.Namespace) -> int:
-    """Run `deploy` and return the exit code."""
+def _deploy(options: argparse.Namespace) -> int:
     code: int = import_module("remora_adapters.deploy.command").main([options.platform, *options.arguments])
     return code

@@ -8,8 +8,9 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from remora.cli.arguments import bind
 from remora.cli.output import columns
 from remora.errors import AlreadyExistsError, NotFoundError
 from remora.repository import CacheSettings, ModelFolder
@@ -21,14 +22,12 @@ if TYPE_CHECKING:
 _STAGE = ".remora-pull"
 
 
-def add_pull(commands: Any) -> argparse.ArgumentParser:
+def add_pull(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `remora pull`."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "pull",
-        help="download models from cloud storage",
-        description="Download the models at a URL, or extract them from an archive, into DIR with one folder each, "
+    parser.description = (
+        "Download the models at a URL, or extract them from an archive, into DIR with one folder each, "
         "as `remora serve DIR` expects; without DIR, into the cache of `remora serve URL`. An interrupted download "
-        "resumes.",
+        "resumes."
     )
     parser.add_argument("url", metavar="URL", help="repository, model or archive: s3://, gs://, as://, https://")
     parser.add_argument("directory", nargs="?", type=Path, metavar="DIR", help="target directory (default: the cache)")
@@ -37,25 +36,24 @@ def add_pull(commands: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--force", action="store_true", help="replace models that DIR already has")
     _add_cache_options(parser)
-    return parser
+    bind(parser, pull)
 
 
-def add_cache(commands: Any) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Add the arguments of `remora cache list` and `remora cache clear`."""
-    cache = commands.add_parser("cache", help="list or clear the local cache of downloaded models")
+def add_cache(cache: argparse.ArgumentParser) -> None:
+    """Add the actions of `remora cache`."""
     kinds = cache.add_subparsers(metavar="ACTION", required=True)
-    listing: argparse.ArgumentParser = kinds.add_parser(
+    listing = kinds.add_parser(
         "list", help="print every cached file", description="Print every cached file, the oldest first."
     )
     listing.add_argument("--json-out", action="store_true", help="print the list as JSON")
-    clear: argparse.ArgumentParser = kinds.add_parser(
+    clearing = kinds.add_parser(
         "clear",
         help="remove unused models",
         description="Remove the models that no running server uses. A server downloads them again when needed.",
     )
-    for parser in (listing, clear):
+    for parser, run in ((listing, show), (clearing, clear)):
         _add_cache_options(parser)
-    return listing, clear
+        bind(parser, run)
 
 
 def _add_cache_options(parser: argparse.ArgumentParser) -> None:

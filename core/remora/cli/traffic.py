@@ -1,31 +1,37 @@
-"""Arguments of the commands that score files, generate load, and tune or release models."""
+"""Arguments of the commands that score files, generate load, replay requests and tune models."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from remora.cli.arguments import (
+    add_header,
+    add_inputs,
+    add_server,
+    add_timeout,
+    bind,
+    count,
+    duration_ms,
+    pair,
+    seconds,
+)
 from remora.traffic.arrivals import SHAPES
 from remora.traffic.objective import Slo
 
 _MOST_PER_S = 1_000_000
 """Largest rate of an open loop; a process sends about 10,000 requests per second."""
-Count = Callable[[str], int]
-Pair = Callable[[str], tuple[str, str]]
 
 
-def add_score(commands: Any, count: Count, pair: Pair) -> argparse.ArgumentParser:
+def add_score(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `remora score`."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "score",
-        help="run the rows of a file through a model",
-        description="Run every row of INPUT through a model in this process and write the results to OUTPUT. Formats: "
+    parser.description = (
+        "Run every row of INPUT through a model in this process and write the results to OUTPUT. Formats: "
         ".csv, .jsonl, .npy, .parquet, or a folder of images; each file is local or in a bucket (s3://, gs://, az://). "
         "A run that is interrupted goes on where it stopped when the command is repeated. Rows that cannot be scored "
-        "are written to a file beside OUTPUT with the reason.",
+        "are written to a file beside OUTPUT with the reason."
     )
     parser.add_argument("models", metavar="PATH", help="model file, model directory or repository, or its URL")
     parser.add_argument(
@@ -81,7 +87,7 @@ def add_score(commands: Any, count: Count, pair: Pair) -> argparse.ArgumentParse
     parser.add_argument(
         "--backend-config", action="append", default=[], metavar="BACKEND,KEY=VALUE", help="as for serve; repeatable"
     )
-    return parser
+    bind(parser, _score)
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -91,22 +97,19 @@ def _numbers(text: str) -> tuple[float, ...]:
         raise argparse.ArgumentTypeError(f"expected numbers with commas between them, got {text!r}") from None
 
 
-def score(options: argparse.Namespace) -> int:
-    """Run `remora score`."""
+def _score(options: argparse.Namespace) -> int:
     from remora.cli import score as cli_score
 
     return cli_score.score(options)
 
 
-def add_tune(commands: Any, count: Count) -> argparse.ArgumentParser:
-    """Add the arguments of `remora tune`, except those of its requests."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "tune",
-        help="find the settings of models for a latency objective",
-        description="Search batch size, queue delay, instances, threads and accelerators of the models at PATH: the "
+def add_tune(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `remora tune`."""
+    parser.description = (
+        "Search batch size, queue delay, instances, threads and accelerators of the models at PATH: the "
         "highest throughput that holds the objective, or with --rate the fewest instances. Models are loaded and "
         "measured in this process. Ensembles and several models are tuned together. The exit code is 1 if no measured "
-        "configuration holds the objective; an interrupt prints the best so far.",
+        "configuration holds the objective; an interrupt prints the best so far."
     )
     parser.add_argument("models", metavar="PATH", help="model file, model directory, repository or Python file")
     parser.add_argument(
@@ -139,11 +142,12 @@ def add_tune(commands: Any, count: Count) -> argparse.ArgumentParser:
     parser.add_argument(
         "--backend-config", action="append", default=[], metavar="BACKEND,KEY=VALUE", help="as for serve; repeatable"
     )
-    return parser
+    add_inputs(parser, "--request")
+    parser.set_defaults(output=[], classes=0)
+    bind(parser, _tune)
 
 
-def tune(options: argparse.Namespace) -> int:
-    """Run `remora tune`."""
+def _tune(options: argparse.Namespace) -> int:
     from remora.cli import tune as cli_tune
 
     return cli_tune.tune(options)
@@ -176,13 +180,11 @@ def bytes_of(text: str) -> int:
     return value
 
 
-def add_replay(commands: Any, count: Count, number: Callable[[str], float]) -> argparse.ArgumentParser:
+def add_replay(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `remora replay`."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "replay",
-        help="send captured requests again and compare the answers",
-        description="Send the requests that 'remora serve --capture' has written to a server, in their order, and "
-        "compare the answers with the captured ones. The exit code is 1 if an answer differs.",
+    parser.description = (
+        "Send the requests that 'remora serve --capture' has written to a server, in their order, and "
+        "compare the answers with the captured ones. The exit code is 1 if an answer differs."
     )
     parser.add_argument(
         "file",
@@ -195,29 +197,59 @@ def add_replay(commands: Any, count: Count, number: Callable[[str], float]) -> a
     server.add_argument("--profile", default="", metavar="NAME", help="server of the file of profiles, with its key")
     parser.add_argument("--model", default="", metavar="NAME", help="send the requests of this model alone")
     parser.add_argument(
-        "--relative", type=number, default=0.0, metavar="R", help="tolerance of floats, relative (default: exact)"
+        "--relative", type=float, default=0.0, metavar="R", help="tolerance of floats, relative (default: exact)"
     )
     parser.add_argument(
-        "--absolute", type=number, default=0.0, metavar="A", help="tolerance of floats, absolute (default: exact)"
+        "--absolute", type=float, default=0.0, metavar="A", help="tolerance of floats, absolute (default: exact)"
     )
     parser.add_argument("--most", type=count, default=0, metavar="N", help="send at most N requests (default: all)")
     parser.add_argument(
         "--show", type=count, default=10, metavar="N", help="print the first N differences (default %(default)s)"
     )
     parser.add_argument("--json", action="store_true", dest="json_out", help="print the counts as JSON")
-    return parser
+    add_header(parser)
+    add_timeout(parser, 60.0)
+    bind(parser, _replay)
 
 
-def replay(options: argparse.Namespace) -> int:
-    """Run `remora replay`."""
+def _replay(options: argparse.Namespace) -> int:
     from remora.cli import replay as cli_replay
 
     return cli_replay.replay(options)
 
 
-def add_bench_load(kinds: Any, count: Count, seconds: Callable[[str], float]) -> argparse.ArgumentParser:
-    """Add the arguments of `remora bench load` that it does not share with `remora infer`."""
-    parser: argparse.ArgumentParser = kinds.add_parser(
+def add_bench(bench: argparse.ArgumentParser) -> None:
+    """Add the actions of `remora bench`."""
+    kinds = bench.add_subparsers(metavar="WHAT", required=True)
+    parser = kinds.add_parser(
+        "coldstart",
+        help="measure the time from process start to the first response",
+        description="Start `remora serve PATH...` as a child process, send each model one generated request, and "
+        "print the startup phases. Exit with 1 and the slowest phase if the first response exceeds the budget.",
+    )
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="models to serve, as for `remora serve`")
+    parser.add_argument("--budget", type=duration_ms, metavar="2s", help="maximum time to the first response")
+    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="starts; reports the median (default 1)")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="save the report for --baseline")
+    parser.add_argument("--baseline", type=Path, metavar="FILE", help="saved report to compare with")
+    parser.add_argument(
+        "--serve", action="append", default=[], metavar="FLAG", help="server flag, as --FLAG=X; repeatable"
+    )
+    parser.add_argument("--json-out", action="store_true", help="print the report as JSON")
+    add_header(parser)
+    add_timeout(parser, 300.0)
+    bind(parser, _coldstart)
+    _add_load(kinds)
+
+
+def _coldstart(options: argparse.Namespace) -> int:
+    from remora.cli import startup as cli_startup
+
+    return cli_startup.coldstart(options)
+
+
+def _add_load(kinds: Any) -> None:
+    parser = kinds.add_parser(
         "load",
         help="measure throughput and latency of a server under load",
         description="Send requests over persistent connections and print throughput, percentiles of latency and the "
@@ -300,7 +332,11 @@ def add_bench_load(kinds: Any, count: Count, seconds: Callable[[str], float]) ->
     results.add_argument("--csv", type=Path, metavar="FILE", help="also write the results as CSV")
     results.add_argument("--html", type=Path, metavar="FILE", help="also write a page with curves of latency")
     results.add_argument("--quiet", action="store_true", help="print no progress")
-    return parser
+    add_inputs(parser)
+    parser.set_defaults(output=[], classes=0)
+    add_server(parser)
+    add_timeout(parser, 60.0)
+    bind(parser, _load)
 
 
 def _rate(text: str) -> float:
@@ -311,114 +347,6 @@ def _rate(text: str) -> float:
     if not 0 < value <= _MOST_PER_S:
         raise argparse.ArgumentTypeError(f"expected requests per second, above 0 to {_MOST_PER_S:,}, got {text!r}")
     return value
-
-
-_RELEASE_VERBS = {
-    "start": "send a part of the requests to a version",
-    "weight": "change the part of the requests that a version gets",
-    "promote": "make the canary the stable version",
-    "rollback": "send all requests to the stable version again",
-    "alias": "let a name stand for a version, or for none",
-    "shadow": "copy a part of the requests to a version, model or server and compare the answers",
-    "end": "forget the release, so that the version policy decides again",
-    "status": "print the versions, their weights and answers, and the latest decisions",
-}
-
-
-def add_release(commands: Any, count: Count, server: Callable[[Any], None]) -> list[argparse.ArgumentParser]:
-    """Add the arguments of `remora release`, and return the parsers of its verbs."""
-    releases = commands.add_parser(
-        "release",
-        help="send a part of a model's requests to another version",
-        description="Divide the requests to a model of a running server among its versions (docs/releases.md).",
-    )
-    verbs = releases.add_subparsers(metavar="VERB", required=True)
-    parsers = []
-    for verb, text in _RELEASE_VERBS.items():
-        parser: argparse.ArgumentParser = verbs.add_parser(verb, help=text, description=f"{text.capitalize()}.")
-        parser.set_defaults(verb=verb)
-        parser.add_argument("model", metavar="MODEL", help="name of the model")
-        if verb == "start":
-            parser.add_argument("version_number", type=count, metavar="VERSION", help="version in the repository")
-            _add_release_start(parser)
-        elif verb == "shadow":
-            _add_release_shadow(parser, count)
-        elif verb == "weight":
-            parser.add_argument("share", metavar="PERCENT", help="part of the requests, such as 25%%")
-        elif verb == "alias":
-            parser.add_argument("alias", metavar="NAME", help="name, which clients write as MODEL@NAME")
-            parser.add_argument(
-                "version_number", type=count, nargs="?", metavar="VERSION", help="version (default: remove the name)"
-            )
-        if verb in ("start", "weight", "promote", "rollback"):
-            parser.add_argument("--name", default="", metavar="ARM", help="arm other than canary, for A/B tests")
-            parser.add_argument("--reason", default="", metavar="TEXT", help="reason to keep with the decision")
-        if verb == "end":
-            parser.add_argument(
-                "--serve-latest", action="store_true", help="also if the version that serves then was rolled back"
-            )
-        server(parser)
-        parser.add_argument("--json-out", action="store_true", help="print the state as JSON")
-        parsers.append(parser)
-    return parsers
-
-
-def _add_release_shadow(parser: argparse.ArgumentParser, count: Count) -> None:
-    parser.add_argument(
-        "version_number",
-        type=count,
-        nargs="?",
-        metavar="VERSION",
-        help="version (default: the one that serves; without --to-model and --to: end the shadow)",
-    )
-    parser.add_argument(
-        "--to-model", default="", dest="other_model", metavar="NAME", help="another model of the server"
-    )
-    parser.add_argument(
-        "--to", default="", metavar="NAME", help="another server, named by the server's option --shadow-url"
-    )
-    parser.add_argument("--share", default="100", metavar="PERCENT", help="part of the requests (default: all)")
-    parser.add_argument(
-        "--tolerance", type=float, default=0.0, metavar="X", help="difference that numbers may have (default: none)"
-    )
-    parser.add_argument("--top-k", type=count, default=0, metavar="K", help="compare only the K largest elements")
-    parser.add_argument(
-        "--compare", default="", metavar="NAME", help="function that compares, named by the option --shadow-compare"
-    )
-
-
-def _add_release_start(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--canary", default="0", metavar="PERCENT", help="part of the requests (default: none yet)")
-    parser.add_argument(
-        "--steps", default="", metavar="PERCENT,...", help="with --auto: weights that follow a good judgement"
-    )
-    parser.add_argument(
-        "--sticky",
-        default="",
-        metavar="BY",
-        help="identity of a client: request (its id, the default), header:NAME or parameter:NAME",
-    )
-    parser.add_argument("--log", action="store_true", help="log which version each request gets, for A/B tests")
-    parser.add_argument("--auto", action="store_true", help="promote or roll back by the judgement")
-    parser.add_argument(
-        "--bake", default="", metavar="TIME", help="with --auto: least duration of each step (default 10m)"
-    )
-    parser.add_argument(
-        "--alpha", type=float, metavar="P", help="with --auto: probability of a wrong decision (default 0.05)"
-    )
-    parser.add_argument(
-        "--slow-ms", type=float, metavar="MS", help="with --auto: latency limit (default: from the stable version)"
-    )
-    parser.add_argument(
-        "--least", type=int, metavar="N", help="with --auto: least number of answers of the canary (default 100)"
-    )
-
-
-def release(options: argparse.Namespace) -> int:
-    """Run `remora release`."""
-    from remora.cli import release as cli_release
-
-    return cli_release.release(options)
 
 
 def _weighted(text: str) -> tuple[str, int]:
@@ -433,8 +361,7 @@ def _at_least_one(text: str) -> int:
     return int(text)
 
 
-def bench_load(options: argparse.Namespace) -> int:
-    """Run `remora bench load`."""
+def _load(options: argparse.Namespace) -> int:
     from remora.cli import bench_load as cli_bench_load
 
     return cli_bench_load.bench_load(options)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
+from remora import plugins
 from remora.options import EngineOptions, ServerOptions
 
 if TYPE_CHECKING:  # a host is created before the server's modules are imported
@@ -24,17 +24,6 @@ if TYPE_CHECKING:  # a host is created before the server's modules are imported
     from remora.server.http.rest import Later, RestService
     from remora.server.key_check import KeyCheck
 
-PLATFORMS = (
-    "azureml",
-    "cloud_run",
-    "container",
-    "knative",
-    "kserve",
-    "sagemaker",
-    "vertex",
-)
-"""Platforms with a built-in adapter: modules of ``remora_adapters``."""
-_GROUP = "remora.hosts"
 _BESIDE = {"allow_sagemaker": "sagemaker"}
 """Options that open a platform's port in addition to V2's, and their adapters."""
 
@@ -134,14 +123,11 @@ def find_adapter(name: str) -> Adapter:
     It is built in or an entry point of an installed package in the group ``remora.hosts``. Raises ValueError for an
     unknown platform.
     """
-    if name in PLATFORMS:
-        return cast(Adapter, import_module(f"remora_adapters.{name}"))
-    from importlib.metadata import entry_points  # takes 40 ms, so only for external adapters
-
-    for entry in entry_points(group=_GROUP):
-        if entry.name == name:
-            return cast(Adapter, entry.load())
-    raise ValueError(f"there is no host platform '{name}': give one of {', '.join(PLATFORMS)}")
+    target = plugins.HOSTS.get(name)
+    found = plugins.load(target) if target is not None else plugins.find_installed("hosts", name)
+    if found is None:
+        raise ValueError(f"there is no host platform '{name}': give one of {', '.join(plugins.HOSTS)}")
+    return cast(Adapter, found)
 
 
 def extra_ports(options: ServerOptions, environ: Mapping[str, str]) -> tuple[ExtraPort, ...]:
@@ -150,5 +136,5 @@ def extra_ports(options: ServerOptions, environ: Mapping[str, str]) -> tuple[Ext
     tritonserver has the same ports. Raises ValueError for invalid settings.
     """
     wanted = [name for option, name in _BESIDE.items() if getattr(options, option)]
-    doors: list[ExtraPort] = [import_module(f"remora_adapters.{name}").beside(options, environ) for name in wanted]
+    doors: list[ExtraPort] = [plugins.load(plugins.HOSTS[name]).beside(options, environ) for name in wanted]
     return tuple(doors)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from remora.backends.registry import BUILT_IN
+from remora import plugins
 from remora.cli import main
 from remora.cli.backends import RUNTIMES, table
 from remora.system.install_advice import install_command
@@ -20,7 +20,7 @@ def rows(installed: dict[str, str], gpus: int = 0) -> dict[str, tuple[str, ...]]
 
 
 def test_every_built_in_backend_is_known() -> None:
-    assert set(RUNTIMES) == set(BUILT_IN)
+    assert set(RUNTIMES) == set(plugins.BACKENDS)
 
 
 def test_what_is_missing_comes_with_the_line_that_installs_it() -> None:

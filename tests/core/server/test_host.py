@@ -13,9 +13,10 @@ from remora.cli import main
 from remora.engine import Engine
 from remora.messages import Buffer, Ticket
 from remora.options import ServerOptions
+from remora.plugins import HOSTS
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer
-from remora.server.host import PLATFORMS, ExtraPort, ServerContext, find_adapter, models_of, port_of
+from remora.server.host import ExtraPort, ServerContext, find_adapter, models_of, port_of
 from remora.server.http.exchange import Exchange, Service
 from remora.server.main import Server, StartError, ready_table
 
@@ -49,7 +50,7 @@ def get(port: int, path: str) -> tuple[int, bytes]:
         connection.close()
 
 
-@pytest.mark.parametrize("name", PLATFORMS)
+@pytest.mark.parametrize("name", HOSTS)
 def test_every_platform_has_an_adapter_with_a_host(name: str) -> None:
     assert callable(find_adapter(name).host)
 

@@ -6,12 +6,12 @@ import re
 
 import pytest
 
+from remora.plugins import HOSTS
 from remora.protocols.openai.answer_schema import ANSWERS
 from remora.protocols.openai.routes import PREFIXES
 from remora.protocols.rest.answer import failure
 from remora.protocols.rest.other_routes import nearest_route, with_hint
 from remora.protocols.rest.routes import PAGES, route, typed_route
-from remora.server.host import PLATFORMS
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_path_of_another_server_names_a_route_of_this_one(path: str) -> None:
     assert "NAME" not in hint
     named = re.findall(r"(?:POST|GET|at|page|and) (/[\w/.]+)", hint)
     assert named, hint
-    assert set(re.findall(r"--host-platform (\w+)", hint)) <= set(PLATFORMS)
+    assert set(re.findall(r"--host-platform (\w+)", hint)) <= set(HOSTS)
     for each in named:
         method = "GET" if f"POST {each}" not in hint else "POST"
         if each not in PAGES and typed_route(each) is None:

@@ -1,0 +1,388 @@
+"""Arguments of the server's own commands except `serve`. Each command's module is imported when the command runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from remora.cli.arguments import (
+    Run,
+    add_header,
+    add_inputs,
+    add_server,
+    add_timeout,
+    add_url,
+    bind,
+    count,
+    pair,
+)
+
+FORMATS = ("pbtxt", "json", "yaml")
+
+
+# -- infer ------------------------------------------------------------------------------------------------------------
+
+
+def add_infer(infer: argparse.ArgumentParser) -> None:
+    """Add the arguments of `remora infer`."""
+    infer.description = "Run a model once and print its outputs, through a server or with the engine in this process."
+    infer.add_argument("model", metavar="MODEL", help="name of the model")
+    infer.add_argument(
+        "--version", type=count, dest="model_version", metavar="N", help="model version (default: the newest)"
+    )
+    where = infer.add_mutually_exclusive_group()
+    add_url(where)
+    where.add_argument(
+        "--repository", type=Path, metavar="PATH", help="load the model from this repository, without a server"
+    )
+    add_header(infer)
+    add_inputs(infer)
+    infer.add_argument(
+        "--output", action="append", default=[], metavar="NAME", help="output to return (default: all); repeatable"
+    )
+    infer.add_argument(
+        "--classes", type=count, default=0, metavar="K", help="return the K highest classes instead of the values"
+    )
+    infer.add_argument(
+        "--repeat", type=count, default=1, metavar="N", help="send the request N times in sequence (default 1)"
+    )
+    infer.add_argument("--json-out", action="store_true", help="print the response as JSON, with all values")
+    add_timeout(infer, 60.0)
+
+    def run(options: argparse.Namespace) -> int:
+        from remora.cli import infer as cli_infer
+
+        return cli_infer.infer(options)
+
+    bind(infer, run)
+
+
+# -- config -----------------------------------------------------------------------------------------------------------
+
+
+def add_config(config: argparse.ArgumentParser) -> None:
+    """Add the actions of `remora config`."""
+    kinds = config.add_subparsers(metavar="ACTION", required=True)
+
+    show = kinds.add_parser(
+        "show",
+        help="print a configuration as the server would use it",
+        description="Print the complete configuration as the server would use it, with defaults and with the values "
+        "derived from the model if its files are present.",
+    )
+    show.add_argument("path", type=Path, metavar="PATH", help="configuration, model directory or model file")
+    show.add_argument("--as-written", action="store_true", help="fill in only defaults, without opening the model")
+    _add_config_options(show, gpus=0)
+
+    derive = kinds.add_parser(
+        "derive",
+        help="print the configuration derived from the model alone",
+        description="Print the configuration derived from the model alone, ignoring a configuration file.",
+    )
+    derive.add_argument("path", type=Path, metavar="PATH", help="model file or model directory")
+    _add_config_options(derive, gpus=0)
+
+    check = kinds.add_parser(
+        "check",
+        help="find errors in configurations",
+        description="Print every problem with its file, line and key. Only --open opens the models.",
+    )
+    check.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="configurations, models or repositories")
+    check.add_argument("--open", action="store_true", help="open each model and compare it with its configuration")
+    check.add_argument(
+        "--gpus",
+        type=count,
+        default=None,
+        metavar="N",
+        help="GPUs of the serving machine (default: as many as the configuration uses)",
+    )
+    check.add_argument("--backend-directory", default="", metavar="DIR", help="custom backends, as for serve")
+
+    def run(action: str) -> Run:
+        def command(options: argparse.Namespace) -> int:
+            from remora.cli import check as cli_check
+            from remora.cli import config as cli_config
+
+            return {"show": cli_config.show, "derive": cli_config.derive, "check": cli_check.check}[action](options)
+
+        return command
+
+    for action, parser in (("show", show), ("derive", derive), ("check", check)):
+        bind(parser, run(action))
+
+
+def _add_config_options(parser: argparse.ArgumentParser, *, gpus: int) -> None:
+    parser.add_argument("--format", choices=FORMATS, default="pbtxt", help="output format (default %(default)s)")
+    parser.add_argument(
+        "--gpus",
+        type=count,
+        default=gpus,
+        metavar="N",
+        help="GPUs of the serving machine (default %(default)s)",
+    )
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+def add_models(models: argparse.ArgumentParser) -> None:
+    """Add the actions of `remora models`."""
+    kinds = models.add_subparsers(metavar="ACTION", required=True)
+    for action, help_text in (
+        ("list", "print every model with the state of each version and its reason"),
+        ("load", "load or reload a model and wait until it is ready"),
+        ("unload", "unload a model"),
+    ):
+        aliases = ["index"] if action == "list" else []
+        parser = kinds.add_parser(action, aliases=aliases, help=help_text, description=f"{help_text.capitalize()}.")
+        name_help = "print only this model" if action == "list" else "name of the model"
+        parser.add_argument("name", nargs="?" if action == "list" else None, metavar="NAME", help=name_help)
+        add_server(parser)
+        add_timeout(parser, 600.0)
+        if action == "list":
+            parser.add_argument("--ready", action="store_true", help="print only ready versions")
+            parser.add_argument("--json-out", action="store_true", help="print the index as JSON")
+        elif action == "load":
+            parser.add_argument(
+                "--config", type=Path, metavar="FILE", help="configuration to use instead of the model's own"
+            )
+            parser.add_argument(
+                "--file",
+                type=pair,
+                action="append",
+                default=[],
+                metavar="PATH=FILE",
+                help="file to send as part of the model, such as 1/model.onnx=new.onnx; requires --config; repeatable",
+            )
+        else:
+            parser.add_argument("--dependents", action="store_true", help="also unload the models of an ensemble")
+        bind(parser, _models_command(action))
+
+
+def _models_command(action: str) -> Run:
+    def run(options: argparse.Namespace) -> int:
+        from remora.cli import models as cli_models
+
+        return {"list": cli_models.show, "load": cli_models.load, "unload": cli_models.unload}[action](options)
+
+    return run
+
+
+# -- explain ----------------------------------------------------------------------------------------------------------
+
+
+def add_explain(explain: argparse.ArgumentParser) -> None:
+    """Add the arguments of `remora explain`."""
+    explain.description = (
+        "Show how recent requests of a model were batched and what other settings would do, predicted by the scheduler "
+        "on a simulated clock. For a language model, show where the time of its last answers went."
+    )
+    explain.add_argument("model", metavar="MODEL", help="name of the model")
+    explain.add_argument(
+        "--version", type=count, dest="model_version", metavar="N", help="model version (default: the newest)"
+    )
+    add_server(explain)
+    explain.add_argument(
+        "--request", metavar="ID", default="", help="explain the answer to this request of a language model"
+    )
+    explain.add_argument("--json-out", action="store_true", help="print the explanation as JSON")
+    add_timeout(explain, 60.0)
+
+    def run(options: argparse.Namespace) -> int:
+        from remora.cli import explain as cli_explain
+
+        return cli_explain.explain(options)
+
+    bind(explain, run)
+
+
+def add_startup(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `remora startup`."""
+    parser.description = "Print the startup phases of a running server, its concurrent model loads and slow imports."
+    add_server(parser)
+    parser.add_argument("--json-out", action="store_true", help="print the report as JSON")
+    add_timeout(parser, 10.0)
+
+    def run(options: argparse.Namespace) -> int:
+        from remora.cli import startup as cli_startup
+
+        return cli_startup.startup(options)
+
+    bind(parser, run)
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+
+def add_keys(keys: argparse.ArgumentParser) -> None:
+    """Add the verbs of `remora keys`."""
+    from remora.options.roles import ROLES
+
+    keys.description = "Manage API keys."
+    verbs = keys.add_subparsers(metavar="VERB", required=True)
+    new = verbs.add_parser(
+        "new",
+        help="add a key and print it",
+        description="Add a key to the file and print it, once, on the last line. The file holds only its hash.",
+    )
+    new.add_argument("--name", required=True, metavar="NAME", help="name of the key, for traces and errors")
+    new.add_argument(
+        "--role", required=True, action="append", choices=tuple(ROLES), help="what the key permits; repeatable"
+    )
+    for flag, kind, text in (
+        ("--rate", count, "requests a second that the key may send (default: no limit)"),
+        ("--burst", count, "requests at once beyond that rate (default: those of one second)"),
+        ("--concurrent", count, "requests in flight at the same time (default: no limit)"),
+    ):
+        new.add_argument(flag, type=kind, default=0, metavar="N", help=text)
+    listing = verbs.add_parser("list", help="list the keys", description="List the names and roles of the keys.")
+    revoke = verbs.add_parser("revoke", help="remove a key", description="Remove a key from the file.")
+    revoke.add_argument("--name", required=True, metavar="NAME", help="name of the key")
+    for parser, verb in ((new, "new"), (listing, "list"), (revoke, "revoke")):
+        parser.add_argument(
+            "--file", required=True, type=Path, metavar="FILE", help="file of keys, as for serve --api-keys-file"
+        )
+
+        def run(options: argparse.Namespace, verb: str = verb) -> int:
+            from remora.cli import keys as cli_keys
+
+            return cli_keys.VERBS[verb](options)
+
+        bind(parser, run)
+
+
+# -- this installation ------------------------------------------------------------------------------------------------
+
+
+def add_backends(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `remora backends`."""
+    parser.description = (
+        "List the backends with runtime, version and devices, and the command that installs a missing runtime."
+    )
+    parser.add_argument(
+        "--backend-directory", default="", metavar="DIR", help="directory of custom backends, as for serve"
+    )
+
+    def run(options: argparse.Namespace) -> int:
+        from remora.cli import backends as cli_backends
+
+        return cli_backends.backends(options)
+
+    bind(parser, run)
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    """Add what `remora version` runs."""
+    parser.description = "Print the versions of remora, Python and the installed runtimes."
+
+    def run(options: argparse.Namespace) -> int:
+        from remora.cli import versions as cli_versions
+
+        return cli_versions.versions(options)
+
+    bind(parser, run)
+
+
+# -- release ----------------------------------------------------------------------------------------------------------
+
+
+_RELEASE_VERBS = {
+    "start": "send a part of the requests to a version",
+    "weight": "change the part of the requests that a version gets",
+    "promote": "make the canary the stable version",
+    "rollback": "send all requests to the stable version again",
+    "alias": "let a name stand for a version, or for none",
+    "shadow": "copy a part of the requests to a version, model or server and compare the answers",
+    "end": "forget the release, so that the version policy decides again",
+    "status": "print the versions, their weights and answers, and the latest decisions",
+}
+
+
+def add_release(releases: argparse.ArgumentParser) -> None:
+    """Add the verbs of `remora release`."""
+    releases.description = "Divide the requests to a model of a running server among its versions (docs/releases.md)."
+    verbs = releases.add_subparsers(metavar="VERB", required=True)
+    for verb, text in _RELEASE_VERBS.items():
+        parser = verbs.add_parser(verb, help=text, description=f"{text.capitalize()}.")
+        parser.set_defaults(verb=verb)
+        parser.add_argument("model", metavar="MODEL", help="name of the model")
+        if verb == "start":
+            parser.add_argument("version_number", type=count, metavar="VERSION", help="version in the repository")
+            _add_release_start(parser)
+        elif verb == "shadow":
+            _add_release_shadow(parser)
+        elif verb == "weight":
+            parser.add_argument("share", metavar="PERCENT", help="part of the requests, such as 25%%")
+        elif verb == "alias":
+            parser.add_argument("alias", metavar="NAME", help="name, which clients write as MODEL@NAME")
+            parser.add_argument(
+                "version_number", type=count, nargs="?", metavar="VERSION", help="version (default: remove the name)"
+            )
+        if verb in ("start", "weight", "promote", "rollback"):
+            parser.add_argument("--name", default="", metavar="ARM", help="arm other than canary, for A/B tests")
+            parser.add_argument("--reason", default="", metavar="TEXT", help="reason to keep with the decision")
+        if verb == "end":
+            parser.add_argument(
+                "--serve-latest", action="store_true", help="also if the version that serves then was rolled back"
+            )
+        add_server(parser)
+        add_timeout(parser, 600.0)
+        parser.add_argument("--json-out", action="store_true", help="print the state as JSON")
+        bind(parser, _release)
+
+
+def _add_release_shadow(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "version_number",
+        type=count,
+        nargs="?",
+        metavar="VERSION",
+        help="version (default: the one that serves; without --to-model and --to: end the shadow)",
+    )
+    parser.add_argument(
+        "--to-model", default="", dest="other_model", metavar="NAME", help="another model of the server"
+    )
+    parser.add_argument(
+        "--to", default="", metavar="NAME", help="another server, named by the server's option --shadow-url"
+    )
+    parser.add_argument("--share", default="100", metavar="PERCENT", help="part of the requests (default: all)")
+    parser.add_argument(
+        "--tolerance", type=float, default=0.0, metavar="X", help="difference that numbers may have (default: none)"
+    )
+    parser.add_argument("--top-k", type=count, default=0, metavar="K", help="compare only the K largest elements")
+    parser.add_argument(
+        "--compare", default="", metavar="NAME", help="function that compares, named by the option --shadow-compare"
+    )
+
+
+def _add_release_start(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--canary", default="0", metavar="PERCENT", help="part of the requests (default: none yet)")
+    parser.add_argument(
+        "--steps", default="", metavar="PERCENT,...", help="with --auto: weights that follow a good judgement"
+    )
+    parser.add_argument(
+        "--sticky",
+        default="",
+        metavar="BY",
+        help="identity of a client: request (its id, the default), header:NAME or parameter:NAME",
+    )
+    parser.add_argument("--log", action="store_true", help="log which version each request gets, for A/B tests")
+    parser.add_argument("--auto", action="store_true", help="promote or roll back by the judgement")
+    parser.add_argument(
+        "--bake", default="", metavar="TIME", help="with --auto: least duration of each step (default 10m)"
+    )
+    parser.add_argument(
+        "--alpha", type=float, metavar="P", help="with --auto: probability of a wrong decision (default 0.05)"
+    )
+    parser.add_argument(
+        "--slow-ms", type=float, metavar="MS", help="with --auto: latency limit (default: from the stable version)"
+    )
+    parser.add_argument(
+        "--least", type=int, metavar="N", help="with --auto: least number of answers of the canary (default 100)"
+    )
+
+
+def _release(options: argparse.Namespace) -> int:
+    from remora.cli import release as cli_release
+
+    return cli_release.release(options)

@@ -1,0 +1,130 @@
+"""Names of the parts that plug into the server: backends, hosts, groups of routes, commands and metrics.
+
+A row names a part as ``module:attribute`` or as a module, so that nothing is imported before it is needed. remora's own
+parts and those of other packages use the same hooks (docs/plugins.md): other packages name theirs as entry points in
+the group ``remora.KIND``, such as ``remora.backends``. These are read only for a name that the table lacks, because
+that takes 40 ms.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+BACKENDS = {
+    "onnxruntime": "remora.backends.onnxruntime:OnnxRuntimeBackend",
+    "python": "remora.backends.python:PythonBackend",
+    "fil": "remora.backends.trees:TreesBackend",
+    "generation": "remora.backends.generation:GenerationBackend",
+    "native": "remora.backends.native:NativeBackend",
+    "openvino_genai": "remora.backends.openvino_genai:OpenVinoGenAiBackend",
+    "openvino": "remora.backends.openvino:OpenVinoBackend",
+    "tensorflow": "remora.backends.tensorflow:TensorFlowBackend",
+    "tensorrt": "remora.backends.tensorrt:TensorRtBackend",
+    "pytorch": "remora.backends.pytorch:PyTorchBackend",
+    "vllm": "remora.backends.vllm:VllmBackend",
+    "ensemble": "remora.backends.registry:EnsembleBackend",
+}
+"""Backends by name: classes of `remora.backends.Backend`."""
+
+HOSTS = {
+    name: f"remora_adapters.{name}"
+    for name in ("azureml", "cloud_run", "container", "knative", "kserve", "sagemaker", "vertex")
+}
+"""Hosts by name: modules with `remora.server.host.Adapter.host`."""
+
+
+class Command(NamedTuple):
+    """Command of the command line.
+
+    ``target`` is a function that adds the arguments to the command's parser; see `remora.cli.arguments`.
+    """
+
+    heading: str
+    help: str
+    target: str
+
+
+_SERVE, _TALK, _MEASURE = "Serve models", "Talk to a running server", "Measure"
+_PLATFORMS, _CLOUDS = "Platforms", "Models in clouds"
+COMMANDS = {
+    "init": Command(_SERVE, "create a new model from a template", "remora.cli.functions:add_init"),
+    "export": Command(
+        _SERVE, "write the decorated functions of a file as a Triton repository", "remora.cli.functions:add_export"
+    ),
+    "export-llm": Command(
+        _SERVE, "export a language model of Hugging Face for ONNX Runtime", "remora.cli.export_llm:add_export_llm"
+    ),
+    "build": Command(
+        _SERVE, "write the build context of an image with a model and its packages", "remora.cli.platforms:add_build"
+    ),
+    "config": Command(
+        _SERVE, "show, check or derive model configurations, without a server", "remora.cli.commands:add_config"
+    ),
+    "backends": Command(_SERVE, "list the backends and their installed runtimes", "remora.cli.commands:add_backends"),
+    "infer": Command(_TALK, "send one inference request", "remora.cli.commands:add_infer"),
+    "models": Command(_TALK, "list, load or unload the models of a running server", "remora.cli.commands:add_models"),
+    "explain": Command(
+        _TALK,
+        "show why batches have their size and answers take their time, and what would change it",
+        "remora.cli.commands:add_explain",
+    ),
+    "startup": Command(_TALK, "show the startup times of a server", "remora.cli.commands:add_startup"),
+    "release": Command(
+        "Release versions", "send a part of a model's requests to another version", "remora.cli.commands:add_release"
+    ),
+    "score": Command("Score files", "run the rows of a file through a model", "remora.cli.traffic:add_score"),
+    "bench": Command(_MEASURE, "measure against a budget", "remora.cli.traffic:add_bench"),
+    "tune": Command(_MEASURE, "find the settings of models for a latency objective", "remora.cli.traffic:add_tune"),
+    "cost": Command(_MEASURE, "compare scale to zero with always on, from a request log", "remora.cli.cost:add_cost"),
+    "replay": Command(
+        _MEASURE, "send captured requests again and compare the answers", "remora.cli.traffic:add_replay"
+    ),
+    "emulate": Command(_PLATFORMS, "test a server against a platform's contract", "remora.cli.platforms:add_emulate"),
+    "manifests": Command(
+        _PLATFORMS, "print deployment files computed from models", "remora.cli.platforms:add_manifests"
+    ),
+    "image": Command(_PLATFORMS, "build container images", "remora.cli.platforms:add_image"),
+    "deploy": Command(
+        _PLATFORMS, "deploy to a platform; show, call, roll back or remove a service", "remora.cli.platforms:add_deploy"
+    ),
+    "pull": Command(_CLOUDS, "download models from cloud storage", "remora.cli.storage:add_pull"),
+    "cache": Command(_CLOUDS, "list or clear the local cache of downloaded models", "remora.cli.storage:add_cache"),
+    "keys": Command("Security", "make and revoke API keys of a server", "remora.cli.commands:add_keys"),
+    "version": Command("About this installation", "print the installed versions", "remora.cli.commands:add_version"),
+}
+"""Commands beside `serve` by name, in the order of the help."""
+
+
+def find_installed(kind: str, name: str) -> Any:
+    """Return the part of another package with this name, None without any.
+
+    ``kind`` is the end of the entry points' group, such as "backends".
+    """
+    for entry in installed(kind):
+        if entry.name == name:
+            return entry.load()
+    return None
+
+
+def installed(kind: str) -> tuple[EntryPoint, ...]:
+    """Return the entry points of other packages, by name."""
+    from importlib.metadata import entry_points  # takes 40 ms
+
+    return tuple(sorted(entry_points(group=f"remora.{kind}"), key=lambda entry: entry.name))
+
+
+def load(target: str) -> Any:
+    """Return the part that a row names."""
+    module, _, attribute = target.partition(":")
+    found = import_module(module)
+    return getattr(found, attribute) if attribute else found
+
+
+def is_present(target: str) -> bool:
+    """Return True if the package of a row is installed: all but the server's own may be left out."""
+    return find_spec(target.partition(":")[0].partition(".")[0]) is not None

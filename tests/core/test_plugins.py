@@ -1,0 +1,69 @@
+"""Tables of plug-ins: each row leads to a part, and a command imports no other command."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from remora import plugins
+from remora.cli import main
+
+ROWS = {
+    **plugins.BACKENDS,
+    **plugins.HOSTS,
+    **{name: row.target for name, row in plugins.COMMANDS.items()},
+}
+
+
+def entry(name: str, value: str, kind: str) -> EntryPoint:
+    return EntryPoint(name, value, f"remora.{kind}")
+
+
+@pytest.mark.parametrize("target", sorted(set(ROWS.values())))
+def test_each_row_names_a_part_that_is_there(target: str) -> None:
+    assert plugins.is_present(target)
+    assert plugins.load(target) is not None
+
+
+def test_a_row_of_a_package_that_is_not_installed_is_not_present() -> None:
+    assert not plugins.is_present("remora_of_nobody.part:Part")
+
+
+def test_a_command_imports_no_other_command(child_environment: dict[str, str]) -> None:
+    code = "import sys; from remora.cli import main; main(['keys', 'list', '--file', '/nowhere']); print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], env=child_environment, capture_output=True, text=True)
+    loaded = {name for name in found.stdout.split() if name.startswith(("remora_", "remora.cli."))}
+    assert loaded <= {f"remora.cli.{name}" for name in ("arguments", "commands", "keys", "output", "profiles")}
+
+
+def hello(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name")
+    parser.set_defaults(command=lambda options: print(f"hello {options.name}") or 0)
+
+
+def test_a_command_of_another_package_runs_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def entry_points(group: str) -> list[EntryPoint]:
+        return [entry("hello", f"{__name__}:hello", "commands")] if group == "remora.commands" else []
+
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
+    assert main(["hello", "world"]) == 0
+    assert capsys.readouterr().out == "hello world\n"
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "hello" in capsys.readouterr().out.partition("Other packages:")[2]
+
+
+def test_no_entry_point_is_read_for_a_name_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    def entry_points(**_: Any) -> list[EntryPoint]:
+        raise AssertionError("entry points are read")
+
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
+    with pytest.raises(SystemExit):
+        main(["version", "--help"])
