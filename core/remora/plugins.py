@@ -1,4 +1,4 @@
-"""Names of the parts that plug into the server: backends, hosts, groups of routes, commands and metrics.
+"""Tables of the parts that plug into the server.
 
 A row names a part as ``module:attribute`` or as a module, so that nothing is imported before it is needed. remora's own
 parts and those of other packages use the same hooks (docs/plugins.md): other packages name theirs as entry points in
@@ -126,5 +126,5 @@ def load(target: str) -> Any:
 
 
 def is_present(target: str) -> bool:
-    """Return True if the package of a row is installed: all but the server's own may be left out."""
+    """Return True if the package of a row is installed; only the server's own always is."""
     return find_spec(target.partition(":")[0].partition(".")[0]) is not None

@@ -144,7 +144,10 @@ def build_parser(serve_flags: Container[str] | None = None, only: str | None = N
 
 
 def _add_commands(parser: argparse.ArgumentParser, commands: Any, only: str | None) -> None:
-    """Add the commands beside `serve`, those of other packages if one of them or the help is asked for."""
+    """Add the commands beside `serve`.
+
+    Those of other packages are added if a name or the help asks for them.
+    """
     from remora import plugins
 
     found = {name: row for name, row in plugins.COMMANDS.items() if plugins.is_present(row.target)}
@@ -178,7 +181,10 @@ def command_parsers() -> list[tuple[str, argparse.ArgumentParser]]:
 
 
 def _in_groups(rows: Sequence[tuple[str, str, str]]) -> str:
-    """Return commands, given as heading, name and help, by heading, because argparse cannot group them."""
+    """Return the text of commands, given as heading, name and help, by heading.
+
+    argparse cannot group them.
+    """
     lines: list[str] = []
     for heading in dict.fromkeys(heading for heading, _, _ in rows):
         lines += ["", f"{heading}:", *(f"  {name:<10} {text}" for title, name, text in rows if title == heading)]

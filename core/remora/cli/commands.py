@@ -1,4 +1,4 @@
-"""Arguments of the server's own commands except `serve`. Each command's module is imported when the command runs."""
+"""Arguments of the server's own commands except `serve`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments of the commands that score files, generate load, replay requests and tune models."""
+"""Arguments of `score`, `bench`, `replay` and `tune`."""
 
 from __future__ import annotations
 
