@@ -1,18 +1,21 @@
-"""Check that the external data of an ONNX file is in the file's folder.
+"""Check that the files that an ONNX file names are in its folder.
 
 The check runs before a runtime reads the file.
 
-Old versions of ONNX Runtime read whatever path a tensor names, and take a certain location for an address in memory.
-The check reads the structure of the file and skips its weights.
+Tensors name files with their values, and nodes of type EPContext name files with graphs that an execution provider has
+compiled. Old versions of ONNX Runtime read whatever path a tensor names, and take a certain location for an address in
+memory; which paths of an EPContext are read is the choice of each execution provider. The check reads the structure of
+the file and skips its weights.
 
-Invariant: each tensor of the file is checked, also those of subgraphs, functions, attributes and sparse tensors.
+Invariant: each tensor and node of the file is checked, also those of subgraphs, functions, attributes and sparse
+tensors.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NamedTuple
 
@@ -20,6 +23,9 @@ from remora.errors import InvalidArgumentError
 
 Bytes = mmap.mmap | bytes
 _LOCATION = b"location"
+_CONTEXT = b"EPContext"
+_CONTEXT_FILE, _MODEL_FILE, _EMBEDDED = "ep_cache_context", "onnx_model_filename", "embed_mode"
+"""Attributes of an EPContext: its content or the path of a file with it, the path of a model, and which of the two."""
 _MEMORY_MARK = "*/_ORT_"
 """Begin of the locations by which ONNX Runtime marks tensors in its own memory."""
 _DEEPEST = 100
@@ -40,17 +46,26 @@ _INNER: Mapping[str, Mapping[int, str]] = {
 }
 """Messages in messages of onnx.proto, by the number of their field."""
 _TENSOR_NAME, _ENTRY_KEY, _ENTRY_VALUE = 8, 1, 2
+_NODE_NAME, _NODE_TYPE, _NODE_ATTRIBUTE = 3, 4, 5
+_ATTRIBUTE_NAME, _ATTRIBUTE_INTEGER, _ATTRIBUTE_TEXT, _ATTRIBUTE_OF_FUNCTION = 1, 3, 4, 21
 
 
-class ExternalTensor(NamedTuple):
-    """Name of a tensor, and the location of its values."""
+class ExternalFile(NamedTuple):
+    """File that an ONNX file names.
 
-    name: str
+    Attributes:
+        owner: the tensor or node that names it.
+        content: the owner's content of the file.
+        location: the path.
+    """
+
+    owner: str
+    content: str
     location: str
 
 
 def check_external_data(path: Path) -> None:
-    """Raise InvalidArgumentError for a tensor whose values are outside of the file's folder.
+    """Raise InvalidArgumentError for a tensor or a node with a file outside of the ONNX file's folder.
 
     Raises OSError for a file that cannot be read. A file that is not ONNX passes, because its runtime explains it.
     """
@@ -58,11 +73,11 @@ def check_external_data(path: Path) -> None:
         if not os.fstat(file.fileno()).st_size:
             return
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            for tensor in external_tensors(data):
-                reason = _reason_against(path, tensor.location)
+            for each in external_files(data):
+                reason = _reason_against(path, each.location)
                 if reason:
                     raise InvalidArgumentError(
-                        f"tensor '{tensor.name}' of '{path.name}' has its values in '{_shown(tensor.location)}', "
+                        f"{each.owner} of '{path.name}' has its {each.content} in '{_shown(each.location)}', "
                         f"{reason}: save the file again with its data in the same folder"
                     )
 
@@ -89,15 +104,26 @@ def _reason_against(path: Path, location: str) -> str:
     return "which is a link out of the model's folder"
 
 
-def external_tensors(data: Bytes) -> Iterator[ExternalTensor]:
-    """Yield the tensors of an ONNX file that have a location, as far as the file can be read.
+def external_files(data: Bytes) -> Iterator[ExternalFile]:
+    """Yield the files that an ONNX file names, as far as it can be read.
 
     Raises InvalidArgumentError for a file that is nested too deeply or has too many parts to check.
     """
-    if data.find(_LOCATION) < 0:  # most files: no message has to be read
+    if data.find(_LOCATION) < 0 and data.find(_CONTEXT) < 0:  # most files: no message has to be read
         return
-    reader = _Reader(data)
-    yield from reader.tensors("model", 0, len(data), 0)
+    yield from _Reader(data).files("model", 0, len(data), 0)
+
+
+class _Attribute(NamedTuple):
+    """Attribute of a node, with the places of its texts.
+
+    ``of_function`` is True if the value is that of an attribute of the enclosing function.
+    """
+
+    name: str
+    integer: int
+    of_function: bool
+    texts: Sequence[tuple[int, int]]
 
 
 class _EndError(Exception):
@@ -109,10 +135,11 @@ class _Reader:
 
     def __init__(self, data: Bytes) -> None:
         self._data = data
+        self._has_contexts = data.find(_CONTEXT) >= 0
         self._fields = 0
 
-    def tensors(self, kind: str, start: int, end: int, depth: int) -> Iterator[ExternalTensor]:
-        """Yield the tensors with a location inside of a message."""
+    def files(self, kind: str, start: int, end: int, depth: int) -> Iterator[ExternalFile]:
+        """Yield the files that a message and the messages in it name."""
         if depth > _DEEPEST:
             raise InvalidArgumentError(f"the ONNX file has more than {_DEEPEST} graphs and nodes in each other")
         inner = _INNER[kind]
@@ -120,13 +147,15 @@ class _Reader:
             if kind == "tensor":
                 yield from self._locations(start, end)
                 return
+            if kind == "node" and self._has_contexts:
+                yield from self._contexts(start, end)
             for number, wire, begin, after in self._walk(start, end):
                 if wire == _BYTES and number in inner:
-                    yield from self.tensors(inner[number], begin, after, depth + 1)
+                    yield from self.files(inner[number], begin, after, depth + 1)
         except _EndError:  # the runtime refuses the file too
             return
 
-    def _locations(self, start: int, end: int) -> Iterator[ExternalTensor]:
+    def _locations(self, start: int, end: int) -> Iterator[ExternalFile]:
         name, locations = "", []
         for number, wire, begin, after in self._walk(start, end):
             if wire == _BYTES and number == _TENSOR_NAME:
@@ -139,7 +168,41 @@ class _Reader:
                 }
                 if entry.get(_ENTRY_KEY) == _LOCATION.decode():
                     locations.append(entry.get(_ENTRY_VALUE, ""))
-        yield from (ExternalTensor(name, location) for location in locations)
+        yield from (ExternalFile(f"tensor '{name}'", "values", location) for location in locations)
+
+    def _contexts(self, start: int, end: int) -> Iterator[ExternalFile]:
+        """Yield the files of a node of type EPContext, whatever its domain."""
+        fields = [each for each in self._walk(start, end) if each[1] == _BYTES]
+        types = ((begin, after) for number, _, begin, after in fields if number == _NODE_TYPE)
+        if not any(after - begin == len(_CONTEXT) and self._data[begin:after] == _CONTEXT for begin, after in types):
+            return
+        name = "".join(self._text(begin, after) for number, _, begin, after in fields if number == _NODE_NAME)
+        attributes = [self._attribute(begin, after) for number, _, begin, after in fields if number == _NODE_ATTRIBUTE]
+        embedded = all(each.integer == 1 for each in attributes if each.name == _EMBEDDED)
+        for each in attributes:
+            if each.name != _MODEL_FILE and (each.name != _CONTEXT_FILE or embedded):
+                continue
+            if each.of_function:
+                raise InvalidArgumentError(
+                    f"node '{name}' of the ONNX file takes its {each.name} from an attribute of a function, which "
+                    "cannot be checked: save the file again without this function"
+                )
+            content = "model" if each.name == _MODEL_FILE else "compiled graph"
+            for begin, after in each.texts:
+                yield ExternalFile(f"node '{name}'", content, self._text(begin, after))
+
+    def _attribute(self, start: int, end: int) -> _Attribute:
+        name, integer, of_function, texts = "", 0, False, []
+        for number, wire, begin, after in self._walk(start, end):
+            if wire == _BYTES and number == _ATTRIBUTE_NAME:
+                name = self._text(begin, after)
+            elif wire == _VARINT and number == _ATTRIBUTE_INTEGER:
+                integer, _ = self._varint(begin, after)
+            elif wire == _BYTES and number == _ATTRIBUTE_TEXT:
+                texts.append((begin, after))  # not read yet, because a compiled graph may be long
+            elif wire == _BYTES and number == _ATTRIBUTE_OF_FUNCTION and after > begin:
+                of_function = True
+        return _Attribute(name, integer, of_function, texts)
 
     def _text(self, start: int, end: int) -> str:
         return self._data[start:end].decode("utf-8", "surrogateescape")

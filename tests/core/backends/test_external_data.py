@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import onnx_models
-from remora.backends.external_data import ExternalTensor, check_external_data, external_tensors
+from remora.backends.external_data import ExternalFile, check_external_data, external_files
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError, RemoraError
 
@@ -161,12 +161,12 @@ def test_graphs_in_graphs_without_end_are_refused() -> None:
             data = tag + length + bytes([size]) + data
     wrapped = b"\x3a" + bytes([len(data) & 0x7F | 0x80, len(data) >> 7 & 0x7F | 0x80, len(data) >> 14]) + data
     with pytest.raises(InvalidArgumentError, match="in each other"):
-        list(external_tensors(wrapped))
+        list(external_files(wrapped))
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_to_their_end(content: bytes) -> None:
-    list(external_tensors(content + b"location"))
+    list(external_files(content + b"location"))
 
 
 def test_the_name_of_a_tensor_may_stand_behind_its_location() -> None:
@@ -174,7 +174,59 @@ def test_the_name_of_a_tensor_may_stand_behind_its_location() -> None:
     raw = external("").SerializeToString() + tensor.SerializeToString()
     graph = b"\x2a" + bytes([len(raw)]) + raw
     data = b"\x3a" + bytes([len(graph)]) + graph
-    assert list(external_tensors(data)) == [ExternalTensor("late", OUTSIDE)]
+    assert list(external_files(data)) == [ExternalFile("tensor 'late'", "values", OUTSIDE)]
+
+
+def context_node(**attributes: Any) -> Any:
+    return helper.make_node("EPContext", ["x"], ["c"], name="c", domain="com.microsoft", **attributes)
+
+
+def write_with_node(path: Path, node: Any, *, in_function: bool = False) -> None:
+    model = plain()
+    if in_function:
+        function = helper.make_function("own", "F", ["x"], ["c"], [node], [helper.make_opsetid("com.microsoft", 1)])
+        model.functions.append(function)
+    else:
+        model.graph.node.append(node)
+    path.write_bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+@pytest.mark.parametrize(
+    ("attributes", "content"),
+    [
+        ({"embed_mode": 0, "ep_cache_context": OUTSIDE}, "compiled graph"),
+        ({"embed_mode": 2, "ep_cache_context": OUTSIDE}, "compiled graph"),
+        ({"ep_cache_context": "graph.bin", "onnx_model_filename": OUTSIDE}, "model"),
+    ],
+)
+def test_a_compiled_graph_outside_of_the_folder_is_refused(
+    attributes: Any, content: str, in_function: bool, tmp_path: Path
+) -> None:
+    write_with_node(tmp_path / "model.onnx", context_node(**attributes), in_function=in_function)
+    with pytest.raises(InvalidArgumentError, match=rf"^node 'c' of 'model.onnx' has its {content} in '{OUTSIDE}'"):
+        check_external_data(tmp_path / "model.onnx")
+
+
+def test_a_path_of_a_compiled_graph_that_a_function_takes_from_its_caller_is_refused(tmp_path: Path) -> None:
+    node = context_node(embed_mode=0)
+    node.attribute.add(name="ep_cache_context", ref_attr_name="path", type=onnx.AttributeProto.STRING)
+    write_with_node(tmp_path / "model.onnx", node, in_function=True)
+    with pytest.raises(InvalidArgumentError, match=r"node 'c' .* takes its ep_cache_context from an attribute"):
+        check_external_data(tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"embed_mode": 0, "ep_cache_context": "graph.bin"},
+        {"embed_mode": 1, "ep_cache_context": b"/\0..compiled"},
+        {"ep_cache_context": b"/\0..compiled"},
+    ],
+)
+def test_a_compiled_graph_in_the_folder_or_the_file_is_left_to_the_runtime(attributes: Any, tmp_path: Path) -> None:
+    write_with_node(tmp_path / "model.onnx", context_node(**attributes))
+    check_external_data(tmp_path / "model.onnx")
 
 
 def test_a_server_refuses_such_a_model_and_reads_nothing(tmp_path: Path) -> None:
