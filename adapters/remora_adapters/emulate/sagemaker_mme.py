@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tarfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -18,6 +17,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from remora.errors import ConfigError
+from remora.storage.archive import unpack
 from remora.system.json_text import read_json
 from remora_adapters.emulate import Check, EmulateSettings, Failed, Inapplicable, Launch, Platform, Probe, Skipped
 from remora_adapters.emulate.asking import HttpReply
@@ -95,10 +96,9 @@ def _unpack_atomically(source: Path, place: Path) -> None:
         _unpack(source, part)
     else:
         try:
-            with tarfile.open(source) as archive:
-                archive.extractall(part, filter="data")
-        except tarfile.TarError as error:
-            raise ValueError(f"{source.name} cannot be unpacked: {error}") from error
+            unpack(source, part)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
     part.rename(place)
 
 

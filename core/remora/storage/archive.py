@@ -1,17 +1,17 @@
 """Unpacking of tar archives (plain, gzip, bzip2 or xz) and zip archives.
 
 Invariant: nothing is written outside of the folder, and limits are checked before a member is written. Declared sizes
-are not trusted: bytes are also counted while they are written.
+are not trusted: bytes are also counted while they are written, and the headers of a tar archive while they are read.
 """
 
 from __future__ import annotations
 
+import importlib
 import posixpath
 import stat
-import struct
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple, cast
 
 from remora.errors import ConfigError
 
@@ -26,8 +26,12 @@ _TRUSTED_BYTES = 64 << 20
 """Unpacked size up to which the compression ratio is not limited."""
 
 
-_DAMAGED = (RuntimeError, ValueError, LookupError, ArithmeticError, struct.error)
-"""Errors that the standard library raises for damaged archives besides its own."""
+_MOST_NAME, _MOST_PARTS = 4096, 64
+"""Limits of a member's name, in characters and in folders that are in each other."""
+_HEADER_BYTES = 1 << 20
+"""Limit of the headers of one member of a tar archive, which tarfile holds in memory."""
+_COMPRESSED = ((b"\x1f\x8b", "gzip"), (b"BZh", "bz2"), (b"\xfd7zXZ\0", "lzma"))
+"""First bytes of compressed files, and the modules that read them."""
 
 
 class ArchiveLimits(NamedTuple):
@@ -70,10 +74,6 @@ def unpack(archive: Path, folder: Path, limits: ArchiveLimits = ArchiveLimits(),
     Raises:
         ConfigError: not an archive, beyond ``limits``, or with a member outside of the folder.
     """
-    import tarfile  # imported here because every start loads this module and few unpack archives
-    import zipfile
-    import zlib
-
     folder.mkdir(parents=True)
     try:
         allowance = _Allowance(archive, limits, what)
@@ -81,8 +81,18 @@ def unpack(archive: Path, folder: Path, limits: ArchiveLimits = ArchiveLimits(),
             _unpack_zip(archive, folder, allowance)
         else:
             _unpack_tar(archive, folder, allowance)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, *_DAMAGED) as error:
-        raise ConfigError(f"cannot unpack {what} '{archive}': {error}") from error
+    except ConfigError:
+        raise
+    except Exception as error:  # readers of damaged archives raise errors of many types
+        raise ConfigError(f"cannot unpack {what} '{archive}': {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for it"
+    if isinstance(error, RecursionError):
+        return "a member has too many headers"
+    return str(error) or type(error).__name__
 
 
 def _begins_as_zip(archive: Path) -> bool:
@@ -113,17 +123,52 @@ class _Allowance:
             )
         why = refusal(member)
         if why:
-            raise ConfigError(f"{self._what} '{self._archive}': member '{member.name}' {why}")
+            raise ConfigError(f"{self._what} '{self._archive}': member '{member.name[:200]}' {why}")
 
 
 def _unpack_tar(archive: Path, folder: Path, allowance: _Allowance) -> None:
-    import tarfile
+    import tarfile  # imported here because every start loads this module and few unpack archives
 
-    with tarfile.open(archive) as tar:
-        for info in tar:
-            allowance.admit(_Member(info.name, _tar_kind(info), info.size, info.linkname))
-            # The filter checks again because links that are already unpacked may redirect the path.
-            tar.extract(info, folder, filter="data")
+    with _open_tar_stream(archive) as file:
+        bounded = _BoundedReads(file)
+        with tarfile.open(fileobj=cast("IO[bytes]", bounded), mode="r:") as tar:
+            for info in tar:
+                allowance.admit(_Member(info.name, _tar_kind(info), info.size, info.linkname))
+                bounded.allow(info.size)
+                # The filter checks again because links that are already unpacked may redirect the path.
+                tar.extract(info, folder, filter="data")
+                bounded.allow(0)
+
+
+def _open_tar_stream(archive: Path) -> IO[bytes]:
+    """Open the uncompressed bytes of a tar archive."""
+    with archive.open("rb") as file:
+        begin = file.read(8)
+    module = next((module for mark, module in _COMPRESSED if begin.startswith(mark)), "builtins")
+    opened: IO[bytes] = importlib.import_module(module).open(archive, "rb")
+    return opened
+
+
+class _BoundedReads:
+    """File of which only an allowed number of bytes can be read.
+
+    tarfile holds the headers of a member in memory as a whole, whatever size they declare.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+        self._remaining = _HEADER_BYTES
+
+    def allow(self, size: int) -> None:
+        """Allow the content of a member and the headers of the next."""
+        self._remaining = size + _HEADER_BYTES
+
+    def read(self, size: int) -> bytes:
+        self._remaining -= size
+        if self._remaining < 0:
+            raise EOFError(f"a member has headers of more than {_HEADER_BYTES} bytes")
+        return self._file.read(size)
 
 
 def _tar_kind(info: tarfile.TarInfo) -> str:
@@ -170,6 +215,8 @@ def refusal(member: _Member) -> str:
     """Return why a member is refused, or "" if it is accepted, more strictly than necessary."""
     if _leaves(member.name):
         return "has a path that leaves the archive"
+    if len(member.name) > _MOST_NAME or member.name.count("/") > _MOST_PARTS:
+        return f"has a path of more than {_MOST_NAME} characters or {_MOST_PARTS} folders"
     if not member.kind:
         return "is neither file, directory nor link"
     if member.kind == "link":

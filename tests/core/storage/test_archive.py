@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
+import lzma
 import stat
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -161,3 +165,56 @@ def test_a_zip_file_with_a_member_without_a_name_is_refused(tmp_path: Path) -> N
     path.write_bytes(path.read_bytes().replace(b"x", b"\0"))
     with pytest.raises(ConfigError, match="cannot unpack"):
         unpack(path, tmp_path / "out")
+
+
+def header(kind: bytes, size: int) -> bytes:
+    info = tarfile.TarInfo("header")
+    info.type, info.size = kind, size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def sparse(entries: bytes) -> bytes:
+    info = tarfile.TarInfo("x")
+    info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "1"}
+    return info.tobuf(tarfile.PAX_FORMAT) + entries
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, bz2.compress, lzma.compress])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (header(tarfile.GNUTYPE_LONGNAME, 1 << 40), "headers of more than 1048576 bytes"),
+        (header(tarfile.XHDTYPE, 4 << 20) + bytes(4 << 20), "headers of more than 1048576 bytes"),
+        (sparse(b"999999999\n" + b"0\n" * (1 << 20)), "headers of more than 1048576 bytes"),
+        ((header(tarfile.GNUTYPE_LONGNAME, 1) + bytes(512)) * 1500, "too many headers|headers of more than"),
+    ],
+    ids=["a long name", "attributes", "a map of holes", "names of names"],
+)
+def test_headers_that_take_more_memory_than_a_header_needs_are_refused(
+    content: bytes, reason: str, compress: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    (tmp_path / "a.tar").write_bytes(compress(content))
+    with pytest.raises(ConfigError, match=f"cannot unpack archive .*: a member has ({reason})"):
+        unpack(tmp_path / "a.tar", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["a/" * 100 + "x", "a/" * 100_000 + "x", "b" * 5000])
+def test_a_member_whose_path_is_longer_than_a_path_can_be_is_refused(name: str, tmp_path: Path) -> None:
+    made = [archive(tmp_path / "a.tar", member(name))]
+    if len(name) < 1 << 16:
+        made.append(zip_of(tmp_path / "a.zip", (name, b"")))
+    for place, path in enumerate(made):
+        with pytest.raises(ConfigError, match="has a path of more than 4096 characters or 64 folders"):
+            unpack(path, tmp_path / f"out{place}")
+
+
+def test_a_member_may_be_longer_than_headers_may(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 3 * (1 << 12)
+    for mode in ("w", "w:gz", "w:bz2", "w:xz"):
+        with tarfile.open(tmp_path / "a.tar", mode) as tar:  # type: ignore[call-overload]
+            for name in ("x", "y"):
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+        unpack(tmp_path / "a.tar", tmp_path / mode)
+        assert [(tmp_path / mode / name).read_bytes() == content for name in ("x", "y")] == [True, True]
