@@ -13,6 +13,10 @@ from typing import Any, BinaryIO, TypeVar
 FORMATS = {"BMP": "BMP", "GIF": "GIF", "JPEG": "JPEG", "PNG": "PNG", "TIFF": "TIFF", "WEBP": "WebP"}
 """Names of the formats, by Pillow's names of their decoders."""
 MOST_PIXELS = 1 << 26
+MOST_SCANS = 100
+"""Scans of a JPEG. Each costs the decoder a pass over all pixels, also an empty one of a few bytes."""
+_MARKER = re.compile(rb"\xff+([^\x00\x01\xd0-\xd8\xff])")
+"""Marker of a JPEG that ends entropy-coded data."""
 _ADDRESS = re.compile(r"<?[\w.]+ object at 0x[0-9a-fA-F]+>?")
 _Result = TypeVar("_Result")
 
@@ -24,8 +28,8 @@ class ImageError(ValueError):
 def decode_image(file: BinaryIO, use: Callable[[Any], _Result]) -> _Result:
     """Return ``use(image)`` for the image in a file.
 
-    Raises ImageError for bytes of other formats, damaged images and those of more than `MOST_PIXELS`, whatever Pillow
-    raises for them.
+    Raises ImageError for bytes of other formats, damaged images and those of more than `MOST_PIXELS` or `MOST_SCANS`,
+    whatever Pillow raises for them.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -33,6 +37,8 @@ def decode_image(file: BinaryIO, use: Callable[[Any], _Result]) -> _Result:
         image = Image.open(file, formats=tuple(FORMATS))
         if image.width * image.height > MOST_PIXELS:
             raise ImageError(f"it has {image.width} x {image.height} pixels, more than {MOST_PIXELS}")
+        if image.format == "JPEG" and _has_too_many_scans(file):
+            raise ImageError(f"it has more than {MOST_SCANS} scans: save it again")
         return use(image)
     except ImageError:
         raise
@@ -46,3 +52,14 @@ def decode_image(file: BinaryIO, use: Callable[[Any], _Result]) -> _Result:
     except Exception as error:  # decoders of damaged images raise errors of any type
         text = _ADDRESS.sub("its data", str(error)) or type(error).__name__
         raise ImageError(f"it is damaged: {text}") from None
+
+
+def _has_too_many_scans(file: BinaryIO) -> bool:
+    """Return True if a JPEG has more than `MOST_SCANS` before its end."""
+    file.seek(0)
+    content = file.read()
+    scans, at = 0, 0
+    while (found := _MARKER.search(content, at)) and found[1] != b"\xd9":
+        scans += found[1] == b"\xda"
+        at = found.end() + max(int.from_bytes(content[found.end() : found.end() + 2]), 2)
+    return scans > MOST_SCANS

@@ -91,3 +91,13 @@ def test_damaged_images_raise_one_error_in_plain_words(kind: str) -> None:
                 texts.append(str(error))
     assert texts
     assert not [text for text in texts if " object at " in text]
+
+
+def test_a_jpeg_of_many_scans_is_refused_because_each_costs_a_pass_over_all_pixels() -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(file, "JPEG", progressive=True, comment=b"\xff\xda" * 200)
+    content = file.getvalue()
+    assert decoded(content).size == (64, 64)
+    last_scan = content[content.rindex(b"\xff\xda") : -2]
+    with pytest.raises(ImageError, match=r"^it has more than 100 scans: save it again$"):
+        decoded(content[:-2] + last_scan * 100 + content[-2:])
