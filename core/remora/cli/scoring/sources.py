@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -11,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 import numpy as np
 
 from remora.cli.scoring import CHUNK_BYTES, Chunk, Refusal, Source, Values, format_of
-from remora.errors import InvalidArgumentError, UnsupportedError
+from remora.errors import InvalidArgumentError, RemoraError, UnsupportedError
 from remora.messages import Array
 from remora.system.install_advice import install_command
 from remora.system.json_text import read_json
@@ -219,6 +221,20 @@ class _Sizes(NamedTuple):
     columns: int
 
 
+_FOOTER_END_BYTES = 8
+"""The length of a Parquet file's footer, and the mark at the end of the file."""
+_READ_COLUMNS = """
+import sys
+sys.path[:] = sys.argv[1:]
+import io
+from pyarrow import parquet
+metadata = parquet.read_metadata(io.BytesIO(sys.stdin.buffer.read()))
+for group in map(metadata.row_group, range(metadata.num_row_groups)):
+    for place in range(metadata.num_columns):
+        group.column(place)
+"""
+
+
 class ParquetSource:
     """Parquet file, read through pyarrow one batch of rows at a time.
 
@@ -232,7 +248,10 @@ class ParquetSource:
         try:
             # Without `pre_buffer`, which would hold the whole file.
             self._file: Any = self._parquet.ParquetFile(file, pre_buffer=False)
-        except (ValueError, OSError) as error:  # pyarrow's errors are both
+            self._check_columns()
+        except RemoraError:
+            raise
+        except Exception as error:  # damaged files raise errors of many types
             raise InvalidArgumentError(f"'{name}' is not a Parquet file: {error}") from error
         self.columns: Sequence[str] = list(self._file.schema_arrow.names)
         self._total = int(self._file.metadata.num_rows)
@@ -260,8 +279,24 @@ class ParquetSource:
                     self._row = end
                     yield Chunk(np.arange(end - batch.num_rows, end), columns, (), end)
                 begin = end
-        except (ValueError, OSError) as error:
+        except Exception as error:  # damaged files raise errors of many types
             raise InvalidArgumentError(f"'{self._name}' cannot be read after row {self._row}: {error}") from error
+
+    def _check_columns(self) -> None:
+        """Raise InvalidArgumentError if the description of a column would end the process that reads it.
+
+        pyarrow catches the C++ errors of other parts of the footer alone, so another process reads it first.
+        """
+        end = self._opened.seek(0, io.SEEK_END)
+        self._opened.seek(end - _FOOTER_END_BYTES)
+        size = int.from_bytes(self._opened.read(4), "little") + _FOOTER_END_BYTES
+        self._opened.seek(end - size)
+        footer = b"PAR1" + self._opened.read(size)
+        command = [sys.executable, "-c", _READ_COLUMNS, *sys.path]
+        done = subprocess.run(command, input=footer, capture_output=True, check=False)
+        if done.returncode:
+            reason = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2].strip()
+            raise InvalidArgumentError(f"'{self._name}' has a damaged description of its columns: {reason[:500]}")
 
     def _sizes(self, wanted: Sequence[str]) -> _Sizes:
         metadata = self._file.metadata

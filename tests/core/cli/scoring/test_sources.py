@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +181,27 @@ def test_a_large_row_group_is_read_in_pieces(first: int) -> None:
         assert np.array_equal(np.concatenate([chunk.columns[name] for chunk in rows]), values[place, first:])
     source.close()
     assert counted.closed
+
+
+def test_a_footer_that_would_end_the_process_is_refused() -> None:
+    content = parquet(lists=[[1, 2]] * 4)
+    histogram, shorter = b"\x46\x00\x00\x00\x10", b"\x36\x00\x00\x80\x10"  # of four levels, and of three
+    if histogram not in content:
+        pytest.skip(f"pyarrow {pyarrow.__version__} writes no histograms of levels")
+    damaged = content.replace(histogram, shorter)
+    with pytest.raises(
+        InvalidArgumentError, match=r"'a\.parquet' has a damaged description of its columns: .*histogram"
+    ):
+        open_source(io.BytesIO(damaged), "a.parquet", len(damaged))
+
+
+def test_a_type_that_the_reader_does_not_know_is_an_error_of_the_file() -> None:
+    content = parquet(a=pyarrow.array([1, 2], pyarrow.int8()))
+    found = re.search(rb"/////[A-Za-z0-9+/]+=*", content)  # the schema of Arrow in the footer
+    assert found is not None
+    schema = base64.b64decode(found[0])
+    bits = schema.rindex((8).to_bytes(4, "little"))
+    narrow = base64.b64encode(schema[:bits] + b"\1" + schema[bits + 1 :])
+    damaged = content.replace(found[0], narrow)
+    with pytest.raises(InvalidArgumentError, match=r"'a\.parquet' is not a Parquet file: .*8 bits"):
+        open_source(io.BytesIO(damaged), "a.parquet", len(damaged))
