@@ -173,7 +173,9 @@ cudaError_t cudaMalloc(void **out, size_t size) {
     if (limit && size > strtoull(limit, NULL, 10)) return said(OUT_OF_MEMORY);
     char name[48];
     snprintf(name, sizeof name, "/remora_stand_in_%ld_%u", (long)getpid(), __atomic_add_fetch(&made, 1, __ATOMIC_SEQ_CST));
-    return said(map(out, size, name, DEVICE, O_RDWR | O_CREAT | O_EXCL));
+    cudaError_t status = map(out, size, name, DEVICE, O_RDWR | O_CREAT | O_EXCL);
+    if (status == OK) memset(*out, 0xFF, size); /* a device's memory is not zero; read as floats, this is NaN */
+    return said(status);
 }
 
 cudaError_t cudaFree(void *address) { return said(forbidden() ? UNSUPPORTED : release(address, DEVICE)); }
@@ -211,6 +213,18 @@ static cudaError_t begin(void *to, const void *from, size_t size, cudaStream_t s
     if (status == OK && !later) finish(stream, 0);
     pthread_mutex_unlock(&lock);
     return status;
+}
+
+cudaError_t cudaMemset(void *to, int value, size_t size) {
+    char *values = malloc(size);
+    memset(values, value, size);
+    pthread_mutex_lock(&lock);
+    int at = find(to);
+    cudaError_t status = is_device(at) && (char *)to + size <= held[at].at + held[at].size ? OK : INVALID_VALUE;
+    if (status == OK) put(NULL, to, values, size, 1);
+    pthread_mutex_unlock(&lock);
+    free(values);
+    return said(status);
 }
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t size, int kind) {

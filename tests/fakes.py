@@ -435,6 +435,9 @@ class UntouchableMemory:
         self.taken.append(size)
         return Block(1 << 20, None)
 
+    def clear(self, address: int, size: int) -> None:
+        pass
+
     def copy(self, to: int, source: int, size: int) -> None:
         if to >= 1 << 32:  # no address of this memory: the host's
             self.readable -= 1

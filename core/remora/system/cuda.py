@@ -53,6 +53,7 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "cudaFree": (_POINTER,),
     "cudaMallocHost": (_OUT, _SIZE),
     "cudaFreeHost": (_POINTER,),
+    "cudaMemset": (_POINTER, _INT, _SIZE),
     "cudaMemcpy": (_POINTER, _POINTER, _SIZE, _INT),
     "cudaMemcpyAsync": (_POINTER, _POINTER, _SIZE, _INT, _POINTER),
     "cudaStreamCreateWithFlags": (_OUT, ctypes.c_uint),
@@ -182,6 +183,11 @@ class Cuda:
         """Copy bytes between any two addresses and wait for completion."""
         self._call("cudaMemcpy", to, source, size, _DEFAULT)
         self.wait()  # device-to-device copies are asynchronous, and copies to a device may still be in flight
+
+    def clear(self, address: int, size: int) -> None:
+        """Fill device memory with zeros and wait for completion."""
+        self._call("cudaMemset", address, 0, size)
+        self.wait()
 
     def copy_soon(self, to: int, source: int, size: int, stream: int) -> None:
         """Enqueue a copy on a stream."""

@@ -54,7 +54,10 @@ class Memory(Protocol):
         """The alignment of newly allocated addresses in bytes."""
 
     def take(self, size: int) -> Block:
-        """Allocate memory. Raises InternalError when there is not enough."""
+        """Allocate memory with any content. Raises InternalError when there is not enough."""
+
+    def clear(self, address: int, size: int) -> None:
+        """Fill memory with zeros and wait for completion. Raises InternalError."""
 
     def copy(self, to: int, source: int, size: int) -> None:
         """Copy bytes from, to or on the device and wait for completion. Raises InternalError."""
@@ -233,6 +236,10 @@ class HostMemory:
         array = np.empty(max(size, 1), np.uint8)
         return Block(array.ctypes.data, array)
 
+    def clear(self, address: int, size: int) -> None:
+        """Fill memory with zeros."""
+        ctypes.memset(address, 0, size)
+
     def copy(self, to: int, source: int, size: int) -> None:
         """Copy bytes."""
         ctypes.memmove(to, source, size)
@@ -258,6 +265,11 @@ class CudaMemory:
         owner = _Owner()
         weakref.finalize(owner, _free, self._runtime, self._number, address)
         return Block(address, owner)
+
+    def clear(self, address: int, size: int) -> None:
+        """Fill memory with zeros and wait for completion."""
+        with self.on():
+            self._runtime.clear(address, size)
 
     def copy(self, to: int, source: int, size: int) -> None:
         """Copy bytes and wait for completion."""

@@ -189,9 +189,10 @@ class OnnxStepper:
 
 
 class _Buffer:
-    """Memory of one layer's keys or values.
+    """Memory of one layer's keys or values, zero at first.
 
-    In main memory, pages are taken when they are first used."""
+    Kernels may multiply the values of masked positions with zero, which leaves a NaN as it is. In main memory, pages
+    are taken when they are first used."""
 
     __slots__ = ("_memory", "_owner", "address")
 
@@ -203,6 +204,7 @@ class _Buffer:
             self._owner, self.address = array, array.ctypes.data
         else:
             block = memory.take(nbytes)
+            memory.clear(block.address, nbytes)
             self._memory, self._owner, self.address = memory, block.owner, block.address
 
     def copy(self, source: int, target: int, nbytes: int) -> None:

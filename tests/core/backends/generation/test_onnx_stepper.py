@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cuda_stand_in import StandIn
 from generation_models import tiny
 from remora.backends.generation.folder import read_folder
 from remora.backends.generation.onnx_stepper import CacheSize, OnnxStepper, cache_type, token_bytes
@@ -16,7 +18,7 @@ from remora.errors import ConfigError
 from remora.generation import Extension, Logits
 from remora.generation.planner import Planner, PlannerLimits
 from remora.generation.tasks import ModelFacts
-from remora.tensors.device import HOST, memory_of
+from remora.tensors.device import HOST, CudaMemory, memory_of
 
 RANDOM = np.random.default_rng(1)
 PROMPTS = [
@@ -132,3 +134,15 @@ def test_a_graph_that_does_not_fit_the_folder_is_refused(session: Any, tmp_path:
         cache_type(inner, replace(folder, kv_heads=3), "tiny")
     with pytest.raises(ConfigError, match="input 'attention_mask' that is not supported"):
         cache_type(inner, replace(folder, input_names={**folder.input_names, "attention_mask": "input_ids"}), "tiny")
+
+
+def test_a_cache_on_a_gpu_is_zero_at_first(session: Any, stand_in: StandIn) -> None:
+    """A kernel that multiplies masked values with zero keeps the NaN that fresh memory may hold."""
+    path, inner = session
+    folder = read_folder(path, "tiny")
+    facts, size = ModelFacts(folder.context, folder.vocabulary), CacheSize(2, 16)
+    memory, dtype = CudaMemory(stand_in.runtime, 0), cache_type(inner, folder, "tiny")
+    made = OnnxStepper(inner, folder, size, 1, facts, memory, dtype)
+    nbytes = size.nbytes(folder, dtype.itemsize) // len(made._buffers)
+    assert [ctypes.string_at(each.address, nbytes) for each in made._buffers] == [bytes(nbytes)] * len(made._buffers)
+    made.close()
