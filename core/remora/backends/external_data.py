@@ -65,7 +65,7 @@ class ExternalFile(NamedTuple):
 
 
 def check_external_data(path: Path) -> None:
-    """Raise InvalidArgumentError for a tensor or a node with a file outside of the ONNX file's folder.
+    """Raise InvalidArgumentError for a tensor or a node with a file outside of the folder.
 
     Raises OSError for a file that cannot be read. A file that is not ONNX passes, because its runtime explains it.
     """

@@ -283,7 +283,7 @@ class ParquetSource:
             raise InvalidArgumentError(f"'{self._name}' cannot be read after row {self._row}: {error}") from error
 
     def _check_columns(self) -> None:
-        """Raise InvalidArgumentError if the description of a column would end the process that reads it.
+        """Raise InvalidArgumentError if the description of a column would end the process.
 
         pyarrow catches the C++ errors of other parts of the footer alone, so another process reads it first.
         """
