@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
 
 
-API_VERSION = "1.6"
+API_VERSION = "1.7"
 """Version of these protocols. The first number changes if existing backends must be changed, the second if an optional
 feature is added. A backend whose ``api_version`` has another first number is refused."""
 
@@ -39,7 +39,8 @@ class Source(NamedTuple):
     ``path`` is the version's directory, or the file itself for a bare ``model.onnx``. ``model_dir`` is the model's
     directory (labels, warmup files). ``settings`` are this backend's ``--backend-config`` pairs. ``cpus`` is the number
     of processors that all instances of the model may use together (cgroup quota and affinity, not the machine's count).
-    ``calls`` returns the engine for models that call other models; None if such calls are not available.
+    ``calls`` returns the engine for models that call other models; None if such calls are not available. ``gpus`` is
+    the number of GPUs that models may use, None if it is unknown (since 1.7).
     """
 
     name: str
@@ -50,6 +51,7 @@ class Source(NamedTuple):
     settings: Mapping[str, str] = _NONE
     cpus: int = 1
     calls: Callable[[], ModelCaller] | None = None
+    gpus: int | None = None
 
 
 class Execution:
@@ -143,6 +145,8 @@ class Capabilities:
             is in flight share its future. None if the model does not decide (since 1.6).
         fatal: only a restart of the process makes an unhealthy instance healthy; the server then fails its readiness
             and liveness probes.
+        runs_user_code: ``execute`` may have effects besides its answers, so that the server runs no requests of its
+            own, such as those of ``--derived-warmup``. A ``quick`` instance runs none, whatever this is (since 1.7).
     """
 
     devices: frozenset[tuple[int, int]] = frozenset()
@@ -152,6 +156,7 @@ class Capabilities:
     unhealthy_reason: Callable[[], str] | None = None
     ask_ready: Callable[[], Future[bool]] | None = None
     fatal: bool = False
+    runs_user_code: bool = True
 
     @property
     def trouble(self) -> str:
@@ -199,6 +204,11 @@ def capabilities_of(instance: Instance) -> Capabilities:
         unhealthy_reason=(lambda: str(getattr(instance, "trouble", ""))) if hasattr(instance, "trouble") else None,
         fatal=getattr(instance, "fatal", False),
     )
+
+
+def runs_user_code(instance: Instance) -> bool:
+    """Return True if ``execute`` of an instance may run code of the model's author."""
+    return not instance.quick and capabilities_of(instance).runs_user_code
 
 
 Done = Callable[[Sequence[Outcome | None] | Exception], None]

@@ -84,6 +84,7 @@ class GpuInstance:
             devices=inner.devices,
             unhealthy_reason=lambda: health.trouble or inner.trouble,
             fatal=inner.unhealthy_reason is None or bool(health.trouble),
+            runs_user_code=False,
         )
 
 

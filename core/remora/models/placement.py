@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from remora.backends import BackendModel, Capabilities, Execution, Instance, capabilities_of
+from remora.backends import BackendModel, Capabilities, Execution, Instance, capabilities_of, runs_user_code
 from remora.config import BatchingChoice, Placement
 from remora.errors import UnavailableError
 from remora.messages import Outcome
@@ -184,7 +184,8 @@ class PinnedInstance:
     @property
     def capabilities(self) -> Capabilities:
         """Capabilities of the inner instance, which may change, without those of the event loop."""
-        return replace(capabilities_of(self._inner), remote=False, ahead=False)
+        inner = self._inner
+        return replace(capabilities_of(inner), remote=False, ahead=False, runs_user_code=runs_user_code(inner))
 
     def execute(self, execution: Execution) -> Sequence[Outcome | None]:
         """Run the batch. The first call in a thread binds that thread."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from remora.backends import Execution, Instance
+from remora.backends import Execution, Instance, runs_user_code
 from remora.config import BatchPolicy, dtype_name, read_data
 from remora.errors import ConfigError, InvalidArgumentError, RemoraError, UnavailableError
 from remora.messages import DTYPES, Array, Data, InferForm, InputSpec, Outcome, Streamed, Ticket
@@ -206,7 +206,7 @@ def warm_up(
 ) -> None:
     """Run the model's samples on each instance. Their files are in ``directory``/warmup.
 
-    With ``derive``, a model without samples whose instances are all quick runs a derived sample; if that fails, a
+    With ``derive``, a model without samples whose instances run no user code runs a derived sample; if that fails, a
     warning is logged and the model serves.
 
     Raises RemoraError if a sample cannot be made or fails.
@@ -221,7 +221,7 @@ def warm_up(
     for sample in samples_of(model.config, read):
         for instance in instances:
             _run(model, instance, sample, clock)
-    if derive and instances and not model.config.model_warmup and all(instance.quick for instance in instances):
+    if derive and instances and not model.config.model_warmup and not any(map(runs_user_code, instances)):
         derived = derived_sample(model.config)
         if derived is not None:
             try:

@@ -8,21 +8,24 @@ import numpy as np
 import pytest
 
 from fakes import DOUBLER, FakeBackend, FakeBackendModel, FakeClock, FakeInstance, config_of, write_model
-from remora.backends import Execution
-from remora.errors import InternalError, InvalidArgumentError, RemoraError
+from remora.backends import Execution, Instance
+from remora.backends.gpu_health import GpuHealth, GpuInstance
+from remora.errors import InternalError, InvalidArgumentError, RemoraError, UnsupportedError
 from remora.messages import Outcome, Streamed
 from remora.models import loader as loading
+from remora.models.placement import PinnedInstance
 from remora.models.served_model import ModelParts, ServedModel
 from remora.models.warmup import warm_up
 from remora.options import EngineOptions
 from remora.repository import ModelFolder
+from remora.system.cuda import Cuda
 
 IN = 'inputs {{ key: "IN" value {{ data_type: TYPE_INT32 dims: 1 {} }} }}'
 ZEROS = 'model_warmup { name: "zeros" batch_size: %d count: %d ' + IN.format("zero_data: true") + " }"
 FILE = 'model_warmup { name: "file" batch_size: 1 ' + IN.format('input_data_file: "one"') + " }"
 
 
-def model_of(text: str, *instances: FakeInstance) -> ServedModel:
+def model_of(text: str, *instances: Instance) -> ServedModel:
     clock = FakeClock()
     backend_model = FakeBackendModel(FakeBackend(), None)  # type: ignore[arg-type]  # never looks at its source
     return ServedModel(
@@ -37,7 +40,7 @@ def model_of(text: str, *instances: FakeInstance) -> ServedModel:
     )
 
 
-def warm(model: ServedModel, *instances: FakeInstance, directory: Path = Path("nowhere"), derive: bool = False) -> None:
+def warm(model: ServedModel, *instances: Instance, directory: Path = Path("nowhere"), derive: bool = False) -> None:
     warm_up(model, instances, directory, FakeClock(), derive=derive)
 
 
@@ -149,6 +152,26 @@ def test_derived_zeros_run_on_quick_instances_and_their_failure_fails_nothing(
     broken.failure = ValueError("no zeros")
     warm(model_of("", broken), broken, derive=True)
     assert "no zeros" in caplog.text
+
+
+def test_derived_zeros_run_on_a_gpu_and_on_pinned_threads_whose_first_run_is_the_slowest() -> None:
+    inner = [FakeInstance(quick=False), FakeInstance(quick=True), FakeInstance(quick=False)]
+    healthy = GpuHealth(0, no_runtime)
+    instances: list[Instance] = [GpuInstance(inner[0], healthy), PinnedInstance(inner[1], frozenset({0}), bind=ignore)]
+    instances.append(PinnedInstance(GpuInstance(inner[2], healthy), frozenset({0}), bind=ignore))
+    warm(model_of("", *instances), *instances, derive=True)
+    assert [[batch[0].inputs["IN"].tolist() for batch in each.batches] for each in inner] == [[[[0]]] * 3] * 3
+    pinned_code = PinnedInstance(user_code := FakeInstance(quick=False), frozenset({0}), bind=ignore)
+    warm(model_of("", pinned_code), pinned_code, derive=True)
+    assert user_code.batches == []
+
+
+def no_runtime() -> Cuda:
+    raise UnsupportedError("there is no GPU here")
+
+
+def ignore(_thread: int, _cpus: frozenset[int]) -> None:
+    """Bind nothing."""
 
 
 def test_a_load_whose_warmup_fails_gives_everything_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
