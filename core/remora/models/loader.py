@@ -254,6 +254,7 @@ class ModelLoader:
             {**self._settings.get("", {}), **self._settings.get(backend.name, {})},
             self._cpus,
             self.calls,
+            len(self._gpus),
         )
         if self._trials is not None:
             self._trials.check(backend.name, source, config)

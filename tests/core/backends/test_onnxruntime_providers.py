@@ -263,6 +263,38 @@ def test_cudas_libraries_are_loaded_before_the_providers_are_listed(tmp_path: Pa
     assert bool(happened) is not on_cpu
 
 
+@pytest.mark.parametrize("group", ["", "instance_group { kind: KIND_MODEL }", "instance_group { kind: KIND_CPU }"])
+def test_without_a_gpu_cuda_is_tried_only_for_a_model_that_requires_it(
+    tmp_path: Path, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An image for machines with and without GPUs has the runtime for CUDA."""
+    happened: list[str] = []
+
+    def open_session(file: str, options: Any, *, providers: list[Any], **_: Any) -> Any:
+        happened.extend(name for name, _ in providers)
+        return runtime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+    gpu_runtime = SimpleNamespace(
+        **{name: getattr(runtime, name) for name in dir(runtime) if not name.startswith("__")},
+        __version__=runtime.__version__,
+    )
+    gpu_runtime.preload_dlls = lambda: happened.append("loaded")
+    gpu_runtime.get_available_providers = lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    gpu_runtime.InferenceSession = open_session
+    where = source(tmp_path, identity())._replace(gpus=0)
+    opened = OnnxModel(gpu_runtime, where, where.path / "model.onnx", made := config(group))
+    opened.complete(made)
+    kind = "MODEL" if "MODEL" in group else "CPU"
+    (outputs,) = answer(opened.instance(made, Placement("m_0", kind, 0)), request(x=sample("FP32")))
+    assert outputs["y"].shape == (2, 2)
+    assert happened == ["CPUExecutionProvider"]
+    assert opened.preferred_kinds == ("CPU",)
+    assert caplog.records == []
+    insisting = config("instance_group { kind: KIND_GPU }")
+    with pytest.raises(ConfigError, match="the GPU cannot be used"):
+        OnnxModel(gpu_runtime, where, where.path / "model.onnx", insisting)
+
+
 def test_auto_means_the_cpu_where_onnxruntime_cannot_use_the_gpu(tmp_path: Path) -> None:
     gpu_runtime = SimpleNamespace(
         **{name: getattr(runtime, name) for name in dir(runtime) if not name.startswith("__")},

@@ -147,3 +147,16 @@ def test_a_load_that_fails_closes_what_it_opened_and_reports_the_first_error(
         loader.open(loader.plan(folder, {}), 1)
     assert closed == closings
     assert "closing fails" not in str(failed.value)
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_a_backend_knows_the_number_of_gpus_before_it_opens_a_model(
+    gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = FakeBackend()
+    monkeypatch.setattr(loading, "find_backend", backend.find)
+    write_model(tmp_path, "m")
+    loader = ModelLoader(EngineOptions(), FakeClock(), gpus=range(gpus))
+    (folder,) = scan([tmp_path])["m"]
+    loader.open(loader.plan(folder, {}), 1).close()
+    assert [model.source.gpus for model in backend.opened] == [gpus]

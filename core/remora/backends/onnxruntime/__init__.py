@@ -120,14 +120,23 @@ class OnnxModel:
         for key in plan_session(config, source.settings, source.cpus).ignored:
             _log.warning("model '%s': the onnxruntime backend does not know the parameter '%s'", source.name, key)
         self._requires_gpu = requires_gpu(config)
-        on_gpu = first_device(config, (CUDA_PROVIDER,)).kind == "GPU"
-        self._device = first_device(config, usable_providers(runtime, on_gpu=on_gpu))
+        self._device = self._first_device(config)
         self._signature = self._session(config, self._device).signature
+
+    def _first_device(self, config: ModelConfig) -> Device:
+        """Return the likely device of the first instance.
+
+        On a machine without GPUs, CUDA is tried only for a model that requires it, because it logs its failure.
+        """
+        if self._source.gpus == 0 and not self._requires_gpu:
+            return Device()
+        on_gpu = first_device(config, (CUDA_PROVIDER,)).kind == "GPU"
+        return first_device(config, usable_providers(self._runtime, on_gpu=on_gpu))
 
     @property
     def preferred_kinds(self) -> tuple[str, ...]:
         """Kinds that KIND_AUTO resolves to (`Backend`)."""
-        on_gpu = CUDA_PROVIDER in self._runtime.get_available_providers()
+        on_gpu = self._source.gpus != 0 and CUDA_PROVIDER in self._runtime.get_available_providers()
         if self._device.kind == "GPU":
             on_gpu = CUDA_PROVIDER in self._sessions[self._device].providers
         return ("GPU", "CPU") if on_gpu else ("CPU",)
