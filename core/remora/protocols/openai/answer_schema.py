@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from remora.protocols.openai.requests import ROLES
+
 Json = dict[str, Any]
 
 _TEXT: Json = {"type": "string"}
@@ -90,9 +92,9 @@ def _choice(content: Json, scores: Json) -> Json:
 
 
 _MESSAGE = _object(
-    {"role": _one("assistant"), "content": _null_or(_TEXT), "refusal": {"type": "null"}}, {"tool_calls": _list(_CALL)}
+    {"role": _one(*ROLES), "content": _null_or(_TEXT), "refusal": {"type": "null"}}, {"tool_calls": _list(_CALL)}
 )
-_DELTA = _object({}, {"role": _one("assistant"), "content": _TEXT, "tool_calls": _list(_CALL_PART)})
+_DELTA = _object({}, {"role": _one(*ROLES), "content": _TEXT, "tool_calls": _list(_CALL_PART)})
 _VECTOR_USAGE = _object({"prompt_tokens": _WHOLE, "total_tokens": _WHOLE})
 _OUTPUT_TEXT = _object(
     {

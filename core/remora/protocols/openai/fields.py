@@ -98,6 +98,7 @@ CHAT: Mapping[str, Field] = {
     **_SAMPLING,
     **_VLLM,
     **_CHAT_TEMPLATE,
+    "echo": Field("boolean"),
     "max_completion_tokens": Field("integer", 0),
     "logprobs": Field("boolean"),
     "top_logprobs": Field("integer", 0),

@@ -73,7 +73,7 @@ class _Choice:
     def __init__(self, index: int, prompt: str, parser: ToolParser | None) -> None:
         self.index = index
         self.prompt = prompt
-        """Text of the prompt, to be echoed before the answer."""
+        """Text of the prompt or of a chat's last message, to be echoed before the answer."""
         self.parser = parser
         self.begun = False
         self.end: End | None = None
@@ -108,6 +108,7 @@ class Reply:
         self._heading = heading
         self._tokens = tokens
         self._is_chat = query.chat is not None
+        self._role = "assistant" if query.chat is None else query.chat.role
         self._tools = query.chat.tools if query.chat is not None else None
         self.usage = Usage(tasks)
         self.error: RemoraError | None = None
@@ -144,6 +145,8 @@ class Reply:
         return any(map(_is_cut_off, self._choices))
 
     def _text_of_prompt(self, place: int) -> str:
+        if self._query.chat is not None:
+            return self._query.chat.echoed
         prompt = self._query.prompts[place]
         if isinstance(prompt, str):
             return prompt
@@ -204,11 +207,12 @@ class Reply:
         if not choice.begun:
             choice.begun = True
             if self._is_chat:
-                first = {"role": "assistant", "content": ""}
-                parts.append(self._chunk(choice, {"delta": first}, None))
+                parts.append(self._chunk(choice, {"delta": {"role": self._role, "content": ""}}, None))
+                if choice.prompt:
+                    parts.append(self._chunk(choice, {"delta": {"content": choice.prompt}}, None))
             if self._query.token_ids:
                 extra["prompt_token_ids"] = list(piece.task.prompt)
-            if self._query.echo:
+            if self._query.echo and not self._is_chat:
                 text = choice.prompt + text
                 scores = [*self._prompt_scores.get(piece.task, ()), *scores]
         parsed: Sequence[ToolEvent] = [TextPart(text)] if text else []
@@ -307,11 +311,11 @@ class Reply:
         return row
 
     def _message(self, choice: _Choice, text: str) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        message: dict[str, Any] = {"role": self._role, "content": choice.prompt + text, "refusal": None}
         if choice.parser is None:
             return message
         events = [*choice.parser.feed(text), *choice.parser.finish()]
-        content = "".join(event.text for event in events if isinstance(event, TextPart))
+        content = choice.prompt + "".join(event.text for event in events if isinstance(event, TextPart))
         for event in events:
             if isinstance(event, CallBegin):
                 function = {"name": event.name, "arguments": ""}

@@ -25,7 +25,7 @@ from remora.protocols.openai.tools import ToolUse, closed, read_tools, with_form
 Prompt = str | tuple[int, ...]
 
 _TABLES = {"chat": CHAT, "completions": COMPLETION, "tokenize": TOKENIZE, "detokenize": DETOKENIZE}
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _MAX_STOPS = 4
 _MAX_ANSWERS = 1024
 """Maximum number of answers to all prompts of a request."""
@@ -49,6 +49,23 @@ class Chat:
     continue_final_message: bool = False
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def role(self) -> str:
+        """Role of the answer: that of the last message if the template begins no new one."""
+        return "assistant" if self.add_generation_prompt else str(self.messages[-1]["role"])
+
+    @property
+    def echoed(self) -> str:
+        """Text of the last message if it has the role of the answer, else empty."""
+        last = self.messages[-1]
+        if last["role"] != self.role:
+            return ""
+        content = last["content"]
+        if isinstance(content, str):
+            return content
+        texts = (part.get("text") if isinstance(part, dict) else part for part in content)
+        return "\n".join(text for text in texts if isinstance(text, str))
+
 
 @dataclass(frozen=True, slots=True)
 class Query:
@@ -62,7 +79,7 @@ class Query:
         parameters: sampling parameters under vLLM's names.
         renamed: names of parameters in the request, by the names under which the engine knows them, for errors.
         stream, usage, continuous_usage: of a stream, with usage at its end and in each chunk.
-        echo: the answer begins with the prompt.
+        echo: the answer begins with the prompt of a completion, or the last message of a chat if it has the same role.
         token_ids: the answer has token ids.
         prompt_scores: the answer has the log probabilities of the prompt's tokens.
         add_special: special tokens are added around a prompt.
@@ -252,7 +269,7 @@ def _renamed(fields: Mapping[str, Any], chat: Chat | None) -> dict[str, str]:
         names["logprobs"] = "top_logprobs"
     if chat is not None:
         names["prompt"] = "messages"
-    if fields.get("echo"):
+    elif fields.get("echo"):
         names |= {"prompt_logprobs": "logprobs", "tokens": "prompt"}
     return names
 
@@ -369,8 +386,8 @@ def _read_message(message: Any, path: str) -> Mapping[str, Any]:
     if not isinstance(message, dict):
         raise ParameterError("messages", f"{path} must be an object, not {describe(message)}")
     role, content = message.get("role"), message.get("content")
-    if role not in _ROLES:
-        raise ParameterError("messages", f"{path}.role must be one of {', '.join(_ROLES)}, not {describe(role)}")
+    if role not in ROLES:
+        raise ParameterError("messages", f"{path}.role must be one of {', '.join(ROLES)}, not {describe(role)}")
     calls = message.get("tool_calls")
     refusal = message.get("refusal")
     if content is None:

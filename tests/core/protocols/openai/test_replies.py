@@ -124,6 +124,55 @@ def test_choices_are_numbered_over_all_prompts() -> None:
     assert [(row["index"], row["text"]) for row in whole(made, pieces)["choices"]] == [*enumerate("abcd")]
 
 
+SAID = [{"type": "text", "text": "Once"}, {"type": "text", "text": "upon"}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields", "role", "content"),
+    [
+        ([{"role": "assistant", "content": "Once"}], {}, "assistant", "Once!"),
+        ([{"role": "assistant", "content": SAID}], {}, "assistant", "Once\nupon!"),
+        ([{"role": "user", "content": "Hi"}], {}, "assistant", "!"),
+        ([{"role": "user", "content": "Hi"}], {"add_generation_prompt": False}, "user", "Hi!"),
+        (
+            [{"role": "assistant", "content": "Once"}],
+            {"add_generation_prompt": False, "continue_final_message": True, "tools": TOOLS},
+            "assistant",
+            "Once!",
+        ),
+    ],
+)
+def test_the_echo_of_a_chat_is_the_last_message_if_it_has_the_role_of_the_answer(
+    messages: Any, fields: Any, role: str, content: str
+) -> None:
+    of = task(2)
+    news = [piece(of, "!", "stop", choice=choice) for choice in (0, 1)]
+    for echo in (True, False):
+        shown = content if echo else "!"
+        answer = whole(reply(chat(messages=messages, echo=echo, n=2, **fields), of), news)
+        assert [row["message"]["content"] for row in answer["choices"]] == [shown] * 2
+        assert [row["message"]["role"] for row in answer["choices"]] == [role] * 2
+        made = reply(chat(messages=messages, echo=echo, n=2, stream=True, **fields), of)
+        chunks = [row["choices"][0] for row in rows(made.events(news))[:-1]]
+        for index in (0, 1):
+            deltas = [row["delta"] for row in chunks if row["index"] == index]
+            assert deltas[0] == {"role": role, "content": ""}
+            assert "".join(delta.get("content", "") for delta in deltas) == shown
+
+
+def test_the_echo_of_a_chat_has_no_scores_and_stands_beside_tool_calls() -> None:
+    of = task(logprobs=0)
+    score = TokenLogprob(33, -0.5, 1, ())
+    messages = [{"role": "assistant", "content": "<tool_call>"}]
+    query = chat(messages=messages, echo=True, logprobs=True, tools=TOOLS)
+    text = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    answer = whole(reply(query, of, parser="hermes"), [piece(of, text, "stop", logprobs=(score,))])
+    (row,) = answer["choices"]
+    assert row["message"]["content"] == "<tool_call>"
+    assert [call["function"]["name"] for call in row["message"]["tool_calls"]] == ["f"]
+    assert len(row["logprobs"]["content"]) == 1
+
+
 def test_an_echo_precedes_the_answer_with_the_scores_of_the_prompt() -> None:
     of = task(logprobs=1)
     scores: tuple[TokenLogprob | None, ...] = (None, TokenLogprob(105, -2.0, 2, ((97, -1.0),)))
