@@ -16,7 +16,7 @@ prefix=${PREFIX:-/opt/remora}
 build=$(cd "$(dirname "$0")/.." && pwd)
 
 set -- "$build"/dist/remora-*.whl
-[ -f "$1" ] || { echo "install.sh: no wheel of remora in $build/dist: run make wheel" >&2; exit 2; }
+[ -f "$1" ] || { echo "install.sh: no wheel of remora in $build/dist: write this folder again, or in a checkout run make wheel" >&2; exit 2; }
 [ $# -eq 1 ] || { echo "install.sh: several wheels of remora in $build/dist: keep only one" >&2; exit 2; }
 set -- "$1[$extras]" --constraint "$build/constraints.txt" --find-links "$build/dist"
 [ -z "$requirements" ] || set -- "$@" --requirement "$requirements"
@@ -38,8 +38,8 @@ fi
 
 # Compile now, because a read-only root cannot. Unchecked, because a layer's timestamps are arbitrary.
 "$prefix/bin/python" -m compileall -q -j 0 --invalidation-mode unchecked-hash "$prefix/lib"
-"$prefix/bin/python" "$build/containers/sbom.py" > "$prefix/sbom.cdx.json"
-"$prefix/bin/python" "$build/containers/sbom.py" --licences > "$prefix/licenses.txt"
+"$prefix/bin/python" -I -m remora_adapters.images.sbom > "$prefix/sbom.cdx.json"
+"$prefix/bin/python" -I -m remora_adapters.images.sbom --licences > "$prefix/licenses.txt"
 # World-readable, because the platform chooses the user.
 chmod -R a+rX "$prefix"
 # One time for all files, so that the same wheels give the same layer.

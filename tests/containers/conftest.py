@@ -92,7 +92,8 @@ def _context(name: str, extras: str, requirements: str) -> Path:
     place = KEPT / name
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    assemble(place, ROOT, None, None)
+    files = {file for each in ALL_IMAGES.values() for file in (each.dockerfile, *each.files)}
+    assemble(place, ROOT, files, None, None)
     python = [sys.executable, "-m"]
     wheel = next((place / "dist").glob("remora-*.whl"))
     pip = [*python, "pip", "download", "--quiet", "--only-binary=:all:", "-d", "dist", "-c", "constraints.txt"]

@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+INSTALL = "containers/install.sh"
+"""Path of the installation's script in a build context."""
+CONSTRAINTS = "constraints.txt"
 ENGINES = ("docker", "podman", "buildah")
 ARCHITECTURES = ("amd64", "arm64")
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
@@ -47,6 +50,11 @@ class Image:
     def dockerfile(self) -> str:
         """Path of the Dockerfile in the build context."""
         return f"containers/{self.platform}/Dockerfile"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Paths of the files that the build reads besides the Dockerfile and the wheels."""
+        return (CONSTRAINTS, INSTALL, *filter(None, [self.requirements]))
 
     def build_arguments(self, more: Sequence[str] = ()) -> dict[str, str]:
         """Return the build arguments, with additional extras."""

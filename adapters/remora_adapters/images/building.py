@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,8 @@ STDERR = 2
 """File descriptor for the output of engines, because standard output has the result."""
 _EXTRA = re.compile(r"[a-z0-9][a-z0-9-]*")
 _TAG = re.compile(r"[a-z0-9][A-Za-z0-9._:/-]*")
+_COMMENT = re.compile(r"^[ \t]*#(?!!).*\n", re.MULTILINE)
+"""Line that is a comment, in a Dockerfile, a script or requirements: all but the first line of a script."""
 
 
 class Build(NamedTuple):
@@ -88,16 +90,24 @@ def described(engine: str, text: str) -> tuple[str, str, dict[str, str]]:
     return str(media), str(found.get("Architecture", "")), (found.get("Config") or {}).get("Labels") or {}
 
 
-def assemble(folder: Path, source: Path, wheel: Path | None, wheels: Path | None) -> str:
+def assemble(folder: Path, source: Path, files: Iterable[str], wheel: Path | None, wheels: Path | None) -> str:
     """Write the build context into ``folder`` and return the version of remora in it.
 
-    ``source`` has ``containers`` and ``constraints.txt``, ``wheels`` the wheels of a build without a network. Raises
-    WheelError, OSError.
+    Args:
+        folder: folder of the context.
+        source: folder of the package or the checkout that has ``files``.
+        files: paths of the files that the build needs. They are copied without their comments, which are for
+            maintainers of this project.
+        wheel: wheel of remora; None makes one.
+        wheels: folder with the wheels of a build without a network.
+
+    Raises WheelError, OSError.
     """
-    shutil.copytree(
-        source / "containers", folder / "containers", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
-    )
-    shutil.copy(source / "constraints.txt", folder / "constraints.txt")
+    for path in files:
+        copy = folder / path
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(without_comments((source / path).read_text(encoding="utf-8")), encoding="utf-8")
+        shutil.copymode(source / path, copy)
     (folder / "dist").mkdir(exist_ok=True)
     if wheels is not None:
         for each in sorted(wheels.glob("*.whl")):
@@ -110,10 +120,16 @@ def assemble(folder: Path, source: Path, wheel: Path | None, wheels: Path | None
     return next((folder / "dist").glob("remora-*.whl")).name.split("-")[1]
 
 
+def without_comments(text: str) -> str:
+    """Return a file of an image without its comments and without blank lines at its beginning."""
+    return _COMMENT.sub("", text).lstrip("\n")
+
+
 def build(options: argparse.Namespace, which: Callable[[str], str | None] = shutil.which) -> int:
     """Run `build` and return the exit code. Raises UsageError, UnavailableError, OSError."""
     image = IMAGES[options.name]
     arguments = arguments_of(image, options)
+    files = (image.dockerfile, *image.files)
     tag = options.tag or f"remora:{image.name}"
     if not _TAG.fullmatch(tag):
         raise UsageError(f"--tag {tag!r}: expected a name such as REGISTRY/remora:{image.name}")
@@ -123,14 +139,14 @@ def build(options: argparse.Namespace, which: Callable[[str], str | None] = shut
     try:
         if options.context is not None:
             options.context.mkdir(parents=True, exist_ok=True)
-            version = assemble(options.context, context_folder(), options.wheel, options.wheels)
+            version = assemble(options.context, context_folder(), files, options.wheel, options.wheels)
             chosen = Build(image, tag, options.arch, str(options.context), {"VERSION": version, **arguments})
             print(" ".join(build_command(engine or ENGINES[0], chosen)))
             return 0
         if not engine or which(engine) is None:
             raise UsageError(f"{engine or ' or '.join(ENGINES)} is not on PATH: install it, or use --context DIR")
         with tempfile.TemporaryDirectory(prefix="remora-image-") as folder:
-            version = assemble(Path(folder), context_folder(), options.wheel, options.wheels)
+            version = assemble(Path(folder), context_folder(), files, options.wheel, options.wheels)
             chosen = Build(image, tag, options.arch, folder, {"VERSION": version, **arguments})
             return _run(engine, chosen, push=options.push)
     except WheelError as error:

@@ -1,7 +1,7 @@
 """Command `remora build`, which writes the build context of an image with a model.
 
-The context is that of `remora image build` with the model's files and a Dockerfile that needs no build arguments, so
-any builder builds it. The same files give the same context.
+The context has what this image needs and nothing else, and a Dockerfile that needs no build arguments, so any builder
+builds it. The same files give the same context.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from remora.environments.installed import UnknownLineError, files_of, specificat
 from remora.errors import UnavailableError
 from remora.model_files import REQUIREMENTS
 from remora.repository.files import Found, recognise
-from remora_adapters.images import ENGINES, IMAGES, Image, context_folder
-from remora_adapters.images.building import STDERR, arguments_of, assemble
+from remora_adapters.images import CONSTRAINTS, ENGINES, IMAGES, INSTALL, Image, context_folder
+from remora_adapters.images.building import STDERR, arguments_of, assemble, without_comments
 from remora_adapters.images.extras import extras_of
 from remora_adapters.images.sources import files_in, files_of_file, is_app, split_source
 from remora_adapters.images.wheel import WheelError
@@ -31,8 +31,10 @@ from remora_adapters.images.wheel import WheelError
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _WRITTEN = "# Written by `remora build`."
 _ALL = "requirements/all.txt"
+_FIRST_STAGE = "# Install remora, and the packages of the model, into /opt/remora.\n"
+_LAST_STAGE = "# The image: the base, /opt/remora and the model.\n"
 _COPY_ALL = "COPY . .\n"
-_INSTALL = "RUN ./containers/install.sh"
+_INSTALL = f"RUN ./{INSTALL}"
 _EPOCH = 315_532_800
 """Time of all files of a context, the first that zip archives hold, because builders put it into the layers."""
 _IGNORE = "# The whole context belongs to the image's build.\n"
@@ -98,7 +100,7 @@ def _write(folder: Path, image: Image, name: str, files: Mapping[str, Path], opt
     Raises UsageError, OSError.
     """
     try:
-        version = assemble(folder, context_folder(), options.wheel, options.wheels)
+        version = assemble(folder, context_folder(), image.files, options.wheel, options.wheels)
     except WheelError as error:
         raise UsageError(str(error)) from error
     models = folder / "models" / name
@@ -131,18 +133,20 @@ def dockerfile(
         packages: the context has requirements of the model.
         command: flags of `remora serve` that the container starts with.
     """
-    text = (context_folder() / image.dockerfile).read_text(encoding="utf-8")
+    text = without_comments((context_folder() / image.dockerfile).read_text(encoding="utf-8"))
+    first, build, final = text.split("FROM ")
+    text = f"{first}{_FIRST_STAGE}FROM {build}{_LAST_STAGE}FROM {final}"
     for argument, value in arguments.items():
         text = re.sub(rf"^ARG {argument}(=.*)?$", f"ARG {argument}={value}", text, flags=re.MULTILINE)
     # `ARG BASE_IMAGE` of the last stage has the value of the first one, so it may be repeated there.
-    copies = ["containers containers", "dist dist", "constraints.txt ."] + (["requirements requirements"] * packages)
+    copies = ["containers containers", "dist dist", f"{CONSTRAINTS} ."] + (["requirements requirements"] * packages)
     lines = "".join(f"COPY {each}\n" for each in copies)  # without the models, whose changes need no installation
     text = text.replace(_COPY_ALL, lines)
     if packages:
         text = text.replace(_INSTALL, f"RUN MODEL_REQUIREMENTS={_ALL} {_INSTALL.removeprefix('RUN ')}")
     place = PLACES[image.platform]
     folder = place.folder.format(name=name)
-    text += f"# The model. Every user may read it.\nCOPY models/{name} {folder}\n"
+    text += f"# Every user may read the model.\nCOPY models/{name} {folder}\n"
     if place.variable:
         text += f"ENV {place.variable}={served.format(place=folder)}\n"
     if command:

@@ -82,7 +82,7 @@ def wheel(tmp_path: Path) -> Path:
     return made
 
 
-def test_the_context_holds_all_that_a_build_copies(
+def test_the_context_holds_what_the_image_needs_alone(
     wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wheels = tmp_path / "wheels"
@@ -102,8 +102,10 @@ def test_the_context_holds_all_that_a_build_copies(
     assert main(["image", "build", "azureml-cuda13", *flags]) == 0
     dist = {path.name for path in (tmp_path / "context" / "dist").iterdir()}
     assert dist == {"numpy-2.0-cp312-none-any.whl", wheel.name}
-    for file in ("constraints.txt", "containers/install.sh", "containers/sbom.py", "containers/azureml/Dockerfile"):
-        assert (tmp_path / "context" / file).is_file()
+    context = tmp_path / "context"
+    written = {path.relative_to(context).as_posix() for path in context.rglob("*") if path.is_file()}
+    image = {f"containers/{each}" for each in ("install.sh", "azureml/Dockerfile", "requirements/cuda13.txt")}
+    assert written - {f"dist/{each}" for each in dist} == {"constraints.txt", *image}
     assert os.access(tmp_path / "context" / "containers" / "install.sh", os.X_OK)
     printed = capsys.readouterr().out
     for pair in ("CUDA=13", "DEVICES=all", "EXTRAS=gpu,azureml,otel", "OFFLINE=1", "VERSION=9.8.7"):

@@ -96,6 +96,21 @@ def test_the_dockerfile_copies_only_what_the_context_has(project: Path, wheel: P
         assert any("VERSION=9.8.7" in each.rest for each in lines if each.word == "ARG")
 
 
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_context_has_no_files_of_other_images_and_no_comments_for_maintainers(
+    name: str, project: Path, wheel: Path, tmp_path: Path
+) -> None:
+    context = built(project / "app.py", wheel, tmp_path / "context", "--image", name)
+    own = {each for each in files(context) if not each.startswith(("models/", "requirements/"))}
+    needed = {"Dockerfile", ".dockerignore", "constraints.txt", f"dist/{wheel.name}", "containers/install.sh"}
+    assert own == needed | {*filter(None, [IMAGES[name].requirements])}
+    for file in own - {".dockerignore", f"dist/{wheel.name}"}:
+        lines = (context / file).read_text().splitlines()
+        comments = [line for line in lines if line.lstrip().startswith("#") and not line.startswith("#!")]
+        assert len(comments) == (4 if file == "Dockerfile" else 0), comments
+    assert (context / "containers" / "install.sh").read_text().startswith("#!/bin/sh\nset -eu\n")
+
+
 def test_the_same_files_give_the_same_context(project: Path, wheel: Path, tmp_path: Path) -> None:
     first = built(project / "app.py", wheel, tmp_path / "one")
     os.utime(project / "app.py", (1, 1))

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parent.parent.parent / "containers" / "sbom.py"
+from remora_adapters.images import sbom
+
+SCRIPT = Path(sbom.__file__)
 
 
 def written(*arguments: str) -> bytes:

@@ -58,10 +58,10 @@ def licences(found: dict[str, Distribution]) -> Iterator[str]:
 
 def _licence(package: Distribution) -> str:
     """Return the expression of a package's licence, or else the first line of its text or its classifiers."""
-    expression: str = package.metadata.get("License-Expression") or ""
+    expression = _field(package, "License-Expression")
     if expression:
         return expression
-    lines = (package.metadata.get("License") or "").strip().splitlines()
+    lines = _field(package, "License").strip().splitlines()
     if lines:
         # The first line only, because some packages put the whole licence there.
         return str(lines[0][:120])
@@ -77,7 +77,7 @@ def _component(package: Distribution, kind: str = "library") -> dict[str, Any]:
         "version": package.version,
         "purl": _purl(package),
     }
-    if package.metadata.get("License-Expression"):
+    if _field(package, "License-Expression"):
         component["licenses"] = [{"expression": _licence(package)}]
     elif text := _licence(package):
         component["licenses"] = [{"license": {"name": text}}]
@@ -88,6 +88,11 @@ def _needs(package: Distribution, found: dict[str, Distribution]) -> list[str]:
     """Return the installed packages that this one requires, regardless of markers and extras."""
     asked = (re.match(r"[\w.-]+", line) for line in package.requires or ())
     return sorted({_normal(match[0]) for match in asked if match} & found.keys())
+
+
+def _field(package: Distribution, name: str) -> str:
+    """Return the first value of a field of a package's metadata, or ""."""
+    return str((package.metadata.get_all(name) or [""])[0])
 
 
 def _purl(package: Distribution) -> str:
