@@ -157,6 +157,20 @@ def _speed(step: StartStep) -> dict[str, float]:
     return {"bytes": step.bytes, "mb_per_s": round(step.bytes * 1e3 / max(step.end_ns - step.begin_ns, 1), 1)}
 
 
+def verdict(report: dict[str, Any], budget_ms: float, starts: int) -> str:
+    """Return the time to the first answer in one line, compared with its budget unless that is 0.
+
+    ``report`` is the median of so many ``starts``.
+    """
+    first_ms = report["first_answer_ms"]
+    measured = f"first answer {first_ms / 1e3:.1f} s" if first_ms else f"ready after {report['total_ms'] / 1e3:.1f} s"
+    median = f" (median of {starts} starts)" if starts > 1 else ""
+    if not budget_ms:
+        return measured + median
+    relation = "over" if _spent_ms(report) > budget_ms else "within"
+    return f"{measured}{median}, {relation} the budget of {budget_ms / 1e3:g} s"
+
+
 def over_budget(report: dict[str, Any], budget_ms: float, before: dict[str, Any] | None = None) -> str:
     """Return a one-line diagnosis if a startup took longer than its budget, else "".
 
@@ -165,7 +179,7 @@ def over_budget(report: dict[str, Any], budget_ms: float, before: dict[str, Any]
         budget_ms: from the start of the process until the first answer, or until ready if there was no answer.
         before: an earlier startup to compare with; the phase that grew most is then named, else the longest.
     """
-    spent = report["first_answer_ms"] or report["total_ms"]
+    spent = _spent_ms(report)
     if spent <= budget_ms:
         return ""
     phases = {each["phase"]: each["ms"] for each in report["phases"]}
@@ -179,3 +193,8 @@ def over_budget(report: dict[str, Any], budget_ms: float, before: dict[str, Any]
     diagnosis += "".join(f" (most of it: {step['step']} of '{step['model']}', {step['ms']:.0f} ms)" for step in steps)
     over_ms = spent - budget_ms
     return f"the start took {spent:.0f} ms, {over_ms:.0f} ms over its budget of {budget_ms:.0f} ms: {diagnosis}"
+
+
+def _spent_ms(report: dict[str, Any]) -> float:
+    """Return the time that counts against a budget: until the first answer, or until ready if there was none."""
+    return float(report["first_answer_ms"] or report["total_ms"])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import FakeClock
-from remora.startup import Ledger, as_document, over_budget
+from remora.startup import Ledger, as_document, over_budget, verdict
 
 
 def ledger_of(clock: FakeClock) -> Ledger:
@@ -119,3 +119,16 @@ def test_a_start_over_its_budget_names_the_phase_to_blame(
     told = over_budget(spent, budget_ms, before)
     assert said in told
     assert bool(told) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("first_ms", "budget_ms", "starts", "line"),
+    [
+        (4598.0, 60_000.0, 1, "first answer 4.6 s, within the budget of 60 s"),
+        (4598.0, 1500.0, 5, "first answer 4.6 s (median of 5 starts), over the budget of 1.5 s"),
+        (4598.0, 0.0, 1, "first answer 4.6 s"),
+        (0.0, 60_000.0, 1, "ready after 3.0 s, within the budget of 60 s"),
+    ],
+)
+def test_the_verdict_of_a_start_is_one_line(first_ms: float, budget_ms: float, starts: int, line: str) -> None:
+    assert verdict({"first_answer_ms": first_ms, "total_ms": 3001.0}, budget_ms, starts) == line

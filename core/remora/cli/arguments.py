@@ -106,6 +106,10 @@ def add_header(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_imports(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--imports", action="store_true", help="add the table of slow imports")
+
+
 def add_timeout(parser: argparse.ArgumentParser, default_s: float) -> None:
     parser.add_argument(
         "--timeout",

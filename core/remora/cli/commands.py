@@ -8,6 +8,7 @@ from pathlib import Path
 from remora.cli.arguments import (
     Run,
     add_header,
+    add_imports,
     add_inputs,
     add_server,
     add_timeout,
@@ -198,8 +199,9 @@ def add_explain(explain: argparse.ArgumentParser) -> None:
 
 def add_startup(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `remora startup`."""
-    parser.description = "Print the startup phases of a running server, its concurrent model loads and slow imports."
+    parser.description = "Print the startup phases of a running server and its concurrent model loads."
     add_server(parser)
+    add_imports(parser)
     parser.add_argument("--json-out", action="store_true", help="print the report as JSON")
     add_timeout(parser, 10.0)
 

@@ -16,7 +16,7 @@ from typing import Any
 from remora.cli.client import HttpClient, call_json, model_path, open_client, raise_for_status, request_headers
 from remora.cli.output import UsageError, columns
 from remora.errors import RemoraError, UnavailableError
-from remora.startup import over_budget
+from remora.startup import over_budget, verdict
 from remora.system.json_text import read_json
 
 _PAUSE_S = 0.005
@@ -29,7 +29,7 @@ def startup(options: argparse.Namespace) -> int:
         report = call_json(client, "GET", "/v2/startup")
     finally:
         client.close()
-    print(json.dumps(report, indent=2) if options.json_out else as_text(report))
+    print(json.dumps(report, indent=2) if options.json_out else as_text(report, imports=options.imports))
     return 0
 
 
@@ -46,9 +46,11 @@ def coldstart(options: argparse.Namespace) -> int:
     if options.save:
         options.save.write_text(json.dumps(report, indent=2), encoding="utf-8")
     excess = over_budget(report, options.budget, before) if options.budget else ""
-    if options.budget and not excess and not options.json_out:
-        print("within the budget\n")
-    print(json.dumps(report, indent=2) if options.json_out else as_text(report))
+    if options.json_out:
+        print(json.dumps(report, indent=2))
+    else:
+        print(f"{verdict(report, options.budget or 0.0, options.rounds)}\n")
+        print(as_text(report, imports=options.imports))
     if excess:
         print(f"remora bench coldstart: {excess}", file=sys.stderr)
     return 1 if excess else 0
@@ -123,19 +125,22 @@ def _free_ports(count: int) -> list[int]:
             each.close()
 
 
-def as_text(report: dict[str, Any]) -> str:
-    """Return a report as text with one table per part."""
-    parts = [_table("phase", [(each["phase"], each) for each in report["phases"]])]
+def as_text(report: dict[str, Any], *, imports: bool) -> str:
+    """Return a report as text: the result, and one table per part, that of the imports on request."""
+    state = "ready" if report["ready"] else "not ready yet,"
+    first = report["first_answer_ms"]
+    answered = f", first answer after {first:.0f} ms" if first else ""
+    parts = [f"{state} after {report['total_ms']:.0f} ms{answered}"]
+    parts.append(_table("phase", [(each["phase"], each) for each in report["phases"]]))
     if report["models"]:
         parts.append(
             _table("beside", [(f"{each['model'] or '(all)'} {each['step']}", each) for each in report["models"]])
         )
-    if report["imports"]:
+    if report["imports"] and imports:
         parts.append(_table("slow import", [(each["module"], each) for each in report["imports"]]))
-    state = "ready" if report["ready"] else "not ready yet,"
-    first = report["first_answer_ms"]
-    answered = f", first answer after {first:.0f} ms" if first else ""
-    return "\n\n".join((*parts, f"{state} after {report['total_ms']:.0f} ms{answered}"))
+    elif report["imports"]:
+        parts.append(f"slow imports: {len(report['imports'])}, shown with --imports")
+    return "\n\n".join(parts)
 
 
 def _table(what: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> str:

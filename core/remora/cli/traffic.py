@@ -9,6 +9,7 @@ from typing import Any
 
 from remora.cli.arguments import (
     add_header,
+    add_imports,
     add_inputs,
     add_server,
     add_timeout,
@@ -225,7 +226,8 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
         "coldstart",
         help="measure the time from process start to the first response",
         description="Start `remora serve PATH...` as a child process, send each model one generated request, and "
-        "print the startup phases. Exit with 1 and the slowest phase if the first response exceeds the budget.",
+        "print the time to the first response, then the phases of the start. Exit with 1 and the slowest phase if the "
+        "first response exceeds the budget.",
     )
     parser.add_argument("paths", nargs="+", metavar="PATH", help="models to serve, as for `remora serve`")
     parser.add_argument("--budget", type=duration_ms, metavar="2s", help="maximum time to the first response")
@@ -235,6 +237,7 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--serve", action="append", default=[], metavar="FLAG", help="server flag, as --FLAG=X; repeatable"
     )
+    add_imports(parser)
     parser.add_argument("--json-out", action="store_true", help="print the report as JSON")
     add_header(parser)
     add_timeout(parser, 300.0)

@@ -34,6 +34,8 @@ def test_a_start_is_measured_and_a_budget_decides(
     assert {step["step"] for step in report["models"]} >= {"config", "session"}
     assert main([*words, "--budget=1ms", "--baseline", str(tmp_path / "report")]) == 1
     said = capsys.readouterr()
+    first_line = said.out.splitlines()[0]
+    assert re.fullmatch(r"first answer \d+\.\d s, over the budget of 0\.001 s", first_line)
     assert re.search(r"took \d+ ms, \d+ ms over its budget of 1 ms: '[a-zA-Z ]+' took", said.err)
     assert "interpreter" in said.out
 
@@ -57,7 +59,7 @@ def test_the_phases_of_a_real_process_sum_to_its_age(
             assert main(["startup", "--url", url, "--json-out"]) == 0
             report = json.loads(capsys.readouterr().out)
         seen_ms = (time.monotonic() - begin) * 1e3
-        assert main(["startup", "--url", url]) == 0
+        assert main(["startup", "--url", url, "--imports"]) == 0
         text = capsys.readouterr().out
         metrics = f"http://127.0.0.1:{server.metrics}/metrics"
         page = urllib.request.urlopen(metrics, timeout=60).read().decode()
@@ -85,7 +87,10 @@ def test_a_report_is_shown_as_tables() -> None:
         ],
         "imports": [{"module": "numpy", "begin_ms": 40.0, "ms": 25.0, "within": "remora.engine"}],
     }
-    text = as_text(report)
+    text = as_text(report, imports=False)
     assert "m download" in text
     assert "3.0 MB, 100 MB/s" in text
-    assert text.endswith("ready after 100 ms, first answer after 120 ms")
+    assert text.startswith("ready after 100 ms, first answer after 120 ms\n\n")
+    assert "numpy" not in text
+    assert "slow imports: 1, shown with --imports" in text
+    assert "numpy" in as_text(report, imports=True)
