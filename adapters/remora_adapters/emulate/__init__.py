@@ -110,6 +110,10 @@ class EmulateSettings:
     given: Mapping[str, str] = field(default_factory=dict)
 
 
+def _no_example(stage: Stage) -> bytes:
+    return b""
+
+
 @dataclass(frozen=True, slots=True)
 class Platform:
     """Platform as data.
@@ -118,6 +122,7 @@ class Platform:
     ``grace_s`` is the time between SIGTERM and SIGKILL. ``api`` serves the API of the platform's clients on a loopback
     port until its context ends. ``callee`` serves the API that the process calls, on platforms that are polled. It
     starts before the process on the launch's port, answers the probe, and is the stage's ``callee`` for checks.
+    ``example`` is the request of a user who passed none, b"" if it is unknown.
     """
 
     title: str
@@ -127,6 +132,7 @@ class Platform:
     checks: tuple[Check, ...]
     api: Callable[[Stage, int], AbstractContextManager[object]] | None = None
     callee: Callable[[Launch], AbstractContextManager[object]] | None = None
+    example: Callable[[Stage], bytes] = _no_example
 
 
 def find_platform(name: str) -> Platform:

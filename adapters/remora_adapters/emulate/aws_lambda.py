@@ -16,6 +16,7 @@ from remora.system.json_text import read_json
 from remora_adapters.emulate import Check, EmulateSettings, Failed, Inapplicable, Launch, Platform, Probe, Skipped
 from remora_adapters.emulate import container as any_container
 from remora_adapters.emulate.asking import HttpReply
+from remora_adapters.emulate.examples import only_model
 from remora_adapters.emulate.generation import generation_checks
 from remora_adapters.emulate.lambda_runtime import ANSWER_BYTES, PAYLOAD_BYTES, READY, RuntimeApi, RuntimeReply
 from remora_adapters.emulate.process import Process
@@ -187,8 +188,8 @@ def answers(stage: Stage) -> None:
 
 def answers_http(stage: Stage) -> None:
     """Send the request as an event of a function URL (payload format 2.0)."""
-    path = stage.settings.given.get("path")
-    if path is None:
+    path = stage.settings.given.get("path") or only_model(stage, send_by_url).path
+    if not path:
         raise Skipped("needs the path of the request: --with path=PATH")
     reply = must_answer(invoke(stage, url_event(stage, path, stage.body)), "a function URL's event")
     if reply.pieces:
@@ -245,6 +246,11 @@ def send_by_url(stage: Stage, method: str, path: str, body: bytes) -> HttpReply:
 def chat_path(stage: Stage) -> str:
     """Return the path of chats."""
     return "/v1/chat/completions"
+
+
+def example(stage: Stage) -> bytes:
+    """Return the V2 request of the only model, which is an event of remora's handler, or b""."""
+    return only_model(stage, send_by_url).v2
 
 
 def url_event(stage: Stage, path: str, body: bytes, method: str = "POST") -> bytes:
@@ -338,6 +344,7 @@ PLATFORM = Platform(
     probe=Probe(READY, 5.0, 0.02, INIT_S),
     grace_s=GRACE_S,
     callee=runtime_api,
+    example=example,
     checks=(
         Check(
             "starts",

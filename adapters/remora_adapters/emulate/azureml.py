@@ -11,6 +11,7 @@ from pathlib import Path
 from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe
 from remora_adapters.emulate import container as any_container
 from remora_adapters.emulate.asking import HttpReply
+from remora_adapters.emulate.examples import v2_request
 from remora_adapters.emulate.generation import generation_checks
 from remora_adapters.emulate.stage import Stage
 
@@ -67,6 +68,7 @@ PLATFORM = Platform(
     launch=launch,
     probe=Probe("/readyz", 2.0, 10.0, 300.0),
     grace_s=GRACE_S,
+    example=v2_request,
     checks=(
         Check("starts", "the process answers its probes", "a deployment fails with 502s", any_container.starts, True),
         Check(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from remora_adapters.emulate import Check, Platform, Probe
 from remora_adapters.emulate import container as any_container
+from remora_adapters.emulate.examples import v2_request
 from remora_adapters.emulate.generation import generation_checks
 from remora_adapters.emulate.knative import (
     ANSWERS,
@@ -28,6 +29,7 @@ PLATFORM = Platform(
     launch=launch,
     probe=Probe("/", 1.0, 0.1, 240.0, status=0),
     grace_s=GRACE_S,
+    example=v2_request,
     checks=(
         Check("starts", "the process opens its port", "the revision never serves", any_container.starts, True),
         Check(

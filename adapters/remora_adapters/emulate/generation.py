@@ -18,10 +18,9 @@ from remora.system.json_text import read_json
 from remora_adapters.emulate import Check, Failed, Inapplicable, Skipped
 from remora_adapters.emulate.asking import Address, HttpReply, Line, ask
 from remora_adapters.emulate.container import json_object, must_answer
+from remora_adapters.emulate.examples import Send, find_when_ready, send_to_container
 from remora_adapters.emulate.stage import Stage
 
-Send = Callable[[Stage, str, str, bytes], HttpReply]
-"""Function that sends a request with this method, path and body as the platform does."""
 Wrap = Callable[[dict[str, Any]], dict[str, Any]]
 
 _MODELS = ("/openai/v1/models", "/v1/models")
@@ -34,14 +33,7 @@ _REASONS = ("stop", "length", "tool_calls")
 _RUNNING, _WAITING, _WRITTEN = "num_requests_running", "num_requests_waiting", "generation_tokens_total"
 _FREE_S = 10.0
 """Time until all rows must be free, which a server that notices a disconnected client needs in no case."""
-_READY_S = 30.0
 _LOOK_S = 0.02
-
-
-def send_to_container(stage: Stage, method: str, path: str, body: bytes) -> HttpReply:
-    """Send a request to the container's port."""
-    headers = {"Content-Type": "application/json"} if body else {}
-    return stage.ask(method, path, body or None, headers)
 
 
 def metrics_of_any_port(stage: Stage) -> HttpReply:
@@ -156,37 +148,14 @@ def _chat_of(stage: Stage, send: Send) -> dict[str, Any]:
     known = stage.facts.get("chat")
     if known is None:
         given = stage.settings.given.get("chat")
-        known = read_json(Path(given).read_bytes()) if given else _chat_when_ready(stage, send)
+        known = read_json(Path(given).read_bytes()) if given else find_when_ready(stage, send, _derived_chat)
         stage.facts["chat"] = known
     if not isinstance(known, dict):
         raise Inapplicable('needs a language model, or a chat: --with chat=FILE with {"messages": [...]}')
     return known
 
 
-def _chat_when_ready(stage: Stage, send: Send) -> object:
-    """Return the derived chat once the server is ready.
-
-    Cloud Run's probe permits a server that listens before its models are loaded.
-    """
-    end = time.monotonic() + _READY_S
-    while True:
-        loading = send is send_to_container and _is_loading(stage)
-        found = _derived_chat(stage, send)
-        if found or not loading or time.monotonic() > end:
-            return found
-        time.sleep(_LOOK_S)
-
-
-def _is_loading(stage: Stage) -> bool:
-    """Return True if V2's probes say that the server is live and not ready."""
-    try:
-        live, ready = (stage.ask("GET", f"/v2/health/{probe}", None, {}).status for probe in ("live", "ready"))
-    except Failed:
-        return False
-    return live == 200 and ready in (400, 503)
-
-
-def _derived_chat(stage: Stage, send: Send) -> object:
+def _derived_chat(stage: Stage, send: Send) -> dict[str, Any] | str:
     """Return a chat for the first model of OpenAI's routes with a context, "" without one."""
     for path in _MODELS:
         try:

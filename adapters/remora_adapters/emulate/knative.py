@@ -6,14 +6,12 @@ success, admits containerConcurrency requests, queues ten times as many, and sti
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import NamedTuple
 
-from remora.system.json_text import read_json
 from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe, Skipped, grpc_health
 from remora_adapters.emulate import container as any_container
 from remora_adapters.emulate.asking import HttpReply
+from remora_adapters.emulate.examples import only_model, v2_request
 from remora_adapters.emulate.generation import generation_checks
 from remora_adapters.emulate.stage import Stage
 
@@ -44,49 +42,16 @@ def launch(settings: EmulateSettings, port: int, mounts: Path) -> Launch:
 
 def path(stage: Stage) -> str:
     """Return the path of the user's request, or of the only model. Raises Skipped without one."""
-    found = stage.settings.given.get("path") or only_infer_route(stage).path
+    found = stage.settings.given.get("path") or only_model(stage).path
     if not found:
         raise Skipped("needs the path of the request: --with path=PATH")
     return found
 
 
-def body(stage: Stage) -> bytes:
-    """Return the user's request, or the example of the only model. Raises Skipped without one."""
-    if stage.settings.body or stage.settings.given.get("path"):
-        return stage.body
-    return only_infer_route(stage).example or stage.body
-
-
-class InferRoute(NamedTuple):
-    """Path of a model's inference, and the example of its request; empty where they are unknown."""
-
-    path: str = ""
-    example: bytes = b""
-
-
-def only_infer_route(stage: Stage) -> InferRoute:
-    """Return the route for inference of the server's only model, by its OpenAPI document."""
-    known = stage.facts.get("infer route")
-    if not isinstance(known, InferRoute):
-        known = stage.facts["infer route"] = infer_route_in(stage.ask("GET", "/v2/openapi.json").body)
-    return known
-
-
-def infer_route_in(document: bytes) -> InferRoute:
-    """Return the only route for inference in an OpenAPI document."""
-    try:
-        routes = {path: row["post"] for path, row in read_json(document)["paths"].items() if path.endswith("/infer")}
-        ((path, operation),) = routes.items()
-        example = operation["requestBody"]["content"]["application/json"].get("example")
-    except (ValueError, KeyError, TypeError, AttributeError):  # no such document, or several models
-        return InferRoute()
-    return InferRoute(str(path), json.dumps(example).encode() if example else b"")
-
-
 def call(stage: Stage) -> HttpReply:
     """Send a request as the ingress and the queue proxy forward it."""
     forwarded = {"X-Forwarded-For": "192.0.2.1", "X-Forwarded-Proto": "http", "Forwarded": "for=192.0.2.1;proto=http"}
-    return stage.ask("POST", path(stage), body(stage), {"Content-Type": stage.settings.content_type, **forwarded})
+    return stage.ask("POST", path(stage), stage.body, {"Content-Type": stage.settings.content_type, **forwarded})
 
 
 def probes_are_cheap(stage: Stage) -> None:
@@ -146,6 +111,7 @@ PLATFORM = Platform(
     launch=launch,
     probe=Probe("/v2/health/ready", 1.0, 0.025, 600.0),
     grace_s=GRACE_S,
+    example=v2_request,
     checks=(
         Check(
             "starts", "the process answers its probes", "the revision never becomes ready", any_container.starts, True

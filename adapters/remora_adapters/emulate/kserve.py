@@ -13,6 +13,7 @@ from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Plat
 from remora_adapters.emulate import container as any_container
 from remora_adapters.emulate.asking import HttpReply
 from remora_adapters.emulate.container import json_object
+from remora_adapters.emulate.examples import predict_request
 from remora_adapters.emulate.generation import generation_checks
 from remora_adapters.emulate.stage import Stage
 
@@ -120,6 +121,7 @@ PLATFORM = Platform(
     launch=launch,
     probe=Probe("/v2/health/ready", 2.0, 2.0, 300.0),
     grace_s=GRACE_S,
+    example=predict_request,
     checks=(
         Check("starts", "the process answers its probes", "the pod restarts forever", any_container.starts, True),
         Check(

@@ -86,10 +86,11 @@ class Stage:
 
     @property
     def body(self) -> bytes:
-        """The user's inference request. Raises Skipped without one."""
-        if not self.settings.body:
+        """The user's inference request, or that of the only model. Raises Skipped without one."""
+        found = self.settings.body or self.platform.example(self)
+        if not found:
             raise Skipped("needs an inference request: --body FILE")
-        return self.settings.body
+        return found
 
     def limit_s(self, seconds: float) -> float:
         """Return a time limit of the platform, scaled for this machine."""

@@ -11,6 +11,7 @@ from typing import Any
 from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe
 from remora_adapters.emulate import container as any_container
 from remora_adapters.emulate.asking import HttpReply
+from remora_adapters.emulate.examples import predict_request
 from remora_adapters.emulate.generation import generation_checks
 from remora_adapters.emulate.stage import Stage
 
@@ -82,6 +83,7 @@ PLATFORM = Platform(
     launch=launch,
     probe=Probe(HEALTH, 10.0, 10.0, 300.0),
     grace_s=GRACE_S,
+    example=predict_request,
     checks=(
         Check("starts", "the process answers its probes", "four failed probes restart it", any_container.starts, True),
         Check("ready", "AIP_HEALTH_ROUTE answers 200", "the deployment fails", any_container.becomes_ready, True),

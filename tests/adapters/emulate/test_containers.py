@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from conftest import START_TIMEOUT_S
 from generation_models import tiny
 from hosting import write_scale
 from remora_adapters.emulate import EmulateSettings, find_platform, generation
-from remora_adapters.emulate.knative import infer_route_in
 from remora_adapters.emulate.running import FAILED, PASSED, SKIPPED, Verdict, format_report, run_checks
 
 SERVER = Path(__file__).parent / "faulty_container.py"
@@ -154,17 +152,6 @@ def test_every_check_has_a_fault_planted_for_it(platform: str) -> None:
         "starts", "requests", "predict", "scoring", *language.CHECKS
     }  # fmt: skip
     assert {check.id for check in find_platform(platform).checks} <= planted
-
-
-def test_the_path_and_the_body_come_from_the_only_model() -> None:
-    example = {"inputs": [{"name": "x", "datatype": "INT64", "shape": [1], "data": [0]}]}
-    route = {"post": {"requestBody": {"content": {"application/json": {"example": example}}}}}
-    paths = {"/v2": {"get": {}}, "/v2/models/m/infer": route}
-    found = infer_route_in(json.dumps({"paths": paths}).encode())
-    assert (found[0], json.loads(found[1])) == ("/v2/models/m/infer", example)
-    several = {**paths, "/v2/models/n/infer": route}
-    for document in (json.dumps({"paths": several}), '{"paths": {}}', "[]", "not found"):
-        assert infer_route_in(document.encode()) == ("", b"")
 
 
 def test_checks_that_cannot_apply_are_no_rows_of_the_report() -> None:
