@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,20 @@ def test_restrictions_of_v2_hold_for_v1_too(repository: Path) -> None:
             assert ask(ports.http, "GET", path, headers={"api-key": "secret"}).status == 200, path
         assert ask(ports.http, "POST", "/v1/models/scale:predict", {"instances": ROWS}).status == 403
         assert ask(ports.http, "GET", "/").status == 200  # a probe has no secret
+
+
+def test_a_missing_key_is_refused_in_the_form_of_each_protocol(repository: Path) -> None:
+    host = adapter.host({"REMORA_MODEL_REPOSITORY": str(repository)})
+    keys = replace(host.server, api_key=(f"ann:infer=sha256:{sha256(b'right').hexdigest()}",))
+    with running(replace(host, server=keys)) as ports:
+        for method, path in (
+            *(("GET", "/v1/models"), ("GET", "/v1/models/scale"), ("POST", "/v1/models/scale:predict")),
+            *(("GET", "/v2/models"), ("POST", "/v2/models/scale/infer"), ("POST", "/v1/models/gone:explain")),
+        ):
+            answer = ask(ports.http, method, path, {} if method == "POST" else None)
+            assert (answer.status, type(answer.json["error"])) == (401, str), path
+        answer = ask(ports.http, "POST", "/openai/v1/chat/completions", {})
+        assert (answer.status, answer.json["error"]["code"]) == (401, "invalid_api_key")
 
 
 def test_metrics_are_on_the_one_port(port: int) -> None:

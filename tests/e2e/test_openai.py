@@ -306,7 +306,9 @@ def test_the_form_of_an_answer_is_enforced(server: RunningServer) -> None:
 def test_a_path_without_a_route_is_named(server: RunningServer) -> None:
     status, _, body = ask(server, "/v1/other")
     assert (status, json.loads(body)["error"]["code"]) == (404, "unknown_url")
-    assert ask(server, "/v1/models/tiny:predict", {}, method="POST")[0] == 405
+    status, _, body = ask(server, "/v1/models/tiny:predict", {}, method="POST")
+    assert status == 404
+    assert "this is a route of KServe V1" in json.loads(body)["error"]
 
 
 def test_without_a_language_model_there_are_no_such_routes(serving: Serving, tmp_path: Path) -> None:

@@ -46,7 +46,11 @@ class KServeService:
 
     open_paths = frozenset(("/",))
     """See `remora.server.key_check.OpenService`."""
-    routes = (HostRoute("POST", f"{_V1}/*", "infer"),)
+    routes = (
+        HostRoute("POST", f"{_V1}/*", "infer"),
+        *(HostRoute(method, _V1, "model_metadata") for method in ("GET", "HEAD")),
+        *(HostRoute(method, f"{_V1}/*", "model_ready") for method in ("GET", "HEAD")),
+    )
     """See `remora.server.host.RoutedService`."""
 
     def __init__(

@@ -465,7 +465,7 @@ class _Guarded:
             if denial is None and head.unread:
                 denial = _PERMITTED_NOW
             if denial is not None:
-                return partial(respond, _rendered(denial, head.path))
+                return partial(respond, self._rendered(denial, head))
             usage = keys.usage_of(caller)
             if not head.repeats and (row is None or not row.redirect):  # which another header decides
                 _remember(self._permitted, request, (caller, usage))
@@ -477,14 +477,33 @@ class _Guarded:
 
     def _bound(self, head: Head, caller: Caller | None, usage: Usage | None) -> Answerer:
         head.caller = caller
-        return self._bind(head) if usage is None else partial(_count, usage, head.path, self._bind(head))
+        return self._bind(head) if usage is None else partial(self._count, usage, head, self._bind(head))
 
     def _is_open(self, head: Head) -> bool:
         path = head.path
         return head.method in ("GET", "HEAD") and (path in PROBES or path in _V2_PROBES or path in self._open)
 
     def _refuse(self, head: Head, _body: Buffer, exchange: Exchange) -> None:
-        exchange.respond(_rendered(self.keys.deny(head.headers, exchange.peer), head.path))
+        exchange.respond(self._rendered(self.keys.deny(head.headers, exchange.peer), head))
+
+    def _rendered(self, denial: Denial, head: Head) -> HttpAnswer:
+        """Return a refusal in the form of the route's own protocol, which its clients read."""
+        answer = denial.answer()
+        if not head.path.startswith(OPENAI_PATHS) or self._routes.find(head.method, head.path) is not None:
+            return answer
+        from remora.protocols.openai.routes import refused, speaks_openai  # imported here, because few requests need it
+
+        return refused(answer) if speaks_openai(head.path) else answer
+
+    def _count(
+        self, usage: Usage, head: Head, answer: Answerer, body: Buffer, exchange: Exchange
+    ) -> Cancellable | None:
+        """Answer a request of a limited key."""
+        denial = usage.begin()
+        if denial is not None:
+            exchange.respond(self._rendered(denial, head))
+            return None
+        return answer(body, CountedExchange(exchange, usage))
 
 
 class _GuardedHead:
@@ -504,25 +523,6 @@ class _GuardedHead:
             self._answer = self._guard.decide(self._head)
             self._epoch = epoch  # see `_Renewed`
         return self._answer(body, exchange)
-
-
-def _rendered(denial: Denial, path: str) -> HttpAnswer:
-    """Return a refusal in the form that the clients of this path read."""
-    answer = denial.answer()
-    if path.startswith(OPENAI_PATHS):
-        from remora.protocols.openai.routes import find_route, refused  # imported here, because few requests need it
-
-        return answer if find_route(path) is None else refused(answer)
-    return answer
-
-
-def _count(usage: Usage, path: str, answer: Answerer, body: Buffer, exchange: Exchange) -> Cancellable | None:
-    """Answer a request of a limited key."""
-    denial = usage.begin()
-    if denial is not None:
-        exchange.respond(_rendered(denial, path))
-        return None
-    return answer(body, CountedExchange(exchange, usage))
 
 
 # -- gRPC -------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -27,6 +28,8 @@ _POST = {
 }
 MANAGES = ("load", "unload")
 """Actions of the routes below a model that change the server, as V2's repository API does."""
+_KSERVE_V1 = re.compile(r"/v1/models/.+:(predict|classify|regress|explain)")
+"""Paths below the prefix that belong to KServe V1 and TensorFlow Serving."""
 _BARE = ("/tokenize", "/detokenize", "/rerank", "/score")
 """Routes that vLLM also has without a prefix."""
 _STATUS: Mapping[str, int] = {
@@ -69,8 +72,15 @@ class ApiError(RemoraError):
         self.headers = headers
 
 
+def speaks_openai(path: str) -> bool:
+    """Return True if errors on a path take OpenAI's form, unless the path is a platform's own."""
+    return path in _BARE or (path.startswith(PREFIXES) and not _KSERVE_V1.fullmatch(path))
+
+
 def find_route(path: str) -> Route | None:
     """Return the route of a path, None for any other path."""
+    if not speaks_openai(path):
+        return None
     rest = next((path[len(prefix) :] for prefix in PREFIXES if path.startswith(prefix)), "")
     if path in _BARE:
         rest = path[1:]
@@ -84,7 +94,7 @@ def find_route(path: str) -> Route | None:
     model, _, verb = name.rpartition("/")
     if model and verb in MANAGES:
         return Route(verb, "POST", unquote(model))
-    return Route("model", "GET", unquote(name))  # KServe's V1 has routes such as `/v1/models/m:predict`, which are POST
+    return Route("model", "GET", unquote(name))
 
 
 def context_exceeded(error: ContextError, parameter: str, *, is_chat: bool) -> ApiError:

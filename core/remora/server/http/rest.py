@@ -216,7 +216,7 @@ class RestService:
 
     def _ask_openai(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer a request for OpenAI's routes, if they are served, else as any unknown path."""
-        from remora.protocols.openai.routes import MANAGES, find_route, unknown_path
+        from remora.protocols.openai.routes import MANAGES, find_route, speaks_openai, unknown_path
 
         where = find_route(head.path)
         if where is not None and where.action in MANAGES and head.method == where.method:
@@ -226,7 +226,7 @@ class RestService:
         if not generates and where is not None and where.method == "POST":
             # The request waits for its model, as over V2, which may have become ready since the look above.
             generates = not self._engine.readiness().started or any(each.generation for each in self._engine.models())
-        if not generates:
+        if not (generates and speaks_openai(head.path)):
             return self._bind(head)(body, exchange)
         if where is None:
             exchange.respond(unknown_path(head.path))
