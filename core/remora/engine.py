@@ -345,9 +345,9 @@ class Engine:
         """Return a language model that knows the caller of the next request."""
         if arrival is None:
             return model
-        from remora.models.callers import CallerModel, caller_of  # imported here, because few servers need it
+        from remora.models.callers import CallerModel  # imported here, because few servers need it
 
-        return CallerModel(model, caller_of(arrival.carrier, self.traces.key_of(arrival.carrier)))
+        return CallerModel(model, self.traces.key_of(arrival.carrier))
 
     def infer(
         self,

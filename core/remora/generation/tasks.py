@@ -119,8 +119,8 @@ class Task:
         logprobs: number of alternatives for each token of the answer; 0 for the token alone, None for no logprobs.
         prompt_logprobs: the same for the tokens of the prompt.
         skip_special: the text omits special tokens.
-        caller: identifies the credential of the request, "" without one. Steps are shared equally between callers,
-            and prompts and grammars are reused for the same caller alone.
+        caller: name of the key or token that the server has checked, "" without one. Steps are shared
+            equally between callers, and prompts and grammars are reused for the same caller alone.
         user: the end user whom the request names. Users of one caller share its part of the steps equally.
         priority: of tasks of one caller, those with a lower number are scheduled first.
         deadline_ns: on the engine's clock; 0 for none. At the deadline the task ends with what it has.

@@ -1,32 +1,16 @@
-"""Identity of callers of language models, and models bound to one."""
+"""Language models bound to the caller of one request.
+
+A caller is the name of the API key or the subject of the token that the server has checked. All requests without one
+have the same caller, "", because a header that is not checked could make one client any number of callers, or the
+caller whose prompts are reused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from hashlib import blake2b
+from collections.abc import Sequence
 from typing import Any
 
 from remora.messages import Data, InferForm, Reply, Ticket
-
-Carrier = Callable[[bytes], bytes | None]
-"""Returns a header by its lower-case name."""
-_BEARER = b"bearer "
-
-
-def caller_of(carrier: Carrier, name: str) -> str:
-    """Return the name of a request's key, or a digest of its credential, "" without one.
-
-    ``name`` is "" if this server checks no keys. ``X-API-Key`` precedes ``Authorization``, because a platform in front
-    may use the latter itself.
-    """
-    if name:
-        return name
-    key = (carrier(b"x-api-key") or b"").strip()
-    if not key:
-        key = (carrier(b"authorization") or b"").strip()
-        if key[: len(_BEARER)].lower() == _BEARER:
-            key = key[len(_BEARER) :].strip()
-    return blake2b(key, digest_size=8).hexdigest() if key else ""
 
 
 class CallerModel:

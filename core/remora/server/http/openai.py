@@ -26,7 +26,6 @@ from remora.generation import Generation
 from remora.generation.expectation import refuse_if_late
 from remora.generation.tasks import ContextError, ParameterError
 from remora.messages import Buffer, Mailbox
-from remora.models.callers import caller_of
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.protocols.http1 import Head
@@ -497,5 +496,5 @@ class _Call:
 
 
 def _caller_of(head: Head) -> str:
-    """Return what identifies the caller; see `remora.models.callers.caller_of`."""
-    return caller_of(head.get, "" if head.caller is None else head.caller.name)
+    """Return the name of the checked key or token; see `remora.models.callers`."""
+    return "" if head.caller is None else head.caller.name

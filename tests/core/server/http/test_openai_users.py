@@ -1,6 +1,8 @@
-"""Callers of requests: each key is one."""
+"""Callers of requests: each checked key is one, and all others are one."""
 
 from __future__ import annotations
+
+import pytest
 
 from remora.options.roles import INFER
 from remora.protocols.api_keys import Caller
@@ -14,17 +16,11 @@ def user_of(*headers: tuple[bytes, bytes], caller: Caller | None = None) -> str:
     return _caller_of(head)
 
 
-def test_clients_with_the_preferred_header_are_as_many_users_as_they_have_keys() -> None:
-    platform = (b"authorization", b"Bearer of the platform")
-    assert user_of((b"X-API-Key", b"one"), platform) == user_of((b"x-api-key", b"one"), platform)
-    assert user_of((b"x-api-key", b"one"), platform) != user_of((b"x-api-key", b"two"), platform)
-    assert user_of((b"x-api-key", b"one")) == user_of((b"authorization", b"Bearer one"))
-    assert "one" not in user_of((b"x-api-key", b"one"))
-
-
-def test_a_client_that_a_platform_authenticates_otherwise_is_a_user() -> None:
-    assert "" != user_of((b"authorization", b"Basic one")) != user_of((b"authorization", b"Basic two"))
-    assert user_of() == ""
+@pytest.mark.parametrize(
+    "header", [(b"x-api-key", b"one"), (b"authorization", b"Bearer one"), (b"authorization", b"Basic one")]
+)
+def test_a_header_that_is_not_checked_names_no_caller(header: tuple[bytes, bytes]) -> None:
+    assert user_of(header) == user_of() == ""
 
 
 def test_a_checked_key_is_one_user_by_its_name() -> None:
