@@ -37,6 +37,8 @@ _PIP_WITH_PYTHON = (22, 3)
 """First version of pip that installs into another environment."""
 _FOUND = re.compile(r"(?:Collecting|Processing) (?:\S*/)?([A-Za-z0-9._-]+)")
 """Line of pip with a package's name, or with the path of its wheel."""
+_PLAN = re.compile(r"Installing collected packages: (.+)")
+"""Line of pip with the names of all packages that it is about to install."""
 
 
 def read_requirements_of(folder: Path, owner: str) -> str | None:
@@ -107,7 +109,7 @@ def _install(requirements: Path, folder: Path, owner: str) -> None:
     _log.info("%s: making an environment for %s", owner, requirements)
     make, install = install_commands(folder, requirements, _pip_version())
     run(make, f"make a virtual environment for {owner}")
-    _install_packages(install, requirements, owner)
+    _install_packages(install, requirements, _Progress(owner, folder))
     # Written after the installation, because pip would otherwise count or change the server's packages. They come last
     # on the path, so that the packages of the requirements take precedence.
     for site in folder.glob("lib/python*/site-packages"):
@@ -135,12 +137,37 @@ def _pip_version() -> tuple[int, ...]:
     return ()
 
 
-def _install_packages(command: Iterable[str], requirements: Path, owner: str) -> None:
-    """Run pip and log the name of each package that it finds, because this may take minutes.
+class _Progress:
+    """Log of the packages that pip finds, and then of those that it has installed, because this may take minutes."""
 
-    Raises InternalError if it fails.
-    """
-    what = f"install {requirements} of {owner}"
+    def __init__(self, owner: str, folder: Path) -> None:
+        self.owner = owner
+        self._folder = folder
+        self._before = self._count()
+        self._total = 0
+        self._logged = 0
+
+    def read(self, line: str) -> None:
+        """Log what a line of pip's output says."""
+        if found := _FOUND.match(line):
+            _log.info("%s: installing %s", self.owner, found[1])
+        elif plan := _PLAN.match(line):
+            self._total = plan[1].count(",") + 1
+
+    def look(self) -> None:
+        """Log the number of installed packages of pip's plan, if it has grown."""
+        installed = min(self._count() - self._before, self._total)
+        if installed > self._logged:
+            self._logged = installed
+            _log.info("%s: installed %d of %d packages", self.owner, installed, self._total)
+
+    def _count(self) -> int:
+        return sum(1 for _ in self._folder.glob("lib/python*/site-packages/*.dist-info"))
+
+
+def _install_packages(command: Iterable[str], requirements: Path, progress: _Progress) -> None:
+    """Run pip with a log of its progress. Raises InternalError if it fails."""
+    what = f"install {requirements} of {progress.owner}"
     last = deque[str](maxlen=6)
     with tempfile.NamedTemporaryFile("r", encoding="utf-8", errors="replace") as output:
         with open(output.name, "w") as written:  # a second offset, for the child alone
@@ -153,8 +180,8 @@ def _install_packages(command: Iterable[str], requirements: Path, owner: str) ->
                 pip.wait(1)
             for line in output:
                 last.append(line.strip())
-                if found := _FOUND.match(line):
-                    _log.info("%s: installing %s", owner, found[1])
+                progress.read(line)
+            progress.look()
             if pip.returncode is not None:
                 break
         else:

@@ -7,6 +7,7 @@ are not trusted: bytes are also counted while they are written, and the headers 
 from __future__ import annotations
 
 import importlib
+import logging
 import posixpath
 import stat
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from remora.errors import ConfigError
 
 if TYPE_CHECKING:
     import tarfile
+
+_log = logging.getLogger("remora.models")
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar", ".tar.bz2", ".tar.xz", ".zip")
 """The suffixes of archives."""
@@ -62,20 +65,30 @@ def is_archive(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
-def unpack(archive: Path, folder: Path, limits: ArchiveLimits = ArchiveLimits(), *, what: str = "archive") -> None:  # noqa: B008
-    """Unpack ``archive`` into ``folder``, which is created.
+def unpack(
+    archive: Path,
+    folder: Path,
+    limits: ArchiveLimits = ArchiveLimits(),  # noqa: B008
+    *,
+    what: str = "archive",
+    title: str = "",
+) -> None:
+    """Unpack ``archive`` into ``folder``, which is created, and log it before, because it may take minutes.
 
     Args:
         archive: a tar or zip file, told apart by its content.
         folder: must not exist; incomplete after a failure.
         limits: checked before a member is written.
         what: the name of the archive's role in error texts.
+        title: the archive in the log; "" for the name of the file.
 
     Raises:
         ConfigError: not an archive, beyond ``limits``, or with a member outside of the folder.
     """
     folder.mkdir(parents=True)
     try:
+        size = -(-archive.stat().st_size // 1_000_000)
+        _log.info("unpacking %s, %s MB (once)", title or archive.name, f"{size:,}")
         allowance = _Allowance(archive, limits, what)
         if _begins_as_zip(archive):
             _unpack_zip(archive, folder, allowance)

@@ -200,7 +200,7 @@ class ModelCache:
         unpacked = 0
         try:
             if layout.unpack:
-                unpacked = sum(_unpack(self._objects / key, unfinished / name) for key in keys.values())
+                unpacked = sum(_unpack(self._objects / key, unfinished / name, path) for path, key in keys.items())
             else:
                 _fill(unfinished / name, {path: self._objects / key for path, key in keys.items()}, layout.folders)
         except FileNotFoundError:
@@ -333,15 +333,15 @@ def _fill(folder: Path, files: Mapping[str, Path], folders: Sequence[str]) -> No
         _link(source, target)
 
 
-def _unpack(archive: Path, folder: Path) -> int:
-    """Unpack an archive and return its size.
+def _unpack(archive: Path, folder: Path, title: str) -> int:
+    """Unpack an archive, whose name is its key here, and return its size.
 
     Raises FileNotFoundError if it was removed, ConfigError if invalid.
     """
     from remora.storage.archive import unpack
 
     archive.stat()
-    unpack(archive, folder, what="model archive")
+    unpack(archive, folder, what="model archive", title=title)
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
 
 

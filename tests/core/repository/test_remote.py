@@ -214,8 +214,16 @@ ARCHIVES = [
 @pytest.mark.parametrize(("names", "models"), [row[1:] for row in ARCHIVES], ids=[row[0] for row in ARCHIVES])
 @pytest.mark.parametrize("where", ["s3", "http", "disk"])
 def test_an_archive_is_a_repository(
-    clouds: ObjectStore, opened: Opened, tmp_path: Path, names: list[str], models: set[str], where: str
+    clouds: ObjectStore,
+    opened: Opened,
+    tmp_path: Path,
+    names: list[str],
+    models: set[str],
+    where: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Unpacking may take minutes, so that a line of the log precedes it, wherever the archive is."""
+    caplog.set_level("INFO", logger="remora.models")
     clouds.put("bucket", "a/packed.tar.gz", packed(*names))
     (tmp_path / "packed.tar.gz").write_bytes(packed(*names))
     places = {
@@ -225,6 +233,7 @@ def test_an_archive_is_a_repository(
     }
     repository = opened(places[where], any_layout=True)
     assert set(repository.models()) == models
+    assert "packed.tar.gz, 1 MB (once)" in caplog.text
     for name in models:
         assert repository.fetch(name).filenames(1) == ("model.onnx",)
         assert repository.fingerprint(name)

@@ -8,7 +8,6 @@ EXECUTION_ENV_PATH. `remora.environments` creates and caches them.
 from __future__ import annotations
 
 import hashlib
-import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,8 +20,6 @@ from remora.errors import ConfigError
 from remora.model_files import MODEL_DIRECTORY, REQUIREMENTS, path_of_parameter
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.storage.archive import unpack
-
-_log = logging.getLogger("remora.models")
 
 PATH_PARAMETER = "EXECUTION_ENV_PATH"
 
@@ -106,7 +103,8 @@ def interpreter_for(source: Source, config: ModelConfig) -> Path:
             return _checked(interpreter_in(path, owner), path, owner)
         case Archive(path):
             made = cache_of(source.settings).folder_for(
-                _hash_of_file(path), lambda folder: _unpack_environment(path, folder, owner)
+                _hash_of_file(path),
+                lambda folder: unpack(path, folder, what="environment archive", title=f"{path.name} of {owner}"),
             )
             return _checked(interpreter_in(made, owner), path, owner)
         case Virtual(file):
@@ -169,12 +167,6 @@ def _checked(python: Path, origin: Path, owner: str) -> Path:
     """
     run([str(python), "-c", _TRIAL], f"run the interpreter of {PATH_PARAMETER} '{origin}' of {owner}")
     return python
-
-
-def _unpack_environment(path: Path, folder: Path, owner: str) -> None:
-    """Unpack an archive, and log it before, because it may take minutes. Raises ConfigError."""
-    _log.info("%s: unpacking %s, %s MB (once)", owner, path.name, f"{-(-path.stat().st_size // 1_000_000):,}")
-    unpack(path, folder, what="environment archive")
 
 
 def _hash_of_file(path: Path) -> str:

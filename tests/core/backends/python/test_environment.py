@@ -112,7 +112,7 @@ def test_an_archive_is_unpacked_once_and_again_when_it_changes(
                 else:
                     tar.addfile(info)
         found.append(interpreter_for(source, config_of("env.tar.gz")))
-    assert len(re.findall(r"model 'm': unpacking env\.tar\.gz, 1 MB \(once\)", caplog.text)) == 2
+    assert len(re.findall(r"unpacking env\.tar\.gz of model 'm', 1 MB \(once\)", caplog.text)) == 2
     assert found[0].is_relative_to(tmp_path / "cache")
     assert found[2] != found[0]
     assert [python.is_file() for python in found] == [True] * 3
@@ -152,6 +152,7 @@ def test_requirements_get_an_environment_that_has_them_and_the_servers_packages(
     with caplog.at_level("INFO", logger="remora.models"):
         python = interpreter_for(source, config_of())
     assert "model 'm': installing remora" in caplog.text
+    assert "model 'm': installed 1 of 1 packages" in caplog.text
     assert printed(python, "import numpy, remora, remora_probe; print(remora_probe.ANSWER)") == "42\n"
     before = python.stat().st_mtime_ns
     assert interpreter_for(source, config_of()) == python
