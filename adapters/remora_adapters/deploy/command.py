@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from remora.cli.stderr import Parser, print_error
 from remora.errors import RemoraError
 from remora_adapters.deploy import (
     ACTIONS,
@@ -35,10 +36,10 @@ def main(arguments: Sequence[str]) -> int:
         module, action, options = parse(arguments)
         return _act(module, options, action) if action else _deploy(module, options)
     except ValueError as error:
-        print(f"remora deploy: {error}", file=sys.stderr)
+        print_error("remora deploy", error)
         return 2
     except (RefusedError, CallError) as error:
-        print(f"remora deploy: {error}", file=sys.stderr)
+        print_error("remora deploy", error)
         return 1
 
 
@@ -52,6 +53,8 @@ def parse(arguments: Sequence[str]) -> tuple[PlatformModule, str, argparse.Names
     prog = f"remora deploy {action} {rest[0]}" if action else f"remora deploy {rest[0]}"
     options = _parser(module, prog, rest[0], action).parse_args(rest[1:])
     if not action:
+        if "://" in (getattr(options, "image", None) or ""):
+            raise ValueError(f"--image {options.image}: expected a name such as REGISTRY/remora:1, not a URL")
         options.environ = tuple(_pair(each) for each in options.env)
         if options.release is not None:
             _apply_release(options)
@@ -145,7 +148,7 @@ def with_local_calls(connection: Connection) -> Callable[[Call], Any]:
 
 def _parser(module: PlatformModule, prog: str, platform: str, action: str) -> argparse.ArgumentParser:
     description = f"{ACTIONS[action].capitalize()}." if action else f"Deploy models to {platform}, or update a service."
-    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser = Parser(prog=prog, description=description)
     parser.add_argument("name", metavar="NAME", help="name of the service")
     module.add_place(parser)
     if action == "logs":

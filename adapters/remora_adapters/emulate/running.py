@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from remora.cli.stderr import print_error
 from remora_adapters.emulate import EmulateSettings, Failed, Inapplicable, Platform, Skipped, adapter_of, find_platform
 from remora_adapters.emulate.stage import Stage
 
@@ -73,7 +74,7 @@ def serve_api(platform: Platform, settings: EmulateSettings, port: int) -> int:
     with Stage(platform, settings) as stage:
         stage.wait_until_ready()
         if not stage.ready:
-            print(f"{platform.title}: the server never became ready", file=sys.stderr)
+            print_error(platform.title, "the server never became ready")
             return 1
         with platform.api(stage, port):
             print(f"{platform.title}: http://127.0.0.1:{port} is the clients' API", flush=True)
@@ -113,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
             return serve_api(platform, _settings(options), options.api)
         verdicts = run_checks(platform, _settings(options), options.only)
     except (ValueError, OSError) as error:
-        print(f"remora emulate: {error}", file=sys.stderr)
+        print_error("remora emulate", error)
         return 2
     if options.format == "json":
         print(json.dumps([verdict._asdict() for verdict in verdicts], indent=1))

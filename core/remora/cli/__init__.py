@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from remora._version import __version__
+from remora.cli.stderr import Parser, print_error
 from remora.options import BOOLEANS
 
 if TYPE_CHECKING:
@@ -76,13 +77,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _print_refusal(error: Exception) -> None:
-    """Print why the server does not start, without the secrets of URLs."""
-    from remora.system.url_secrets import hide_secrets  # imported here, because most starts succeed
-
-    print(f"remora serve: {hide_secrets(str(error))}", file=sys.stderr)
-
-
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments.
 
@@ -118,7 +112,7 @@ def build_parser(serve_flags: Container[str] | None = None, only: str | None = N
 
     With ``serve_flags`` it has `serve` alone, with these flags; with ``only`` that command alone has arguments.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="remora",
         usage="%(prog)s [-h] [--version] COMMAND ...",
         description="One inference engine for every cloud.",
@@ -216,39 +210,38 @@ def _serve(options: argparse.Namespace) -> int:
     try:
         host = find_adapter(options.host_platform).host(os.environ) if options.host_platform else Host()
     except (ValueError, OSError) as error:
-        _print_refusal(error)
+        print_error("remora serve", error)
         return 2
     if options.paths or getattr(options, "model_repository", None):  # in place of the platform's models
         host = replace(host, engine=replace(host.engine, paths=(), model_repository=()))
     host = replace(host, engine=read_options(options, host.engine), server=read_options(options, host.server))
     if host.engine.reload:
         if host.engine.model_control_mode not in ("none", "poll"):
-            print(
-                f"remora serve: --reload excludes --model-control-mode={host.engine.model_control_mode}: it replaces "
-                "the models that are served from the start",
-                file=sys.stderr,
+            print_error(
+                "remora serve",
+                f"--reload excludes --model-control-mode={host.engine.model_control_mode}: it replaces the models that "
+                "are served from the start",
             )
             return 2
         host = replace(host, engine=replace(host.engine, model_control_mode="poll", repository_poll_secs=1))
     if not host.engine.paths and not host.engine.model_repository:
-        print(
-            "remora serve: expected a PATH or --model-repository: a repository, a model directory or a model file",
-            file=sys.stderr,
+        print_error(
+            "remora serve", "expected a PATH or --model-repository: a repository, a model directory or a model file"
         )
         return 2
     if host.engine.load_model and host.engine.model_control_mode not in ("explicit", "ondemand"):
-        print("remora serve: --load-model requires --model-control-mode=explicit or ondemand", file=sys.stderr)
+        print_error("remora serve", "--load-model requires --model-control-mode=explicit or ondemand")
         return 2
     try:
         host = replace(host, doors=(*host.doors, *extra_ports(host.server, os.environ)))
     except ValueError as error:
-        _print_refusal(error)
+        print_error("remora serve", error)
         return 2
     try:
         host = replace(host, server=checked_options(host.server))
         cache_settings(host.engine)
     except ValueError as error:
-        _print_refusal(error)
+        print_error("remora serve", error)
         return 1  # tritonserver's exit code, which scripts test
     set_up_logging(host.server)
     if host.server.log_export != "off":
@@ -257,7 +250,7 @@ def _serve(options: argparse.Namespace) -> int:
         try:
             export_log(host.server.log_export)
         except ValueError as error:
-            _print_refusal(error)
+            print_error("remora serve", error)
             return 2
     _warn_of_ignored(options)
     if options.host_platform in (None, "container"):  # the gateways of the others authenticate clients
@@ -360,7 +353,7 @@ def _start(host: Host, entered_ns: int) -> int:
         chosen = with_gpu_requirement(with_hooks(host.engine, os.environ), os.environ)
         engine = Engine(options=with_workers(with_secrets(chosen, os.environ)), ledger=ledger)
     except (ValueError, RemoraError) as error:
-        _print_refusal(error)
+        print_error("remora serve", error)
         return 2
     loading = run_in_daemon(engine.start, "remora start")
     loading.add_done_callback(lambda done: end_of_timing())

@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from remora.cli.output import UsageError, reason_of
+from remora.cli.stderr import print_error
 from remora.errors import RemoraError
 
 Run = Callable[[argparse.Namespace], int]
@@ -34,14 +34,14 @@ def bind(parser: argparse.ArgumentParser, command: Run) -> None:
                 choose_server(options, DEFAULT_URL)
             return command(options)
         except UsageError as error:
-            print(f"{parser.prog}: {error}", file=sys.stderr)
+            print_error(parser.prog, error)
             return 2
         except BrokenPipeError:
             raise  # not a failure: the reader of stdout closed the pipe
         except (RemoraError, OSError) as error:
-            print(f"{parser.prog}: {reason_of(error)}", file=sys.stderr)
+            print_error(parser.prog, reason_of(error))
             for note in getattr(error, "__notes__", ()):
-                print(f"{parser.prog}: {note}", file=sys.stderr)
+                print_error(parser.prog, note)
             return 1
 
     parser.set_defaults(command=run, parser=parser)

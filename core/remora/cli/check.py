@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
@@ -15,6 +14,7 @@ from remora import plugins
 from remora.backends.registry import installed_backends
 from remora.cli.config import Target, as_ensemble, is_bare, is_ensemble, normalised, planned, targets_under
 from remora.cli.output import one_line, warnings_shown
+from remora.cli.stderr import print_error
 from remora.config import find_config, parse_config, read_config, validate
 from remora.config.schema_errors import SchemaError
 from remora.config.step_rules import check_batch_size
@@ -46,7 +46,7 @@ def check(options: argparse.Namespace) -> int:
         print(one_line(problem))
     models = _count_of(len(targets), "configuration")
     if problems:
-        print(f"remora config check: {_count_of(len(problems), 'problem')} in {models}", file=sys.stderr)
+        print_error("remora config check", f"{_count_of(len(problems), 'problem')} in {models}")
         return 1
     unopened = "" if options.open else ", models not opened (--open does)"
     print(f"{models} checked{unopened}: no problems")

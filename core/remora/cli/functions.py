@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from base64 import b64decode
 from collections.abc import Mapping
 from pathlib import Path
 
 from remora.cli.arguments import bind
+from remora.cli.output import UsageError
+from remora.cli.stderr import print_error
+from remora.system.url_secrets import is_url
 
 _FUNCTION = '''"""A model written as a function. Serve it with: remora serve app.py"""
 
@@ -155,12 +157,19 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     bind(parser, init)
 
 
+def check_is_folder(path: Path) -> None:
+    """Raise UsageError for a URL, which a folder of that name would only seem to be."""
+    if is_url(str(path)):
+        raise UsageError(f"'{path}' is a URL: pass a folder of this machine")
+
+
 def init(options: argparse.Namespace) -> int:
     """Write the files of a template."""
     files = TEMPLATES[options.template]
+    check_is_folder(options.folder)
     existing = [name for name in files if (options.folder / name).exists()]
     if existing:
-        print(f"remora init: {options.folder / existing[0]} exists: name another folder", file=sys.stderr)
+        print_error("remora init", f"{options.folder / existing[0]} exists: name another folder")
         return 1
     for name, text in files.items():
         path: Path = options.folder / name
@@ -190,13 +199,14 @@ def export(options: argparse.Namespace) -> int:
     from remora.repository.exporting import parse_source
 
     directory: Path = options.directory
+    check_is_folder(directory)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        print(f"remora export: {directory} is not an empty folder: name another one", file=sys.stderr)
+        print_error("remora export", f"{directory} is not an empty folder: name another one")
         return 1
     try:
         names = write(directory, [parse_source(each) for each in options.sources], linked=False)
     except ModelDefinitionError as error:
-        print(f"remora export: {error}", file=sys.stderr)
+        print_error("remora export", error)
         return 1
     for name in names:
         print(f"wrote {directory / name}")

@@ -15,6 +15,7 @@ from typing import Any
 
 from remora.cli.client import HttpClient, call_json, model_path, open_client, raise_for_status, request_headers
 from remora.cli.output import UsageError, columns
+from remora.cli.stderr import print_error
 from remora.errors import RemoraError, UnavailableError
 from remora.startup import over_budget, verdict
 from remora.system.json_text import read_json
@@ -52,7 +53,7 @@ def coldstart(options: argparse.Namespace) -> int:
         print(f"{verdict(report, options.budget or 0.0, options.rounds)}\n")
         print(as_text(report, imports=options.imports))
     if excess:
-        print(f"remora bench coldstart: {excess}", file=sys.stderr)
+        print_error("remora bench coldstart", excess)
     return 1 if excess else 0
 
 
@@ -113,7 +114,7 @@ def _ask_once(client: HttpClient, model: str) -> None:
         body, header_length = encode_request(request)
         raise_for_status(client, client.exchange("POST", f"{path}/infer", body, header_length))
     except RemoraError as error:
-        print(f"remora bench coldstart: no answer from '{model}': {error}", file=sys.stderr)
+        print_error("remora bench coldstart", f"no answer from '{model}': {error}")
 
 
 def _free_ports(count: int) -> list[int]:

@@ -355,7 +355,13 @@ def _rate(text: str) -> float:
 def _weighted(text: str) -> tuple[str, int]:
     """Parse "MODEL" or "MODEL=3" to a name and a weight."""
     name, equals, weight = text.rpartition("=")
-    return (name, _at_least_one(weight)) if equals else (text, 1)
+    if not equals:
+        return text, 1
+    try:
+        return name, _at_least_one(weight)
+    except argparse.ArgumentTypeError:
+        # With the whole argument, because a part of a URL no longer shows that it is one.
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to 99999 after MODEL=, got {text!r}") from None
 
 
 def _at_least_one(text: str) -> int:

@@ -127,7 +127,12 @@ def _imported(name: str) -> ModuleType:
     if not name.endswith(".py"):
         if "" not in sys.path:
             sys.path.insert(0, "")
-        return importlib.import_module(name)
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if f"{name}.".startswith(f"{error.name}."):  # else a module that this one imports
+                raise ModelDefinitionError(f"no such module: '{name}': expected app.py or package.module") from error
+            raise
     path = Path(name).resolve()
     if not path.is_file():
         raise ModelDefinitionError(f"no such file: '{name}'")

@@ -8,8 +8,12 @@ _SECRET = re.compile(r"(?:(?<=://)|^(?!.*://)).*(?=@)|(?<=\?).+", re.DOTALL)
 """User with password, which lasts to the last "@", and query."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 """Beginning of a URL, also where a path has dropped its second slash."""
-_IN_TEXT = re.compile(r"(:/{1,2})[^\s/@'\"]*:[^\s@'\"]*(?=@)|(:/{1,2}[^\s?'\"]+\?)[^\s'\":,]+")
-"""User with password, and query, of a URL amid other text."""
+_IN_TEXT = re.compile(
+    r"((?<=http):/{1,2}|(?<=https):/{1,2})(?!\*\*\*@)[^\s/@'\"]+(?=@)"
+    r"|(:/{1,2})[^\s/@'\"]*:[^\s@'\"]*(?=@)"
+    r"|(:/{1,2}[^\s?'\"]+\?)[^\s'\":,]+"
+)
+"""User with password, and query, of a URL amid other text; of a web URL also a user alone, which may be a token."""
 
 
 def without_secrets(url: str) -> str:
@@ -17,12 +21,17 @@ def without_secrets(url: str) -> str:
     return _SECRET.sub("***", url)
 
 
+def is_url(place: str) -> bool:
+    """Return True if a text begins as a URL, also one whose second slash a path has dropped."""
+    return _SCHEME.match(place) is not None
+
+
 def shown_place(place: str) -> str:
     """Return a path or a name as it is, and a URL without secrets.
 
     Every text that repeats what may be either uses it.
     """
-    return without_secrets(place) if _SCHEME.match(place) else place
+    return without_secrets(place) if is_url(place) else place
 
 
 def hide_secrets(text: str) -> str:
@@ -31,4 +40,4 @@ def hide_secrets(text: str) -> str:
 
 
 def _hidden(found: re.Match[str]) -> str:
-    return f"{found[1] or found[2]}***"
+    return f"{found[1] or found[2] or found[3]}***"

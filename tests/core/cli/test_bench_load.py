@@ -437,4 +437,4 @@ def test_a_wrong_call_is_explained(
 def test_a_weight_of_a_mix_is_a_number(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["bench", "load", "m=0"])
-    assert "expected a number from 1 to 99999, got '0'" in capsys.readouterr().err
+    assert "expected a number from 1 to 99999 after MODEL=, got 'm=0'" in capsys.readouterr().err

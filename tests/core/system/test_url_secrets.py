@@ -27,6 +27,7 @@ def test_user_and_query_are_hidden(url: str, shown: str) -> None:
         ("'https://user:pw@h/x?a=SIG&b=c' is 'http://u:p:w@a'", "'https://***@h/x?***' is 'http://***@a'"),
         ("https://h/x?sig=SIG: nope", "https://h/x?***: nope"),
         ("no file htp:/user:pw@h/x", "no file htp:/***@h/x"),
+        ("no https://TOKEN@h/x and http://:pw@h/y", "no https://***@h/x and http://***@h/y"),
         ("abfss://container@account/x http://h:80/x a@b: c?", "abfss://container@account/x http://h:80/x a@b: c?"),
     ],
 )

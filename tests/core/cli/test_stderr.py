@@ -1,0 +1,68 @@
+"""Errors of the command line repeat no secret of a URL, whichever argument has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from remora.cli import command_parsers, main, parse_arguments
+
+URL = "https://user:hunter2@127.0.0.1:1/models?sig=hunter2"
+TOKEN = "https://hunter2@127.0.0.1:1/models"
+
+
+def wrong_words() -> Iterator[tuple[str, ...]]:
+    """A URL as the value of each option of each command, as its unknown argument, and as the command."""
+    yield (URL,)
+    for words, parser in command_parsers():
+        yield (*words.split(), URL, TOKEN)
+        for action in parser._actions:
+            if action.option_strings and action.nargs is None:
+                yield (*words.split(), action.option_strings[-1], URL)
+                yield (*words.split(), f"{action.option_strings[-1]}={TOKEN}")
+
+
+def test_no_argument_that_cannot_be_parsed_is_repeated_with_its_secrets(capsys: pytest.CaptureFixture[str]) -> None:
+    refused = 0
+    for words in wrong_words():
+        try:
+            parse_arguments(words)
+        except SystemExit as end:
+            refused += end.code == 2
+        shown = capsys.readouterr()
+        assert "hunter2" not in shown.out + shown.err, words
+    assert refused > 100
+
+
+@pytest.mark.parametrize("url", [URL, TOKEN])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("explain",),
+        ("models", "load"),
+        ("pull",),
+        ("config", "check"),
+        ("score", "m"),
+        ("deploy",),
+        ("deploy", "compose", "d", "--model", "m", "--image"),
+        ("manifests", "knative"),
+        ("build",),
+        ("image", "build", "cpu", "--tag"),
+        ("export", "no-such-folder"),
+        ("export",),
+        ("init",),
+        ("keys", "new", "--name"),
+        ("cost",),
+    ],
+)
+def test_no_failure_of_a_command_repeats_the_secrets_of_its_argument(
+    words: tuple[str, ...], url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main([*words, url])
+    except SystemExit as end:
+        status = int(str(end.code))
+    shown = capsys.readouterr()
+    assert status in (1, 2), shown
+    assert "hunter2" not in shown.out + shown.err
