@@ -158,9 +158,9 @@ def _speed(step: StartStep) -> dict[str, float]:
 
 
 def verdict(report: dict[str, Any], budget_ms: float, starts: int) -> str:
-    """Return the time to the first answer in one line, compared with its budget unless that is 0.
+    """Return the time to the first answer in one line, compared with any budget.
 
-    ``report`` is the median of so many ``starts``.
+    ``budget_ms`` is 0 without a budget; ``report`` is the median of so many ``starts``.
     """
     first_ms = report["first_answer_ms"]
     measured = f"first answer {first_ms / 1e3:.1f} s" if first_ms else f"ready after {report['total_ms'] / 1e3:.1f} s"
@@ -196,5 +196,5 @@ def over_budget(report: dict[str, Any], budget_ms: float, before: dict[str, Any]
 
 
 def _spent_ms(report: dict[str, Any]) -> float:
-    """Return the time that counts against a budget: until the first answer, or until ready if there was none."""
+    """Return the time until the first answer, or until ready if there was none."""
     return float(report["first_answer_ms"] or report["total_ms"])

@@ -24,7 +24,7 @@ _LOOK_S = 0.02
 
 
 class ModelExample(NamedTuple):
-    """Path of a model's inference, its V2 request, and the same as a predict request; empty where unknown."""
+    """Path of a model's inference, and its request as V2 and as predict; empty where unknown."""
 
     path: str = ""
     v2: bytes = b""
@@ -38,7 +38,7 @@ def send_to_container(stage: Stage, method: str, path: str, body: bytes) -> Http
 
 
 def find_when_ready(stage: Stage, send: Send, find: Callable[[Stage, Send], Found]) -> Found:
-    """Return what ``find`` reads from the server, again while that is false and the server loads its models.
+    """Return what ``find`` reads from the server, in vain only once no model is being loaded.
 
     Cloud Run's probe permits a server that listens before its models are loaded.
     """
@@ -102,7 +102,7 @@ def example_in(document: bytes, path: str = "") -> ModelExample:
 
 
 def instances_of(request: bytes, metadata: bytes) -> bytes:
-    """Return a V2 request with one row as a predict request with one instance, by the model's metadata.
+    """Return a V2 request with one row as a predict request with one instance.
 
     Returns b"" for what is no such request or metadata.
     """

@@ -1,4 +1,4 @@
-"""Writer of an image's bill of materials, a CycloneDX 1.6 document on standard output, or of its licences as text.
+"""Writer of an image's bill of materials (CycloneDX 1.6), or of its licences as text.
 
 Invariant: the same packages give the same bytes. Run it with the interpreter of the environment to describe; it needs
 only the standard library.
@@ -17,7 +17,7 @@ _SUBJECT = "remora"
 
 
 def main() -> int:
-    """Print the document, or with ``--licences`` the list of licences; return 1 if remora is not installed."""
+    """Print the document, or the licences; return 1 if remora is not installed."""
     found = {_name(each): each for each in distributions()}
     if _SUBJECT not in found:
         print(f"sbom.py: {_SUBJECT} is not installed in {sys.prefix}", file=sys.stderr)
@@ -31,7 +31,7 @@ def main() -> int:
 
 
 def document(found: dict[str, Distribution]) -> dict[str, Any]:
-    """Return the bill of materials, without time and serial number so that builds can be compared."""
+    """Return the bill of materials, without time and serial number to compare builds."""
     names = sorted(found)
     return {
         "bomFormat": "CycloneDX",
@@ -47,7 +47,7 @@ def document(found: dict[str, Distribution]) -> dict[str, Any]:
 
 
 def licences(found: dict[str, Distribution]) -> Iterator[str]:
-    """Yield a line for each package with its licence, followed by the paths of its licence files."""
+    """Yield each package with its licence, followed by the paths of its licence files."""
     for name in sorted(found):
         package = found[name]
         yield f"{name} {package.version}: {_licence(package) or 'see its files'}\n"
@@ -57,7 +57,7 @@ def licences(found: dict[str, Distribution]) -> Iterator[str]:
 
 
 def _licence(package: Distribution) -> str:
-    """Return the expression of a package's licence, or else the first line of its text or its classifiers."""
+    """Return a package's licence: its expression, or the first line of its text."""
     expression = _field(package, "License-Expression")
     if expression:
         return expression

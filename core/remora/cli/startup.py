@@ -127,7 +127,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def as_text(report: dict[str, Any], *, imports: bool) -> str:
-    """Return a report as text: the result, and one table per part, that of the imports on request."""
+    """Return a report as text: the result, and one table per part, imports on request."""
     state = "ready" if report["ready"] else "not ready yet,"
     first = report["first_answer_ms"]
     answered = f", first answer after {first:.0f} ms" if first else ""

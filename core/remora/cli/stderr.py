@@ -1,4 +1,4 @@
-"""Errors of the commands on standard error, without the secrets of the URLs that they repeat.
+"""Errors of the commands on standard error, without the secrets of their URLs.
 
 Invariant: every error of a command is printed by `print_error` or by `Parser`.
 """

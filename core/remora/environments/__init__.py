@@ -138,7 +138,10 @@ def _pip_version() -> tuple[int, ...]:
 
 
 class _Progress:
-    """Log of the packages that pip finds, and then of those that it has installed, because this may take minutes."""
+    """Log of the packages that pip finds, and then of those that it has installed.
+
+    It is there because an installation may take minutes.
+    """
 
     def __init__(self, owner: str, folder: Path) -> None:
         self.owner = owner

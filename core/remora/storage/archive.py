@@ -73,7 +73,9 @@ def unpack(
     what: str = "archive",
     title: str = "",
 ) -> None:
-    """Unpack ``archive`` into ``folder``, which is created, and log it before, because it may take minutes.
+    """Unpack ``archive`` into ``folder``, which is created.
+
+    A line of the log precedes it, because it may take minutes.
 
     Args:
         archive: a tar or zip file, told apart by its content.

@@ -133,41 +133,6 @@ def test_a_decision_on_a_platforms_route_is_remembered_unless_a_redirect_decides
     assert status("/predict") == 200
 
 
-class OfKServe(Echo):
-    """Service whose platform has paths below OpenAI's prefix."""
-
-    routes = (HostRoute("POST", "/v1/models/*", "infer"), HostRoute("GET", "/v1/models", "model_metadata"))
-
-
-@pytest.mark.parametrize(
-    ("service", "method", "path", "is_openais"),
-    [
-        (Echo(), "POST", "/v1/models/m:predict", False),
-        (Echo(), "POST", "/v1/chat/completions", True),
-        (Echo(), "GET", "/v1/models", True),
-        (Echo(), "GET", "/v1/no-such-route", True),
-        (Echo(), "POST", "/score", True),
-        (Echo(), "POST", "/scores", False),
-        (Echo(), "POST", "/models/m", False),
-        (Routed(), "POST", "/score", False),
-        (OfKServe(), "POST", "/v1/models/m:predict", False),
-        (OfKServe(), "GET", "/v1/models", False),
-        (OfKServe(), "GET", "/openai/v1/models", True),
-    ],
-)
-def test_a_refusal_has_the_form_of_the_routes_own_protocol(
-    service: Echo, method: str, path: str, is_openais: bool, tmp_path: Path
-) -> None:
-    write(tmp_path / "keys.json", entry("ann"), entry("bob", "read")._replace(requests_per_second=1.0, burst=1))
-    answer = binder_of(access_of(tmp_path / "keys.json").over(service))
-    refused = send(answer(Head(method, path, ((b"host", b"x"),))))
-    assert refused[0] == 401
-    assert isinstance(orjson.loads(refused[1])["error"], dict) == is_openais
-    answers = [send(answer(Head(method, path, ((b"x-api-key", b"bob"),)))) for _ in range(2)]
-    limited = next(body for status, body in answers if status in (403, 429))
-    assert isinstance(orjson.loads(limited)["error"], dict) == is_openais
-
-
 def fields_of(rpc: str, *more: tuple[bytes, bytes]) -> Fields:
     return ((b":path", f"/inference.GRPCInferenceService/{rpc}".encode()), *more)
 
