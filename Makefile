@@ -150,7 +150,8 @@ test-oracle-openai: $(VENV)/dev.stamp  ## replay recorded requests to OpenAI's r
 
 test-fronts: $(VENV)/dev.stamp  ## run the tests of whole servers and the recordings with front processes; soak included
 	REMORA_SOAK=1 SERVER_FLAGS=--frontends=2 $(PY) -m pytest -q tests/e2e/test_fronts.py tests/e2e/test_openai_tensors.py tests/e2e/test_under_load.py \
-	  tests/e2e/test_shutdown.py tests/e2e/test_slow_readers.py tests/e2e/test_swaps_over_grpc.py -k "not grpcio"
+	  tests/e2e/test_shutdown.py tests/e2e/test_slow_readers.py tests/e2e/test_swaps_over_grpc.py \
+	  tests/oracle/test_raw_http1.py -k "not grpcio"
 	@if [ ! -d "$(ORACLE)" ]; then echo "SKIPPED: no recordings in $(ORACLE)"; \
 	else $(PY) tests/oracle/run.py --oracle $(ORACLE) --more=--frontends=2; fi
 
@@ -159,7 +160,8 @@ test-triton: $(VENV)/dev.stamp  ## serve exported functions with a real Triton, 
 	@if [ ! -x "$(ORACLE)/run_triton.sh" ]; then echo "SKIPPED test-triton: no Triton to start, $(ORACLE)/run_triton.sh is missing"; \
 	else $(ORACLE)/run_triton.sh --setup-only && \
 	TRITON=$(abspath $(ORACLE))/run_triton.sh $(PY) -m pytest tests/oracle/test_exported_functions.py \
-	    tests/oracle/test_load_on_triton.py tests/oracle/test_pb_utils_on_triton.py -rs $(T); fi
+	    tests/oracle/test_load_on_triton.py tests/oracle/test_pb_utils_on_triton.py \
+	    tests/oracle/test_raw_http1.py -rs $(T); fi
 
 # Another seed sends other requests; tests/oracle/accepted.json lists the intended differences.
 differ: $(VENV)/dev.stamp  ## send mutated requests to a real Triton and remora: F="cases/errors", SECONDS= per file, SEED=

@@ -19,11 +19,11 @@ needs_triton = pytest.mark.skipif(not TRITON, reason="no Triton is installed: ru
 
 
 @contextmanager
-def triton_server(repository: Path, log: Path) -> Iterator[list[int]]:
+def triton_server(repository: Path, log: Path, program: Path | str = TRITON) -> Iterator[list[int]]:
     """Run Triton with a repository, and yield its ports of HTTP, gRPC and metrics once it is ready."""
     ports = free_ports(3)
     with log.open("w") as sink:
-        triton = subprocess.Popen([TRITON, str(repository), *map(str, ports)], stdout=sink, stderr=sink)
+        triton = subprocess.Popen([str(program), str(repository), *map(str, ports)], stdout=sink, stderr=sink)
     try:
         eventually(lambda: status_of(ports[0], "/v2/health/ready") == 200, process=triton, log=log)
         yield ports
