@@ -306,3 +306,10 @@ def test_it_starts_with_the_arguments_of_a_serving_runtime(tmp_path: Path, child
         eventually(lambda: ask(port, "GET", "/v1/models/isvc").status == 200, process=process, log=log)
     finally:
         assert end(process) == 0
+
+
+def test_a_name_in_a_path_of_openai_is_decoded_once(port: int) -> None:
+    for segment, name in (("50%2541", "50%41"), ("50%41", "50A"), ("a%2Fb", "a/b")):
+        refused = ask(port, "GET", f"/openai/v1/models/{segment}", b"", {})
+        assert refused.status == 404
+        assert f"the model '{name}' does not exist" in json.loads(refused.body)["error"]["message"]

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import orjson
 
@@ -80,7 +80,8 @@ class KServeService:
         if path.startswith("/v2"):
             return self._v2(head, body, exchange)
         if path.startswith(self._openai) and (not path.startswith("/v1/") or head.method == "POST"):
-            whole = head.to(f"/openai/v1/{path.removeprefix(self._openai)}")
+            rest = quote(path.removeprefix(self._openai))  # because these routes decode a name themselves
+            whole = head.to(f"/openai/v1/{rest}")
             found, pending = self._generation.handle_path(whole, body, exchange, self._inside.engine.only_model() or "")
             if found:
                 return pending

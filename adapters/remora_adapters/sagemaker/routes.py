@@ -10,6 +10,7 @@ import re
 from typing import NamedTuple
 
 from remora.protocols.http1 import Head
+from remora.protocols.path_names import decode_name
 from remora.protocols.rest.answer import PLAIN, Headers, HttpAnswer, Refusal, failure
 from remora.server.host_routes import HostRoute, RouteTable
 
@@ -75,7 +76,10 @@ def route(method: str, path: str) -> Route:
     action = _ACTIONS[row]
     if "*" not in row.path or action == "load":  # the body of a load names the model
         return Route(action)
-    return Route(action, path.split("/")[2])
+    name = decode_name(path.split("/")[2])
+    if not name:
+        raise NotAskedError
+    return Route(action, name)
 
 
 class NotAskedError(Exception):

@@ -140,3 +140,15 @@ def test_out_of_memory_is_507_for_every_cause(text: bytes, status: int) -> None:
 
 def test_a_good_answer_may_speak_of_memory() -> None:
     assert routes.memory_aware(HttpAnswer(200, (), [b"MemoryError"])).status == 200
+
+
+@pytest.mark.parametrize(
+    ("segment", "name"), [("a%62c", "abc"), ("a%2Fb", ""), ("a%252Fb", "a%2Fb"), ("%ff", ""), ("%00", "")]
+)
+def test_the_name_of_a_model_is_decoded_once_and_is_never_a_path(segment: str, name: str) -> None:
+    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/invoke")):
+        if name:
+            assert routes.route(method, f"/models/{segment}{path}").model == name
+        else:
+            with pytest.raises(NotAskedError):
+                routes.route(method, f"/models/{segment}{path}")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
-from urllib.parse import unquote
 
 import orjson
 
 from remora.errors import RemoraError, UnavailableError
 from remora.generation.tasks import ContextError, ParameterError
+from remora.protocols.path_names import decode_name
 from remora.protocols.rest.answer import BEARER, INTERNAL, JSON, PLAIN, Headers, HttpAnswer
 
 PREFIXES = ("/v1/", "/openai/v1/")
@@ -91,10 +91,11 @@ def find_route(path: str) -> Route | None:
     name = rest.removeprefix("models/")
     if not name or name == rest:
         return None
-    model, _, verb = name.rpartition("/")
-    if model and verb in MANAGES:
-        return Route(verb, "POST", unquote(model))
-    return Route("model", "GET", unquote(name))
+    segment, _, verb = name.rpartition("/")
+    if segment and verb in MANAGES:
+        model = decode_name(segment)
+        return Route(verb, "POST", model) if model else None
+    return Route("model", "GET", decode_name(name, may_have_slash=True) or name)
 
 
 def context_exceeded(error: ContextError, parameter: str, *, is_chat: bool) -> ApiError:

@@ -1,7 +1,7 @@
 """Routes from an HTTP method and path to an action, as Triton has them, in linear time.
 
-Paths are not percent-decoded and have no query string [H02]. Requests without a route are refused with Triton's bodies
-and content types [H02, H03].
+V2's paths are not percent-decoded and have no query string [H02]. Requests without a route are refused with Triton's
+bodies and content types [H02, H03].
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from remora.protocols.path_names import decode_name
 from remora.protocols.rest.answer import Refusal
 
 METRICS_PATH = "/v2/metrics"
@@ -119,10 +120,11 @@ def typed_route(path: str) -> Route | None:
     Raises Refusal: 400 for a version out of range.
     """
     match path.split("/", 6)[1:]:
-        case ["models", model] if model:
+        case ["models", segment] if model := decode_name(segment):
             return Route("infer", model)
-        case ["models", model, "versions", version] if model and version.isascii() and version.isdigit():
-            return Route("infer", model, _version(version, plain=False))
+        case ["models", segment, "versions", version] if version.isascii() and version.isdigit():
+            model = decode_name(segment)
+            return Route("infer", model, _version(version, plain=False)) if model else None
     return None
 
 

@@ -48,7 +48,7 @@ _SCRIPTS = ("document", "key", "live", "form", "answers", "code", "reports", "op
 """Files of the application's script in their order; main.js starts it."""
 _HOST = re.compile(r"[A-Za-z0-9.:\[\]-]+")
 _PATH_NAME = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@-]+")
-"""Names that fit into a path. Other models are unreachable over HTTP, because paths are not percent-decoded [H02]."""
+"""Names that fit into a path of V2. It does not reach other models, because it is not percent-decoded [H02]."""
 _INLINE_ELEMENTS = 1024
 """Elements of the longest example request in JSON; longer examples carry zero bytes instead."""
 _NOT_IN_JSON = ("FP16", "BF16")

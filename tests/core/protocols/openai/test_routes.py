@@ -25,7 +25,8 @@ from remora.protocols.rest.answer import JSON, HttpAnswer, failure
     [
         ("/v1/chat/completions", Route("chat", "POST")),
         ("/v1/responses/input_tokens", Route("input_tokens", "POST")),
-        ("/v1/models/a%2Fb/load", Route("load", "POST", "a/b")),
+        ("/v1/models/a%20b/load", Route("load", "POST", "a b")),
+        ("/v1/models/a%2Fb/load", None),
         ("/openai/v1/models/m/unload", Route("unload", "POST", "m")),
         ("/v1/models/load", Route("model", "GET", "load")),
         ("/openai/v1/chat/completions", Route("chat", "POST")),
