@@ -32,6 +32,11 @@ _OPERATORS = re.compile(
     "add|sub|mul|truediv|floordiv|mod|pow|neg|pos|eq|ne|lt|le|gt|ge|and_|or_|xor|invert|not_|abs|lshift|rshift|"
     "getitem|index"
 )
+_OF_FILES = ("from_file", "save", "read_file", "write_file")
+"""Operators of PyTorch and its libraries that read or write a file by its path."""
+_FILES_IN_CODE = re.compile(rb"\b(%b|dist_c10d|dist_rpc)\b" % b"|".join(name.encode() for name in _OF_FILES))
+_HIDDEN_NAME = re.compile(rb"\bgetattr\s*\([^)]*\\")
+"""Attribute by a name with escapes, which PyTorch never writes."""
 _HIGHER_ORDER = re.compile(r"torch\.ops\.higher_order\.(cond|while_loop|map_impl|scan|wrap_with_set_grad_enabled)")
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
 _DUNDER = re.compile(r"(^|\.)__")
@@ -127,6 +132,31 @@ def check_exported(path: Path, safely_loads: Callable[[io.BytesIO], object]) -> 
                     ) from error
 
 
+def check_script(path: Path) -> None:
+    """Refuse a TorchScript program that could read or write files other than its own.
+
+    Its code runs also while it is read, so that only the text can be checked before.
+
+    Raises:
+        InternalError: the program is refused, with the reason.
+    """
+    _check_table(path)
+    with zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            name = info.filename.partition("/")[2].lower()  # PyTorch's reader ignores case
+            if not (name.startswith("code/") and name.endswith(".py")):
+                continue
+            if info.file_size > MAX_GRAPH_BYTES:
+                raise InternalError(f"its {name} is {info.file_size} bytes long; at most {MAX_GRAPH_BYTES} are read")
+            found = _FILES_IN_CODE.search(code := archive.read(info)) or _HIDDEN_NAME.search(code)
+            if found is not None:
+                used = found[0].decode("ascii", "replace")[:100]
+                raise InternalError(
+                    f"its code uses '{used}', with which a program reads and writes any file of this machine: "
+                    "script the model without it"
+                )
+
+
 def _check_table(path: Path) -> None:
     """Check that the zip's table of members is where all readers look.
 
@@ -203,7 +233,7 @@ def _parsed_spec(text: str) -> Any:
 
 def _is_harmless_target(target: str) -> bool:
     match = _TARGET.fullmatch(target)
-    if match is None or _DUNDER.search(target):
+    if match is None or _DUNDER.search(target) or not {*_OF_FILES, "debugprims"}.isdisjoint(target.split(".")):
         return False
     if target.startswith("torch.ops.higher_order."):
         return _HIGHER_ORDER.fullmatch(target) is not None

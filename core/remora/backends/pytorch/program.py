@@ -15,7 +15,7 @@ import numpy as np
 
 from remora.backends.arrays import texts
 from remora.backends.model_files import import_framework
-from remora.backends.pytorch.archive import COMPILED, EXPORTED, SCRIPT, archive_kind, check_exported
+from remora.backends.pytorch.archive import COMPILED, EXPORTED, SCRIPT, archive_kind, check_exported, check_script
 from remora.calls import TensorInfo
 from remora.config.datatypes import DATATYPE_BY_NAME
 from remora.errors import InternalError, UnsupportedError
@@ -61,6 +61,7 @@ def load_program(torch: Any, path: Path, device: Any, *, runners: int, compiling
     if kind == SCRIPT:
         if compiling is not None:
             raise UnsupportedError("TorchScript cannot be compiled: export the model with torch.export for that")
+        check_script(path)
         return _script(torch, path, device)
     if kind == EXPORTED:
         return _exported(torch, path, device, compiling)

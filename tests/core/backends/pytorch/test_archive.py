@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.backends.pytorch import archive
-from remora.backends.pytorch.archive import archive_kind, check_exported, compiled_kind
+from remora.backends.pytorch.archive import archive_kind, check_exported, check_script, compiled_kind
 from remora.errors import InternalError
 
 GRAPH: dict[str, Any] = {
@@ -80,6 +80,9 @@ def test_an_ordinary_program_is_let_through(tmp_path: Path) -> None:
         "_operator.methodcaller",
         "_operator.attrgetter",
         "torch.ops.aten.__class__",
+        "torch.ops.aten.from_file.default",
+        "torch.ops.aten.save",
+        "torch.ops.debugprims.load_tensor.default",
         "torch.ops.higher_order.triton_kernel_wrapper_mutation",
         "#custom",
         "builtins.eval",
@@ -226,3 +229,31 @@ def test_metadata_of_a_package_that_are_not_json_are_refused(tmp_path: Path) -> 
     path = written(tmp_path / "p.pt2", archive_format=b"pt2", **members)
     with pytest.raises(InternalError, match=r"wrapper_metadata\.json is not JSON"):
         compiled_kind(path)
+
+
+def script(path: Path, code: bytes, folder: str = "code") -> Path:
+    return written(path, **{"constants.pkl": b"", "data.pkl": b"", f"{folder}/__torch__/m.py": code})
+
+
+@pytest.mark.parametrize(
+    ("code", "used"),
+    [
+        (b"  y = torch.from_file('/etc/passwd', False, 100)", "from_file"),
+        (b"  _0 = ops.aten.save(x, '/tmp/x')", "save"),
+        (b"  t = torch\n  t . save(x, '/tmp/x')", "save"),
+        (b"  y = ops.image.read_file('/etc/passwd')", "read_file"),
+        (b"  y = getattr(torch, \"fr\\x6fm_file\")('/etc/passwd')", "getattr"),
+        (b"  s = __torch__.torch.classes.dist_c10d.FileStore('/tmp/x', 1)", "dist_c10d"),
+    ],
+)
+def test_torchscript_that_reads_or_writes_any_file_is_refused_before_its_code_runs(
+    code: bytes, used: str, tmp_path: Path
+) -> None:
+    for place, folder in enumerate(("code", "CODE")):
+        with pytest.raises(InternalError, match=f"its code uses '{used}.*any file of this machine"):
+            check_script(script(tmp_path / str(place), code, folder))
+
+
+def test_ordinary_torchscript_is_let_through(tmp_path: Path) -> None:
+    code = b'class M(Module):\n  def forward(self, x):\n    _0 = (getattr(self, "0")).forward(x, )\n    save_dir = 1\n'
+    check_script(script(tmp_path / "m.pt", code))
