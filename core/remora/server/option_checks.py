@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from remora.errors import RemoraError
 from remora.options import ServerOptions
 from remora.protocols.cross_site import SharedOrigins, is_loopback
+from remora.protocols.header_patterns import open_header_pattern
 
 if TYPE_CHECKING:
     from remora.protocols.forwarding import TrustedProxies
@@ -228,9 +229,9 @@ def compile_pattern(text: str, flag: str) -> re.Pattern[str] | None:
     if not text:
         return None
     try:
-        return re.compile(text, re.IGNORECASE)
-    except re.error as error:
-        raise StartError(f"{flag}={text}: not a regular expression: {error}") from error
+        return open_header_pattern(text)
+    except ValueError as error:
+        raise StartError(f"{flag}={text[:200]}: not a regular expression: {error}") from error
 
 
 def access_share(text: str) -> float:

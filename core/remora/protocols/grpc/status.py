@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 
 from remora.errors import ConfigError, RemoraError
+from remora.protocols.header_patterns import open_header_pattern
 from remora.protocols.reserved_names import refuse_reserved
 
 STRICT_KEY = "triton_grpc_error"
@@ -71,10 +71,10 @@ def open_forward(pattern: str, withholds: Callable[[str, str], bool] | None = No
         return None
     case_sensitive = pattern.startswith("(?-i)")
     try:
-        search = re.compile(pattern.removeprefix("(?-i)"), 0 if case_sensitive else re.IGNORECASE).search
-    except re.error as error:
+        search = open_header_pattern(pattern.removeprefix("(?-i)"), case_sensitive=case_sensitive).search
+    except ValueError as error:
         raise ConfigError(
-            f"--grpc-header-forward-pattern: '{pattern}' is not a regular expression ({error}); "
+            f"--grpc-header-forward-pattern: '{pattern[:200]}' is not a regular expression ({error}); "
             "an example that is one: 'my-.*'"
         ) from error
 

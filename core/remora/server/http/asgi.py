@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from remora.engine import Engine
 from remora.messages import Buffer
 from remora.options import ServerOptions
 from remora.protocols.cross_site import host_names
+from remora.protocols.header_patterns import open_header_pattern
 from remora.protocols.http1 import Head, too_large
 from remora.protocols.rest.answer import INTERNAL, Headers, HttpAnswer, body_length, failure, refusal_of
 from remora.protocols.rest.infer import InferCodec
@@ -124,9 +124,11 @@ class V2App:
         self._options = options
         pattern = options.http_header_forward_pattern
         try:
-            self._forward = re.compile(pattern, re.IGNORECASE) if pattern else None
-        except re.error as error:
-            raise ValueError(f"http_header_forward_pattern={pattern!r} is not a regular expression: {error}") from error
+            self._forward = open_header_pattern(pattern) if pattern else None
+        except ValueError as error:
+            raise ValueError(
+                f"http_header_forward_pattern={pattern[:200]!r} is not a regular expression: {error}"
+            ) from error
         self._restrictions = Restrictions(options.http_restricted_api, "--http-restricted-api")
         self._allowed_hosts = host_names(options.allowed_host)
         self._open: _Opened | None = None
