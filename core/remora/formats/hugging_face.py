@@ -6,7 +6,7 @@ downloaded, and code in the folder is not run.
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, ClassVar, TypedDict
 
 import numpy as np
@@ -102,9 +102,10 @@ _TASKS: dict[str, type[_Pipeline]] = {
 def define(folder: Path, name: str, trusted: bool) -> Model:
     """Describe a folder by its ``config.json`` or ``modules.json``.
 
-    Raises ValueError for an architecture without a task here.
+    Raises ValueError for an architecture without a task here, and for a file that is outside of the folder.
     """
     del trusted  # safetensors contain no code
+    _check_named_files(folder)
     if (folder / "modules.json").is_file():
         return _embeddings(folder, name, _Sentences, _sentence_size(folder))
     config = read_json((folder / "config.json").read_bytes())
@@ -120,6 +121,23 @@ def define(folder: Path, name: str, trusted: bool) -> Model:
         f"{', '.join('*' + each for each in _TASKS)}, *Model with a tokenizer, and folders of sentence-transformers. "
         "For others, write an app.py with @remora.model (remora init DIR --template hugging-face)"
     )
+
+
+def _check_named_files(folder: Path) -> None:
+    """Raise ValueError if a file of the folder names another outside of it, which the libraries would read."""
+    for index in (folder / "modules.json", *sorted(folder.glob("*.index.json"))):
+        if not index.is_file():
+            continue
+        found = read_json(index.read_bytes())
+        if isinstance(found, dict):
+            weights = found.get("weight_map")
+            named = list(weights.values()) if isinstance(weights, dict) else []
+        else:
+            named = [each.get("path", "") for each in found if isinstance(each, dict)] if found else []
+        for each in named:
+            posix, windows = PurePosixPath(str(each)), PureWindowsPath(str(each))
+            if posix.is_absolute() or windows.drive or windows.root or ".." in windows.parts or "\0" in str(each):
+                raise ValueError(f"'{index}' names '{str(each)[:200]}', which is outside of the folder: save it again")
 
 
 def _embeddings(folder: Path, name: str, kind: type, size: int) -> Model:

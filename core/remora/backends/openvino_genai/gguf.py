@@ -15,6 +15,9 @@ _TEXT, _ARRAY = 8, 9
 _MAX_PAIRS = 4096
 _MAX_TEXT = 1 << 24
 _KEPT_ITEMS = 1 << 20
+"""Numbers of all arrays that are returned."""
+_MAX_TEXTS = 1 << 22
+"""Texts of all arrays; the largest vocabularies have a quarter of a million, and their merges twice as many."""
 CONTROL_TOKEN = 3
 """Value in ``tokenizer.ggml.token_type`` for special tokens."""
 
@@ -27,6 +30,7 @@ class _Reader:
     def __init__(self, content: memoryview) -> None:
         self._content = content
         self._at = 0
+        self._kept = self._texts = 0
 
     def number(self, code: str) -> Any:
         size = struct.calcsize(f"<{code}")
@@ -55,9 +59,15 @@ class _Reader:
         item, count = self.number("I"), self.number("Q")
         if item in _NUMBERS:
             packed = self.take(count * struct.calcsize(f"<{_NUMBERS[item]}"))
-            return list(struct.unpack(f"<{count}{_NUMBERS[item]}", packed)) if count <= _KEPT_ITEMS else count
+            if self._kept + count > _KEPT_ITEMS:
+                return count
+            self._kept += count
+            return list(struct.unpack(f"<{count}{_NUMBERS[item]}", packed))
         if item != _TEXT:
             raise GgufError(f"an array of the type {item}")
+        self._texts += count
+        if self._texts > _MAX_TEXTS:
+            raise GgufError(f"arrays of {self._texts} texts")
         for _ in range(count):
             self.take(self.number("Q"))
         return count

@@ -50,3 +50,20 @@ def test_arbitrary_bytes_are_refused_or_read_and_take_no_memory(content: bytes) 
 def test_sizes_beyond_the_file_are_refused(content: bytes, text: str) -> None:
     with pytest.raises(GgufError, match=text):
         read_metadata(memoryview(content))
+
+
+def array(key: str, kind: int, count: int, size: int) -> bytes:
+    return struct.pack("<Q", len(key)) + key.encode() + struct.pack("<IIQ", 9, kind, count) + bytes(count * size)
+
+
+def test_arrays_beyond_those_of_any_vocabulary_take_neither_time_nor_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remora.backends.openvino_genai.gguf._KEPT_ITEMS", 100)
+    monkeypatch.setattr("remora.backends.openvino_genai.gguf._MAX_TEXTS", 100)
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 3)
+    numbers = b"".join(array(key, 4, 60, 4) for key in "ab")
+    assert read_metadata(memoryview(head + numbers + array("c", 4, 40, 4))) == {"a": [0] * 60, "b": 60, "c": [0] * 40}
+    texts = b"".join(array(key, 8, 60, 8) for key in "ab")
+    with pytest.raises(GgufError, match="arrays of 120 texts"):
+        read_metadata(memoryview(head + texts + array("c", 4, 1, 4)))
+    with pytest.raises(GgufError, match=f"arrays of {1 << 62} texts"):
+        read_metadata(memoryview(head + array("a", 8, 0, 8)[:-8] + struct.pack("<Q", 1 << 62)))
