@@ -124,7 +124,7 @@ def define(folder: Path, name: str, trusted: bool) -> Model:
 
 
 def _check_named_files(folder: Path) -> None:
-    """Raise ValueError if a file of the folder names another outside of it, which the libraries would read."""
+    """Raise ValueError if a file of the folder names another one outside of it."""
     for index in (folder / "modules.json", *sorted(folder.glob("*.index.json"))):
         if not index.is_file():
             continue
