@@ -106,28 +106,41 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     """Return the configuration (parsed JSON) of the input of that name, or None."""
-    return next((tensor for tensor in model_config.get("input", ()) if tensor["name"] == name), None)
+    return _tensor_config(model_config, "input", name)
 
 
 def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     """Return the configuration (parsed JSON) of the output of that name, or None."""
-    return next((tensor for tensor in model_config.get("output", ()) if tensor["name"] == name), None)
+    return _tensor_config(model_config, "output", name)
+
+
+def _tensor_config(model_config: Mapping[str, Any], kind: str, name: str) -> dict[str, Any] | None:
+    if kind not in model_config:  # as Triton asks, so that any container is taken
+        return None
+    return next((tensor for tensor in model_config[kind] if tensor["name"] == name), None)
 
 
 def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
     """Return True if this configuration (parsed JSON) is decoupled."""
-    return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
+    if "model_transaction_policy" not in model_config:
+        return False
+    return bool(model_config["model_transaction_policy"].get("decoupled", False))
 
 
 def triton_to_numpy_type(data_type: int) -> type[np.generic] | None:
     """Return the numpy type for a datatype number, or None if numpy does not have it."""
-    name = DATATYPES[data_type] if 0 < data_type < len(DATATYPES) else "BF16"
-    return None if name == "BF16" else DTYPES[name].type
+    number = next((number for number in range(1, 14) if number == data_type), None)
+    return None if number is None else DTYPES[DATATYPES[number]].type
 
 
 def numpy_to_triton_type(data_type: Any) -> int | None:
     """Return the datatype number of a numpy type, or None. Bytes and objects are TYPE_STRING."""
-    dtype = np.dtype(data_type)
+    if data_type is None or isinstance(data_type, bytes):  # numpy would make types of them
+        return None
+    try:
+        dtype = np.dtype(data_type)
+    except (TypeError, ValueError):
+        return None
     if dtype.kind in "SU":
         return DATATYPES.index("BYTES")
     return next((number for number in range(1, 14) if DTYPES[DATATYPES[number]] == dtype), None)

@@ -41,7 +41,10 @@ def integer(value: object, what: str, least: int, most: int) -> int:
         # numpy's float32 has __int__ and is not a float.
         if isinstance(value, float | str | bytes | bytearray) or not hasattr(type(value), "__int__"):
             raise _refusal(value, what, "int") from None
-        number = int(value)  # type: ignore[call-overload]
+        try:
+            number = int(value)  # type: ignore[call-overload]
+        except ValueError:  # an array of text has __int__, too
+            raise _refusal(value, what, "int") from None
     if not least <= number <= most:
         raise TypeError(f"{what} must be from {least} to {most}, not {number}")
     return number

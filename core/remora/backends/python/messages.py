@@ -179,7 +179,7 @@ class InferenceResponse:
 
 
 def parameters_text(parameters: Mapping[str, Parameter]) -> str:
-    """Return parameters as the compact JSON text that Triton passes to models, ``{}`` if empty."""
+    """Return the parameters of a received request as Triton's compact JSON text."""
     members = [f"{json.dumps(key, ensure_ascii=False)}:{_text(value)}" for key, value in parameters.items()]
     return f"{{{','.join(members)}}}"
 

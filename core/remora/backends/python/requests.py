@@ -5,6 +5,7 @@ They are plain objects whose tensors are built on first use.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from threading import Lock
 from typing import Any
@@ -56,18 +57,14 @@ class InferenceRequest:
         trace: InferenceTrace = InferenceTrace(),  # noqa: B008 - frozen
         parameters: Mapping[str, Parameter] | None = None,
     ) -> None:
+        # Triton's binding converts all arguments before its code looks at any value: of two faults a type is first.
         self._inputs = sequence(inputs, "InferenceRequest: inputs")
         for tensor in self._inputs:
-            if tensor is None:
-                raise TritonModelException("Input tensor for request with id '' should not be empty.")
-            if not isinstance(tensor, Tensor):
-                raise TypeError(f"InferenceRequest: inputs must be Tensor objects, found {type(tensor).__name__}")
+            if tensor is not None:
+                instance(tensor, Tensor, "InferenceRequest: an input")
         self._request_id = text(request_id, "InferenceRequest: request_id")
-        self._correlation_id = _correlation_id(correlation_id)
         names = sequence(requested_output_names, "InferenceRequest: requested_output_names")
         self._outputs = [text(name, "InferenceRequest: a requested output name") for name in names]
-        if "" in self._outputs:
-            raise TritonModelException("Requested output name for request should not be empty.")
         self._model_name = text(model_name, "InferenceRequest: model_name")
         self._model_version = integer(model_version, "InferenceRequest: model_version", -(1 << 63), INT64_MAX)
         self._flags = _flags(flags)
@@ -75,6 +72,11 @@ class InferenceRequest:
         self._preferred_memory = instance(preferred_memory, PreferredMemory, "InferenceRequest: preferred_memory")
         self._trace = instance(trace, InferenceTrace, "InferenceRequest: trace")
         self._parameters = checked_parameters(parameters)
+        self._correlation_id = _correlation_id(correlation_id)
+        if None in self._inputs:
+            raise TritonModelException("Input tensor for request with id '' should not be empty.")
+        if "" in self._outputs:
+            raise TritonModelException("Requested output name for request should not be empty.")
         self._maker = current_host()  # because a thread without a host may run the request
 
     def inputs(self) -> list[Tensor]:
@@ -111,7 +113,8 @@ class InferenceRequest:
 
     def parameters(self) -> str:
         """Return the request's parameters as JSON text."""
-        return parameters_text(self.parameter_values())
+        # Triton's binding writes those of a model's own request with Python's JSON.
+        return json.dumps(self._parameters)
 
     def parameter_values(self) -> Mapping[str, Parameter]:
         """Return the request's parameters."""
@@ -324,6 +327,9 @@ class ReceivedRequest(InferenceRequest):
 
     def requested_output_names(self) -> set[str]:
         return set(self._request.requested)
+
+    def parameters(self) -> str:
+        return parameters_text(self.parameter_values())
 
     def request_id(self) -> str:
         return self._request.form.id
