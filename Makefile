@@ -164,9 +164,9 @@ test-triton: $(VENV)/dev.stamp  ## serve exported functions with a real Triton, 
 	    tests/oracle/test_raw_http1.py -rs $(T); fi
 
 # Another seed sends other requests; tests/oracle/accepted.json lists the intended differences.
-differ: $(VENV)/dev.stamp  ## send mutated requests to a real Triton and remora: F="cases/errors", SECONDS= per file, SEED=
+differ: $(VENV)/dev.stamp  ## send mutated requests to a real Triton and remora: F="cases/errors pb_utils", SECONDS= per file, SEED=
 	@if [ ! -x "$(ORACLE)/run_triton.sh" ]; then echo "SKIPPED differ: no Triton to start, $(ORACLE)/run_triton.sh is missing"; \
-	else $(PY) tests/oracle/mutated.py --oracle $(ORACLE) --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0) $(F); fi
+	else $(PY) tests/oracle/differ.py --oracle $(ORACLE) --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0) $(F); fi
 
 # Repositories in the shapes of public ones are written to DIR/models, which must not exist, or to a new folder in /tmp.
 check-wild: $(VENV)/dev.stamp  ## compare the verdicts of remora and a real Triton on generated repositories: DIR=, COUNT=500, SEED=

@@ -1,15 +1,12 @@
-"""Asks a real Triton and `remora serve` the recorded requests, each changed a little, and shows where they differ.
+"""Recorded requests, each changed a little, to a real Triton and `remora serve`, and where the two differ.
 
 A case of a chain is sent with the whole chain around it, first to Triton, then to remora. Whatever may have left the
 two in different states (a difference, a death, a silence) starts both afresh. What `accepted.json` lists, with its
 reason, is only counted. The same seed asks the same requests, as far as the time goes.
-
-    python tests/oracle/mutated.py --oracle DIR [--seconds 60] [--seed 0] [--report FILE] [FILE ...]
 """
 
 from __future__ import annotations
 
-import argparse
 import base64
 import collections
 import json
@@ -20,14 +17,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TextIO
+from typing import Any
 
 from mutations import Mutator, unfitted
-from run import COMMAND, FILES
+from run import COMMAND
 
 HERE = Path(__file__).resolve().parent
 TRITON = "{oracle}/run_triton.sh {{repo}} {{http}} {{grpc}} {{metrics}} {{flags}}"
@@ -76,11 +73,11 @@ class Difference:
 class Pair:
     """Triton and remora with the same models and flags."""
 
-    def __init__(self, replay: ModuleType, oracle: Path, setup: dict[str, Any]) -> None:
+    def __init__(self, replay: ModuleType, oracle: Path, setup: dict[str, Any], models: Path | None = None) -> None:
         triton, remora = TRITON.format(oracle=oracle), COMMAND.format(python=sys.executable, more="")
         self._starts = [
-            partial(replay.Server, triton, setup, oracle / "models", head_flags=False),
-            partial(replay.Server, remora, setup, oracle / "models"),
+            partial(replay.Server, triton, setup, models or oracle / "models", head_flags=False),
+            partial(replay.Server, remora, setup, models or oracle / "models"),
         ]
         self._servers: list[Any] = []
         self._ends = ExitStack()
@@ -242,53 +239,3 @@ def shown(answer: dict[str, Any]) -> str:
 
 def accepted_differences() -> list[Accepted]:
     return [Accepted(**row) for row in json.loads((HERE / "accepted.json").read_text(encoding="utf-8"))]
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--oracle", type=Path, required=True, help="the folder of the recordings and of run_triton.sh")
-    parser.add_argument("--seconds", type=float, default=60, help="for each file")
-    parser.add_argument("--seed", default="0")
-    parser.add_argument("--report", type=Path, help="write every difference there, as JSON lines")
-    parser.add_argument(
-        "files", nargs="*", default=FILES, help="cases/errors, grpc_cases/grpc_infer ...; all of them without"
-    )
-    options = parser.parse_args()
-    sys.path.insert(0, str(options.oracle))
-    import replay
-
-    accepted = accepted_differences()
-    report = options.report.open("a", encoding="utf-8") if options.report else None
-    found = 0
-    for name in options.files:
-        fuzz = Fuzz(replay, options.oracle, options.oracle / f"{name}.jsonl", options.seed)
-        found += judged(fuzz, accepted, options.seconds, report)
-    print(f"differ: {found} kinds of differences")
-    return 1 if found else 0
-
-
-def judged(fuzz: Fuzz, accepted: list[Accepted], seconds: float, report: TextIO | None) -> int:
-    """Print one difference of each kind that is not accepted; return the number of kinds."""
-    kinds: set[tuple[str, str]] = set()
-    known = 0
-    for difference in fuzz.differences(seconds):
-        if any(row.covers(difference) for row in accepted):
-            known += 1
-            continue
-        if difference.kind not in kinds:
-            kinds.add(difference.kind)
-            show(difference)
-        if report:
-            print(json.dumps({"file": fuzz.path.stem} | asdict(difference)), file=report, flush=True)
-    found = f"{len(kinds)} kinds of differences, {known} accepted, {fuzz.deaths} deaths or silences of Triton"
-    print(f"{fuzz.path.stem}: {fuzz.asked} asked, {found}", flush=True)
-    return len(kinds)
-
-
-def show(difference: Difference) -> None:
-    print(f"DIFFERS {difference.case}: {difference.what[:160]}\n    asked  {difference.asked[:500]!r}")
-    print(f"    triton {difference.theirs[:260]!r}\n    remora {difference.ours[:260]!r}", flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
