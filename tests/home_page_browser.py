@@ -77,6 +77,9 @@ def visit(url: str, folder: Path, chromium: str, files: Path) -> dict[str, Any]:
         page.wait_for_selector("#models button")
         seen["models"] = page.locator("#models button").all_inner_texts()
         seen["controls"] = page.locator("text=/^(Unload|Load again)$/").count()
+        page.click("nav button[data-name='total/1']")
+        page.wait_for_selector("#input-x")
+        seen["first"] = page.input_value("#input-x")
         seen["numbers"] = send(page, "total", {"x": "[[1, 2, 3], [4, 5, 6]]"}, "table")
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         for name in ("Python", "JavaScript", "tritonclient", "plain JSON", "curl"):

@@ -19,6 +19,8 @@ CONFIG_FILENAMES = tuple(f"config{suffix}" for suffix in CONFIG_SYNTAX)
 
 GOLDEN_TESTS = "tests.json"
 """Name of the file with a model's golden tests."""
+REQUESTS: Final = "requests"
+"""Name of the folder with example requests of a model, as V2 JSON."""
 RELEASE_FILE: Final = "release.yaml"
 """Name of the file that declares a model's release."""
 RELEASE_STATE_FILE: Final = "releases.json"

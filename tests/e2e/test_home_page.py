@@ -91,6 +91,14 @@ def endless(n: int):
     while not threading.Event().wait(0.01):
         yield {"n": n}
 """
+TOTAL_TESTS = {
+    "tests": [
+        {
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [2, 3], "data": [1, 2, 3, 4, 5, 6]}],
+            "outputs": [{"name": "output", "datatype": "FP32", "shape": [2, 1], "data": [6, 15]}],
+        }
+    ]
+}
 SOUND_S = 0.5
 KEY = "the-key-of-ann"
 
@@ -136,6 +144,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a visit to the page shows."""
     folder = tmp_path_factory.mktemp("page")
     (folder / "app.py").write_text(APP)
+    (folder / "total.tests.json").write_text(json.dumps(TOTAL_TESTS))
     (folder / "picture.png").write_bytes(_png(5, 3))
     (folder / "sound.wav").write_bytes(_wav())
     traced = f"--trace-config=triton,file={folder}/traces.json"
@@ -285,6 +294,10 @@ def test_classes_are_bars_with_their_labels(seen: dict[str, Any], chatted: dict[
     shown = [line for line in chatted["labels"].split("\n") if line]
     assert shown[1:8] == ["row 1", "tulip", "3.00", "iris", "2.00", "rose", "1.00"]
     assert shown[8:11] == ["row 2", "iris", "6.00"]
+
+
+def test_the_form_begins_with_the_first_golden_test(seen: dict[str, Any]) -> None:
+    assert seen["first"] == "[[1,2,3],[4,5,6]]"
 
 
 def test_a_wrong_value_and_a_refusal_are_shown_as_text(seen: dict[str, Any]) -> None:

@@ -95,7 +95,8 @@ def example_in(document: bytes, path: str = "") -> ModelExample:
     try:
         routes = {at: row["post"] for at, row in read_json(document)["paths"].items() if at.endswith(_INFER)}
         ((found, operation),) = ((at, row) for at, row in routes.items() if path in ("", at))
-        example = operation["requestBody"]["content"]["application/json"].get("example")
+        content = operation["requestBody"]["content"]["application/json"]
+        example = next((each["value"] for each in content.get("examples", {}).values()), content.get("example"))
     except (ValueError, KeyError, TypeError, AttributeError):  # no such document, or several models
         return ModelExample()
     return ModelExample(str(found), json.dumps(example).encode() if example else b"")

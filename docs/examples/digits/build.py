@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -82,6 +83,8 @@ def build(models: Path) -> None:
         (requests / f"{name}.json").write_text(json.dumps(request_of(image)))
     version = models / MODEL / "1"
     version.mkdir(parents=True, exist_ok=True)
+    (models / MODEL / "requests").mkdir(exist_ok=True)
+    shutil.copy(requests / "seven.json", models / MODEL / "requests")  # the first value in the form of the page
     (models / MODEL / "labels.txt").write_text("\n".join(LABELS) + "\n")
     unfinished = version / "model.onnx.part"
     unfinished.write_bytes(export(pipeline).SerializeToString())

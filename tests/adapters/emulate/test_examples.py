@@ -37,6 +37,9 @@ def test_the_path_and_the_body_come_from_the_only_model() -> None:
     paths = {"/v2": {"get": {}}, "/v2/models/m/infer": route}
     found = example_in(json.dumps({"paths": paths}).encode())
     assert (found.path, json.loads(found.v2)) == ("/v2/models/m/infer", example)
+    content = route["post"]["requestBody"]["content"]["application/json"]
+    content["examples"] = {"recorded": {"value": content.pop("example")}}  # type: ignore[dict-item]
+    assert json.loads(example_in(json.dumps({"paths": paths}).encode()).v2) == example
     several = json.dumps({"paths": {**paths, "/v2/models/n/infer": route}})
     assert example_in(several.encode(), "/v2/models/n/infer").path == "/v2/models/n/infer"
     for document in (several, '{"paths": {}}', "[]", "not found"):

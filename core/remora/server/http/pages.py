@@ -26,6 +26,7 @@ from remora.engine import Engine
 from remora.errors import ConfigError
 from remora.management.explain import Explanation
 from remora.messages import DTYPES
+from remora.models.example_requests import find_example
 from remora.models.served_model import ServedModel
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer, failure
@@ -135,20 +136,38 @@ def prefers_html(accept: str) -> bool:
 class Example(NamedTuple):
     """Request that a model accepts.
 
-    It holds the JSON and the number of zero bytes after it (0 if all values are JSON).
+    It holds the JSON and the number of zero bytes after it (0 if all values are JSON). ``file`` in the model's folder
+    has the values, "" if they are generated.
     """
 
     header: Json
     zero_bytes: int
     binary_answer: bool
+    file: str = ""
 
 
 def example_of(model: ServedModel) -> Example:
-    """Return a request that fits the model.
+    """Return a request that fits the model: the one in its folder, or a generated one.
 
-    Variable dimensions are 1, and optional inputs are left out.
+    In the latter variable dimensions are 1, and optional inputs are left out.
     """
     needed = {row.name for row in model.config.input if not row.optional}
+    kept = find_example(model.folder, model.signature.inputs, frozenset(needed))
+    inputs, zero_bytes = (kept.inputs, 0) if kept is not None else _generated(model, needed)
+    header: Json = {"inputs": inputs}
+    parameters: Json = {}
+    if model.config.HasField("sequence_batching"):
+        parameters |= {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
+    binary_answer = any(row.datatype in _NOT_IN_JSON for row in model.signature.outputs)
+    if binary_answer:
+        parameters["binary_data_output"] = True
+    if parameters:
+        header["parameters"] = parameters
+    return Example(header, zero_bytes, binary_answer, "" if kept is None else kept.file)
+
+
+def _generated(model: ServedModel, needed: set[str]) -> tuple[list[Json], int]:
+    """Return generated inputs, and the number of zero bytes that follow their JSON."""
     rows = [row for row in model.signature.inputs if row.name in needed] or list(model.signature.inputs)
     shapes = [[max(dim, 1) if dim < 0 else dim for dim in row.shape] for row in rows]
     counts = [math.prod(shape) for shape in shapes]
@@ -165,16 +184,7 @@ def example_of(model: ServedModel) -> Example:
         else:
             tensor["data"] = [_example_value(row, arguments)] * count
         inputs.append(tensor)
-    header: Json = {"inputs": inputs}
-    parameters: Json = {}
-    if model.config.HasField("sequence_batching"):
-        parameters |= {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
-    binary_answer = any(row.datatype in _NOT_IN_JSON for row in model.signature.outputs)
-    if binary_answer:
-        parameters["binary_data_output"] = True
-    if parameters:
-        header["parameters"] = parameters
-    return Example(header, zero_bytes, binary_answer)
+    return inputs, zero_bytes
 
 
 def _example_value(row: TensorInfo, arguments: FunctionArguments) -> Any:
@@ -289,7 +299,9 @@ def _infer(model: ServedModel) -> Json:
     """
     example = example_of(model)
     body: Json = {"schema": _message(model, sent=True)}
-    if not example.zero_bytes:
+    if example.file:
+        body["examples"] = {"recorded": {"summary": example.file, "value": example.header}}
+    elif not example.zero_bytes:
         body["example"] = example.header
     answers: Json = {"schema": _message(model, sent=False)}
     binary = "JSON, then the tensors' bytes: Inference-Header-Content-Length says how long the JSON is."

@@ -68,7 +68,12 @@ function bars(values) {
 function bar([name, value]) {
   const share = value >= 0 && value <= 1;
   return element("div", { class: "bar" }, element("span", { title: name }, name),
-    share ? element("progress", { max: 1, value, "aria-label": name }) : element("span", {}), element("span", {}, value.toPrecision(3)));
+    share ? element("progress", { max: 1, value, "aria-label": name }) : element("span", {}), element("span", {}, numberText(value)));
+}
+
+// Return a number with three digits, and a tiny one with its power of ten, which fits beside a bar.
+function numberText(value) {
+  return value !== 0 && Math.abs(value) < 0.0005 ? value.toExponential(1) : value.toPrecision(3);
 }
 
 // Return the classes of an output with labels, which the classification extension writes as VALUE:INDEX:LABEL.

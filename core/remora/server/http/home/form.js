@@ -17,6 +17,27 @@ function typeOf(tensor, { isJson, isOptional, hint, default: usual }) {
   return usual ? `${type} = ${usual}` : isOptional ? `${type}, optional` : type;
 }
 
+// Return the inputs by name of the example request in the model's folder, none without such a request.
+async function recordedInputs({ name, version }) {
+  try {
+    const { paths } = await json("v2/openapi.json");
+    const operation = paths[`/v2/models/${name}/versions/${version}/infer`] || paths[`/v2/models/${name}/infer`];
+    const { inputs } = operation.post.requestBody.content["application/json"].examples.recorded.value;
+    return Object.fromEntries(inputs.map((each) => [each.name, each]));
+  } catch { return {}; }  // the form works without it
+}
+
+// Return the values of a tensor as the text of its field.
+function textOf({ datatype, shape, data }) {
+  if (datatype === "BYTES") return data.join("\n");
+  if (data.length === 1) return String(data[0]);
+  return JSON.stringify(shape.slice(1).reduceRight((rows, size) => {
+    const grouped = [];
+    for (let at = 0; at < rows.length; at += size) grouped.push(rows.slice(at, at + size));
+    return grouped;
+  }, data));
+}
+
 // `note` is shown below the code.
 function form(note) {
   const { metadata, config } = chosen;
@@ -24,7 +45,7 @@ function form(note) {
   const described = wordsOf(config);
   const optional = new Set(config.input.filter((each) => each.optional).map((each) => each.name));
   chosen.batched = config.max_batch_size > 0;
-  chosen.fields = metadata.inputs.map((tensor) => field(tensor, documents.has(tensor.name), optional.has(tensor.name), described.inputs[tensor.name] || {}));
+  chosen.fields = metadata.inputs.map((tensor) => field(tensor, documents.has(tensor.name), optional.has(tensor.name), described.inputs[tensor.name] || {}, chosen.recorded[tensor.name]));
   chosen.stream = Boolean(config.model_transaction_policy?.decoupled);
   const answer = element("div", { id: "answer", "aria-live": "polite" });
   const send = element("button", { class: "primary", type: "submit" }, chosen.stream ? "Send and stream" : "Send");
@@ -66,15 +87,16 @@ function form(note) {
     element("h3", {}, "The same request as code"), tabs, chosen.snippets, copy, note || null);
 }
 
-// `words` are the hint, the default and the example of the input, as far as its function has them.
-function field(tensor, isJson, isOptional, words) {
+// `words` are the hint, the default and the example of the input, as far as its function has them; `recorded` is the
+// input of an example request.
+function field(tensor, isJson, isOptional, words, recorded) {
   const id = `input-${tensor.name}`;
   const shape = tensor.shape.map((size) => (Number(size) < 0 ? 1 : Number(size)));
   const isOpen = tensor.shape.slice(chosen.batched ? 1 : 0).some((size) => Number(size) < 0);  // any number of values
   const count = shape.reduce((product, size) => product * size, 1);
   const title = element("label", { for: id }, tensor.name, " ",
     element("small", { class: "soft" }, typeOf(tensor, { ...words, isJson, isOptional })));
-  let control, file;
+  let control, file, kinds;
   if (tensor.datatype === "BOOL" && count === 1) {
     control = element("select", { id }, isOptional ? element("option", { value: "" }, "-") : null, element("option", {}, "false"), element("option", {}, "true"));
   } else if (tensor.datatype === "BYTES") {
@@ -88,13 +110,14 @@ function field(tensor, isJson, isOptional, words) {
     control = element("textarea", { id, rows: 3, spellcheck: "false" });
     const zeros = (sizes) => (sizes.length ? Array.from({ length: sizes[0] }, () => zeros(sizes.slice(1))) : 0);
     control.value = isOptional ? "" : count <= 4096 ? JSON.stringify(zeros(shape)) : "";
-    const kinds = tensor.datatype === "FP32" ? `raw little-endian FP32, or sound as ${AUDIO_RATE} samples per second` : `raw little-endian ${tensor.datatype}`;
+    kinds = tensor.datatype === "FP32" ? `raw little-endian FP32, or sound as ${AUDIO_RATE} samples per second` : `raw little-endian ${tensor.datatype}`;
     file = element("input", { type: "file", "aria-label": `file for ${tensor.name}: ${kinds}`, title: kinds });
   }
+  if (recorded && recorded.shape.length === tensor.shape.length) control.value = textOf(recorded);
   if (words.default && "placeholder" in control) control.placeholder = words.default;
   const preview = element("div", { class: "preview" });
   file?.addEventListener("change", () => preview.replaceChildren(...previewOf(file.files[0])));
-  return { tensor, isJson, isOptional, isImage: words.hint === "Image", control, file, box: element("div", {}, title, control, file, preview) };
+  return { tensor, isJson, isOptional, isImage: words.hint === "Image", control, file, box: element("div", {}, title, control, kinds && element("small", { class: "soft" }, `or a file: ${kinds}`), file, preview) };
 }
 
 // Return true if the content of a file may be an element of a BYTES input: a hint of text or of JSON excludes it.

@@ -134,6 +134,11 @@ async function observeAll(status) {
 
 const live = { gpus: [] };
 
+// Return a value with so many decimals below ten, and fewer above, so that the caption stays in one line.
+function valueText(value, digits) {
+  return value == null ? "-" : value.toFixed(Math.max(0, digits - Math.floor(Math.log10(Math.max(Math.abs(value), 1)))));
+}
+
 // Return a chart of one or two series: [[label, name of the series], ...]. `total` names a series that is text alone.
 function chart(key, title, digits, lines, total) {
   const paths = lines.map(() => drawing("path"));
@@ -151,7 +156,7 @@ function chart(key, title, digits, lines, total) {
         return step;
       }).join(""));
     });
-    const last = lines.map(([label], index) => `${label}${label && " "}${values[index].at(-1)?.toFixed(digits) ?? "-"}`).join(", ");
+    const last = lines.map(([label], index) => `${label}${label && " "}${valueText(values[index].at(-1), digits)}`).join(", ");
     const whole = total && series.get(`${key} ${total}`)?.at(-1);
     const text = whole ? `${last} of ${whole.toFixed(digits)}` : last;
     now.textContent = text;

@@ -74,9 +74,9 @@ async function choose(row) {
   const hash = `#${encodeURIComponent(row.name)}`;
   try {
     const path = pathOf(row.name, row.version);
-    const [metadata, config] = await Promise.all([json(path), json(`${path}/config`)]);
+    const [metadata, config, recorded] = await Promise.all([json(path), json(`${path}/config`), recordedInputs(row)]);
     if (!isCurrent()) return;
-    Object.assign(chosen, { metadata, config });
+    Object.assign(chosen, { metadata, config, recorded });
     const openai = await openaiView(row);
     if (!isCurrent()) return;
     show(hash, openai?.tagName === "SECTION" && openai, form(openai?.tagName !== "SECTION" && openai), modelCharts(row), explanation(), traces(), startup());
