@@ -18,12 +18,15 @@ from remora.generation.tokenizing import TokenizerFile
 from remora.messages import Buffer
 from remora.models.readiness import Readiness
 from remora.models.table import LoadingError
-from remora.options import EngineOptions
+from remora.options import EngineOptions, ServerOptions
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.protocols.http1 import Head
 from remora.protocols.openai.routes import find_route
-from remora.server.http.exchange import Cancellable, Exchange
+from remora.protocols.restriction import Restrictions
+from remora.server.http.access_rules import AccessRules
+from remora.server.http.exchange import Answerer, Cancellable, Exchange
 from remora.server.http.openai import OpenAiRoutes
+from remora.server.http.route_groups import RouteParts
 from remora.testing.generation import ByteTokens, ScriptedStepper
 from remora.tracing.settings import TraceSettings
 from remora.tracing.tracer import Traces
@@ -102,10 +105,19 @@ class FakeEngine:
         return Readiness(self.started, self.started, False, ())
 
 
+OPEN = AccessRules(Restrictions(), (), None)
+
+
+def bind_nothing(_head: Head) -> Answerer:
+    raise AssertionError("no request here is for V2")
+
+
 class Server:
     """The routes over one model, without sockets."""
 
-    def __init__(self, model: FakeModel | None = None, *, chat: bool = False, **options: Any) -> None:
+    def __init__(
+        self, model: FakeModel | None = None, *, chat: bool = False, access: AccessRules = OPEN, **options: Any
+    ) -> None:
         self.model = model or FakeModel()
         if chat and self.model.generation is not None:
             content = '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}'
@@ -114,7 +126,8 @@ class Server:
             self.model.generation = replace(self.model.generation, chat=template)
         self.engine = FakeEngine(self.model)
         self.waited: list[Callable[[], Cancellable | None]] = []
-        self.routes = OpenAiRoutes(self.engine, self._wait, None, 1 << 20, **options)  # type: ignore[arg-type]
+        settings = ServerOptions(http_max_input_size=1 << 20, **options)
+        self.routes = OpenAiRoutes(RouteParts(self.engine, None, settings, None, access, self._wait, bind_nothing))
 
     def _wait(self, work: Any, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         try:
@@ -131,7 +144,7 @@ class Server:
         where = find_route(path)
         assert where is not None
         raw = body if body is not None else json.dumps({"model": "m", "prompt": "Hi", **fields}).encode()
-        return self.routes.handle(where, head, raw, exchange), exchange
+        return self.routes.handle_hosted(where, head, raw, exchange, ""), exchange
 
     async def turn(self, count: int = 1, runs: FakeModel | None = None) -> None:
         """Run steps, and let the event loop deliver what they made."""

@@ -49,6 +49,28 @@ class Command(NamedTuple):
     target: str
 
 
+class Routes(NamedTuple):
+    """Group of HTTP routes with the beginnings of its paths.
+
+    ``target`` is a `remora.server.http.route_groups.RouteGroup`. With ``names_requests``, each answer has a request id.
+    """
+
+    prefixes: tuple[str, ...]
+    target: str
+    names_requests: bool = False
+
+
+ROUTES = (
+    Routes(
+        ("/v1/", "/openai/v1/", "/tokenize", "/detokenize", "/rerank", "/score"),
+        "remora.server.http.openai_group",
+        names_requests=True,
+    ),
+    Routes(("/models/",), "remora.server.http.typed_group"),
+)
+"""Groups of routes beside V2's."""
+
+
 _SERVE, _TALK, _MEASURE = "Serve models", "Talk to a running server", "Measure"
 _PLATFORMS, _CLOUDS = "Platforms", "Models in clouds"
 COMMANDS = {

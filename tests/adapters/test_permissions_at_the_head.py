@@ -75,7 +75,7 @@ class Asked:
         self._first: str | None = None
         options = ServerOptions(openai=True)
         mailbox, later = LoopMailbox(loop), answer_in_thread(loop)
-        rest = RestService(engine, InferCodec(), mailbox, later, openai=True, deny=self._refuse)
+        rest = RestService(engine, InferCodec(), mailbox, later, options, deny=self._refuse)
         places = {
             "REMORA_MODEL_REPOSITORY": str(folder / "model"),
             "AZUREML_MODEL_DIR": str(folder / "model"),

@@ -40,13 +40,15 @@ from remora.protocols.http2.frames import Fields
 from remora.protocols.http2.stream import Opener, Receiver, Stream
 from remora.protocols.rates import PeerBudget
 from remora.protocols.rest.answer import Headers, HttpAnswer, Refusal
-from remora.protocols.rest.routes import OPENAI_PATHS, TYPED_PATHS, method_of, route
+from remora.protocols.rest.routes import method_of, route
 from remora.protocols.tokens import IssuerError, TokenError, is_token
 from remora.server.host_routes import HostRoute, RouteTable, routes_of
+from remora.server.http.access_rules import Denied
 from remora.server.http.exchange import Answerer, Cancellable, Exchange, Service, binder_of, respond
 from remora.server.http.head_plan import action_of_page
 from remora.server.http.http2 import OpenRequest
 from remora.server.http.probes import PATHS as PROBES
+from remora.server.http.route_groups import find_group
 from remora.server.key_limits import (
     PERMISSION_DENIED,
     RESOURCE_EXHAUSTED,
@@ -96,8 +98,8 @@ _PERMITTED_NOW = Denial(UNAVAILABLE, "the API keys of this server have changed j
 def permission_of_head(head: Head, row: HostRoute | None) -> str:
     """Return the permission that a request needs by its head.
 
-    It is known for the route of the platform, ``row``, for paths of V2 and OpenAI, and for the server's own pages.
-    `OPEN` stands for other paths, about which the service of the host decides.
+    It is known for the route of the platform, ``row``, for paths of V2 and of groups, and for the server's own pages.
+    `OPEN` stands for other paths: none but the service of the host has a route there.
     """
     target = None if row is None else row.target_of(head)
     if row is not None and target is None:
@@ -105,17 +107,9 @@ def permission_of_head(head: Head, row: HostRoute | None) -> str:
     method, path = (head.method, head.path) if target is None else (method_of(target), target)
     if path.startswith("/v2/") or path == "/v2":
         return _permission_of_v2(method, path)
-    if path.startswith(TYPED_PATHS):
-        return INFER
-    if not path.startswith(OPENAI_PATHS):
-        action = action_of_page(path)
-        return permission_of_action(action, method) if action else OPEN
-    if method != "POST":
-        return OPEN
-    from remora.protocols.openai.routes import find_route  # imported here, because few requests need it
-
-    where = find_route(path)
-    return OPEN if where is None else permission_of_action(where.v2_action, method)
+    group = find_group(path)
+    action = action_of_page(path) if group is None else group.action_of(method, path)
+    return permission_of_action(action, method) if action else OPEN
 
 
 def _permission_of_v2(method: str, path: str) -> str:
@@ -489,11 +483,9 @@ class _Guarded:
     def _rendered(self, denial: Denial, head: Head) -> HttpAnswer:
         """Return a refusal in the form of the route's own protocol, which its clients read."""
         answer = denial.answer()
-        if not head.path.startswith(OPENAI_PATHS) or self._routes.find(head.method, head.path) is not None:
-            return answer
-        from remora.protocols.openai.routes import refused, speaks_openai  # imported here, because few requests need it
-
-        return refused(answer) if speaks_openai(head.path) else answer
+        is_platforms = self._routes.find(head.method, head.path) is not None
+        group = None if is_platforms else find_group(head.path)
+        return answer if group is None else group.refuse(Denied(answer), head.path)
 
     def _count(
         self, usage: Usage, head: Head, answer: Answerer, body: Buffer, exchange: Exchange

@@ -144,8 +144,14 @@ def unknown_path(path: str) -> HttpAnswer:
     return error_answer(ApiError(404, f"there is no route {path[:200]}", reason="unknown_url"))
 
 
-def wants_key(header: str) -> HttpAnswer:
-    """Return the answer to a request that lacks the secret of ``header``."""
+def denied(answer: HttpAnswer, header: str) -> HttpAnswer:
+    """Return a refusal by the rules of access in OpenAI's form.
+
+    ``header`` is the one whose secret is missing or wrong, or "". That is 401, because OpenAI's clients take 403 for a
+    valid key without the permission.
+    """
+    if not header:
+        return refused(answer)
     text = f"the API key is missing or wrong: the header '{header}' must have the value that this server expects"
     return error_answer(ApiError(401, text, reason=_REASONS[401], headers=(BEARER,)))
 

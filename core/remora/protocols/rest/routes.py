@@ -22,10 +22,6 @@ HOME = "/"
 """Path of the application for browsers; other clients get Triton's 404."""
 PAGES = frozenset((HOME, "/v2/docs", "/v2/openapi.json", "/v2/status"))
 """Paths of the pages, which Triton does not have."""
-OPENAI_PATHS = ("/v1/", "/openai/v1/", "/tokenize", "/detokenize", "/rerank", "/score")
-"""Beginnings of OpenAI's paths, and of those that vLLM has beside them."""
-TYPED_PATHS = "/models/"
-"""Beginning of the paths of plain JSON, whatever the method."""
 _MAX_VERSION = 2**63 - 1
 _MEMO_PATH = 256
 _POST = ("POST",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from typing import NamedTuple
 
 from remora.protocols.cross_site import refuse_page
 from remora.protocols.http1 import Head
@@ -11,6 +12,13 @@ from remora.protocols.restriction import GROUP_OF_ACTION, Restrictions
 
 Deny = Callable[[Head, str], HttpAnswer | None]
 """Returns the refusal of a request for an action by the roles of its API key, None if they permit it."""
+
+
+class Denied(NamedTuple):
+    """Refusal of a request in V2's form; ``header`` is the one whose secret it lacks, or ""."""
+
+    answer: HttpAnswer
+    header: str = ""
 
 
 class AccessRules:
@@ -32,25 +40,30 @@ class AccessRules:
 
         Every route that reaches a model calls this first, because a restriction of V2 alone could be bypassed.
         """
+        refusal = self.refusal(action, head)
+        return None if refusal is None else refusal.answer
+
+    def refusal(self, action: str, head: Head) -> Denied | None:
+        """Return why `locked` refuses a request, or None."""
         if not action:
             return None
         denied = self.denied(action, head)
         if denied is not None:
-            return denied
+            return Denied(denied)
         group = GROUP_OF_ACTION[action]
-        key = self.missing_secret(action, head)
+        key = self._missing_secret(action, head)
         if key is not None:
-            return failure(403, f"This API is restricted, expecting header '{key}'", plain=True)
+            return Denied(failure(403, f"This API is restricted, expecting header '{key}'", plain=True), key)
         # Inferences from pages of other sites are allowed, because such a page cannot read the answer without CORS
         # headers, which a proxy may add on purpose.
         reason = "" if group == "inference" else refuse_page(head.method, head.get, self._allowed_hosts)
-        return failure(403, reason, plain=True) if reason else None
+        return Denied(failure(403, reason, plain=True)) if reason else None
 
     def denied(self, action: str, head: Head) -> HttpAnswer | None:
         """Return the refusal of a request for ``action`` by the roles of its API key, or None."""
         return None if self._deny is None else self._deny(head, action)
 
-    def missing_secret(self, action: str, head: Head) -> str | None:
+    def _missing_secret(self, action: str, head: Head) -> str | None:
         """Return the name of the header whose secret a request for ``action`` lacks, or None."""
         if not self._restrictions:
             return None

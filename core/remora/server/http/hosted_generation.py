@@ -6,6 +6,7 @@ Invariant: each exchange ends once; a client that disconnects frees its rows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
 
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError, NotFoundError, RemoraError
@@ -24,7 +25,11 @@ from remora.protocols.http1 import Head
 from remora.protocols.openai.routes import MANAGES, error_answer, find_route
 from remora.protocols.rest.answer import JSON, Headers, HttpAnswer
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
+from remora.server.http.openai_group import OpenAiGroup
 from remora.server.http.rest import RestService
+
+if TYPE_CHECKING:
+    from remora.server.http.openai import OpenAiRoutes
 
 _EVENTS: Headers = ((b"Content-Type", b"text/event-stream; charset=utf-8"), (b"Cache-Control", b"no-cache"))
 _LINES: Headers = ((b"Content-Type", b"application/jsonlines"), (b"Cache-Control", b"no-cache"))
@@ -47,6 +52,11 @@ class HostedGeneration:
     def __init__(self, rest: RestService, engine: Engine) -> None:
         self._rest = rest
         self._engine = engine
+
+    @property
+    def _routes(self) -> OpenAiRoutes:
+        """OpenAI's routes of the service, imported by their first use."""
+        return cast(OpenAiGroup, self._rest.opened(_OPENAI[0])).routes
 
     def dispatch(
         self,
@@ -103,7 +113,7 @@ class HostedGeneration:
             back = _TextExchange(exchange, shaped.texts, events=accepts_events)
         elif shaped.predictions:
             back = _PredictionExchange(exchange)
-        return self._rest.openai.handle(shaped.route, head, shaped.body, back, model)
+        return self._routes.handle_hosted(shaped.route, head, shaped.body, back, model)
 
     def handle_path(self, head: Head, body: Buffer, exchange: Exchange, model: str) -> tuple[bool, Cancellable | None]:
         """Answer a request to one of OpenAI's paths, for ``model`` if it names none.
@@ -113,7 +123,7 @@ class HostedGeneration:
         where = find_route(head.path) if head.path.startswith(_OPENAI) else None
         if where is None or where.action in MANAGES:  # the platform loads models
             return False, None
-        return True, self._rest.openai.handle(where, head, body, exchange, model)
+        return True, self._routes.handle_hosted(where, head, body, exchange, model)
 
 
 def _shape_of(body: Buffer, look: Callable[[bytes], object] | None = None, *, generates: bool) -> Shaped | None:

@@ -25,7 +25,7 @@ from remora.errors import ConfigError, NotFoundError, RemoraError
 from remora.generation import Generation
 from remora.generation.expectation import refuse_if_late
 from remora.generation.tasks import ContextError, ParameterError
-from remora.messages import Buffer, Mailbox
+from remora.messages import Buffer
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.protocols.http1 import Head
@@ -33,15 +33,12 @@ from remora.protocols.openai.mapping import TensorUse, derive_use
 from remora.protocols.openai.replies import Heading
 from remora.protocols.openai.requests import Query, decode
 from remora.protocols.openai.responses import decode_response
-from remora.protocols.openai.routes import ApiError, Route, context_exceeded, error_answer, refused, wants_key
+from remora.protocols.openai.routes import ApiError, Route, context_exceeded, denied, error_answer
 from remora.protocols.openai.vectors import VECTORS, VectorQuery, decode_vectors
 from remora.protocols.rest.answer import JSON, Headers, HttpAnswer
 from remora.protocols.rest.content_encoding import inflate
-from remora.protocols.restriction import Restrictions
 from remora.server.http import deadlines
-from remora.server.http.access_rules import AccessRules
 from remora.server.http.exchange import Answerer, Cancellable, Exchange, VersionExchange, arrival_of
-from remora.server.http.large_bodies import LargeBodies
 from remora.server.http.openai_delivery import (
     ErrorExchange,
     ManagedExchange,
@@ -52,11 +49,11 @@ from remora.server.http.openai_delivery import (
     unloaded,
 )
 from remora.server.http.openai_tasks import News, TaskRequest
-from remora.server.http.waiting import Wait
 from remora.system.clock import SystemClock
 
 if TYPE_CHECKING:
     from remora.models.routing import RoutedModel
+    from remora.server.http.route_groups import RouteParts
 
 _log = logging.getLogger("remora.http")
 
@@ -66,40 +63,24 @@ _LARGE_PACKED = 1_024
 """The same for a compressed body, which may become 1,032 times as large."""
 _JSON_TYPES = (b"application/json", b"text/json")
 _GENERATES = ("chat", "completions", "responses")
-_OPEN = AccessRules(Restrictions(), (), None)
 
 
 class OpenAiRoutes:
     """Handler of OpenAI's routes. Use it in the event loop's thread.
 
     Args:
-        engine: has the models.
-        wait: repeats work that raised LoadingError.
-        mailbox: receives the responses of ordinary models.
-        max_input_bytes: limit of a decompressed body.
-        ignore_unknown: unknown fields of a request are ignored, and named in the answer's header.
-        large: threads that print large answers; None to print all in the loop.
-        access: rules of access to all routes.
+        parts: parts of the server; ``--openai-unknown`` says whether unknown fields are ignored and named in the
+            answer's header.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        wait: Wait,
-        mailbox: Mailbox | None,
-        max_input_bytes: int,
-        *,
-        ignore_unknown: bool = False,
-        large: LargeBodies | None = None,
-        access: AccessRules = _OPEN,
-    ) -> None:
-        self.large = large
-        self._access = access
-        self._engine = engine
-        self.mailbox = mailbox
-        self._wait = wait
-        self._limit = max_input_bytes
-        self._ignore_unknown = ignore_unknown
+    def __init__(self, parts: RouteParts) -> None:
+        self.large = parts.large
+        self._access = parts.access
+        self._engine = parts.engine
+        self.mailbox = parts.mailbox
+        self._wait = parts.when_loaded
+        self._limit = parts.options.http_max_input_size
+        self._ignore_unknown = parts.options.openai_unknown == "ignore"
         self._clock = SystemClock()
         self._news: News | None = None
         self._uses: WeakKeyDictionary[ServedModel, TensorUse | None] = WeakKeyDictionary()
@@ -107,15 +88,11 @@ class OpenAiRoutes:
     def handle(
         self, where: Route, head: Head, body: Buffer, exchange: Exchange, default_model: str = ""
     ) -> Cancellable | None:
-        """Answer one request through ``exchange``, now or later.
+        """Answer one request through ``exchange``, now or later. The rules of access permit it.
 
         Returns a cancellable if the request is still pending. ``default_model`` is the model of a request that names
         none, for hosts whose endpoints have one model.
         """
-        locked = self._locked(where, head)
-        if locked is not None:
-            exchange.respond(locked)
-            return None
         try:
             self._check_head(where, head)
             if where.method == "GET":
@@ -137,26 +114,21 @@ class OpenAiRoutes:
 
         ``bind`` binds the head of a request to that API.
         """
-        locked = self._locked(where, head)
-        if locked is None and not self._engine.loads_on_request:
-            locked = not_managed()
-        if locked is not None:
-            exchange.respond(locked)
+        if not self._engine.loads_on_request:
+            exchange.respond(not_managed())
             return None
         v2 = head.to(f"/v2/repository/models/{where.model}/{where.action}", method="POST")
         return bind(v2)(body, ManagedExchange(exchange, where))
 
-    def _locked(self, where: Route, head: Head) -> HttpAnswer | None:
-        """Return the refusal of a request by the rules of access in OpenAI's form, or None.
-
-        A missing or wrong secret is 401, because OpenAI's clients take 403 for a valid key without the permission.
-        """
-        action, access = where.v2_action, self._access
-        denied = access.denied(action, head)
-        if denied is None and (key := access.missing_secret(action, head)) is not None:
-            return wants_key(key)
-        locked = denied or access.locked(action, head)
-        return None if locked is None else refused(locked)
+    def handle_hosted(
+        self, where: Route, head: Head, body: Buffer, exchange: Exchange, default_model: str
+    ) -> Cancellable | None:
+        """Answer one request on a host's path, by the rules of access; see `handle`."""
+        denial = self._access.refusal(where.v2_action, head)
+        if denial is not None:
+            exchange.respond(denied(denial.answer, denial.header))
+            return None
+        return self.handle(where, head, body, exchange, default_model)
 
     def _decode(self, call: _Call, encoding: bytes, body: Buffer, exchange: Exchange) -> None:
         """Decode a body and begin its call, both in the loop if the body is small."""

@@ -13,7 +13,7 @@ from remora.messages import Buffer
 from remora.protocols.cross_site import SharedOrigins, is_loopback, refuse_host
 from remora.protocols.http1 import Head, HeadNote
 from remora.protocols.rest.answer import METRICS, PLAIN, Headers, HttpAnswer, failure
-from remora.protocols.rest.routes import OPENAI_PATHS, SCRAPE_PATH
+from remora.protocols.rest.routes import SCRAPE_PATH
 from remora.server.http.exchange import (
     Answerer,
     Cancellable,
@@ -25,6 +25,7 @@ from remora.server.http.exchange import (
     respond,
 )
 from remora.server.http.request_ids import ID_NAME, IdentifyingExchange, RequestIds, valid_id
+from remora.server.http.route_groups import row_of
 
 if TYPE_CHECKING:
     from remora.protocols.forwarding import TrustedProxies
@@ -154,7 +155,7 @@ class SharingService:
 
 
 class IdentifyingService:
-    """Service whose answers on OpenAI's paths have an id, refusals and streams included.
+    """Service whose answers on the paths of some groups have an id, refusals and streams included.
 
     OpenAI's clients show it with their errors. On other paths ``--request-ids`` adds it.
     """
@@ -168,16 +169,21 @@ class IdentifyingService:
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request; see `Service.handle`."""
-        if head.path.startswith(OPENAI_PATHS):
+        if _names_requests(head.path):
             exchange = IdentifyingExchange(exchange, valid_id(head.get(ID_NAME)) or self._ids.new())
         return self._handle(head, body, exchange)
 
     def bind(self, head: Head) -> Answerer:
         """See `BindingService.bind`."""
         answer = self._bind(head)
-        if not head.path.startswith(OPENAI_PATHS):
+        if not _names_requests(head.path):
             return answer
         return partial(_identify, answer, valid_id(head.get(ID_NAME)), self._ids)
+
+
+def _names_requests(path: str) -> bool:
+    row = row_of(path)
+    return row is not None and row.names_requests
 
 
 class MetricsService:

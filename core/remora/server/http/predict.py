@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from remora.config.function_arguments import document_names
 from remora.engine import Engine, FrontEnd
@@ -25,13 +25,14 @@ from remora.protocols.rest.plain_words import in_plain_words, names_code
 from remora.protocols.rest.predict import Part, Rows, decode_predict, encode_predict
 from remora.protocols.rest.routes import typed_route
 from remora.protocols.rest.typed import Interface, decode_typed, encode_typed, nearest
-from remora.server.http.exchange import Cancellable, Exchange, arrival_of, name_version
+from remora.server.http.exchange import Answerer, Cancellable, Exchange, arrival_of, name_version, respond
 from remora.server.http.generate import Events, held_mailbox, no_headers
 from remora.server.http.large_bodies import LargeBodies, are_large
 
 if TYPE_CHECKING:
     from remora.server.held_mailbox import HeldMailbox
-    from remora.server.http.rest import RestService
+    from remora.server.http.route_groups import RouteParts
+    from remora.server.http.waiting import Wait
 
 _EVENTS = b"text/event-stream"
 _DECOUPLED = "model '{name}' answers with a stream: call POST /v2/models/{name}/generate_stream"
@@ -79,11 +80,23 @@ def optional_of(model: ServedModel) -> frozenset[str]:
     return frozenset(row.name for row in model.config.input if row.optional)
 
 
+class Inferring(Protocol):
+    """Service whose requests wait for models, and whose large bodies have threads."""
+
+    @property
+    def when_loaded(self) -> Wait:
+        """Repeats work that raised LoadingError."""
+
+    @property
+    def large(self) -> LargeBodies | None:
+        """Threads for large bodies."""
+
+
 class Predictor:
     """Handler of requests whose bodies become one or more inferences; errors are JSON.
 
     Args:
-        rest: the service of the port.
+        rest: the service of the port, or the parts that it gives to groups of routes.
         engine: runs the requests.
         mailbox: receives the responses.
         limit: largest body, in bytes. Large ones are decoded in the threads of ``rest``.
@@ -94,7 +107,7 @@ class Predictor:
 
     def __init__(
         self,
-        rest: RestService,
+        rest: Inferring,
         engine: Engine,
         mailbox: Mailbox | None,
         limit: int,
@@ -114,6 +127,10 @@ class Predictor:
         self._limit = limit
         self._decode = decode
         self._names = names
+
+    def answer(self, name: str, version: int, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Answer the body; see `handle`."""
+        return self.handle(name, head, body, exchange, version)
 
     def handle(self, name: str, head: Head, body: Buffer, exchange: Exchange, version: int = -1) -> Cancellable | None:
         """Answer the body through ``exchange``.
@@ -174,28 +191,29 @@ class Predictor:
 class TypedRoutes:
     """Handler of the routes of plain JSON (see `Predictor`)."""
 
-    def __init__(self, rest: RestService, engine: Engine, mailbox: Mailbox | None, limit: int) -> None:
-        self._rest = rest
-        self._predictor = Predictor(
-            rest, engine, mailbox, limit, typed, lambda: [model.name for model in engine.models()], streams=True
-        )
+    def __init__(self, parts: RouteParts) -> None:
+        engine = parts.engine
 
-    def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """Answer one request, whose permission has been checked."""
+        def names() -> list[str]:
+            return [model.name for model in engine.models()]
+
+        limit = parts.options.http_max_input_size
+        self._predictor = Predictor(parts, engine, parts.mailbox, limit, typed, names, streams=True)
+
+    def bind(self, head: Head) -> Answerer:
+        """See `OpenGroup.bind`."""
         try:
             where = typed_route(head.path)
         except Refusal as refusal:
-            exchange.respond(refusal.answer)
-            return None
-        if where is None:
-            unknown = failure(404, "Not Found", plain=True)  # Triton's answer: the path is not of these routes
-            exchange.respond(self._rest.without_route(unknown, head.path))
-            return None
+            return partial(respond, refusal.answer)
+        assert where is not None  # because its path has an action
         if head.method != "POST":
             text = f"send POST to /models/{where.model} with a JSON object of its inputs"
-            exchange.respond(failure(405, text, plain=False))
-            return None
-        return self._predictor.handle(where.model, head, body, exchange, where.version)
+            return partial(respond, failure(405, text, plain=False))
+        return partial(self._predictor.answer, where.model, where.version, head)
+
+    def unknown(self, _head: Head) -> None:
+        """See `OpenGroup.unknown`: the answer is Triton's."""
 
 
 class FanIn:

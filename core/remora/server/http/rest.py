@@ -10,14 +10,16 @@ import logging
 from collections.abc import Callable, Container
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from remora import plugins
 from remora.calls import Call, Metrics, ModelExplain, ModelLoad, ModelReady, ModelRelease, ModelUnload, RepositoryIndex
 from remora.engine import Engine, FrontEnd
 from remora.errors import MalformedError, RemoraError, RetiredError
 from remora.messages import Buffer, Mailbox, Outcome, Response, Ticket
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
+from remora.options import ServerOptions
 from remora.protocols.api_keys import LOAD_CONTENT
 from remora.protocols.http1 import Head, HeadNote
 from remora.protocols.json.reader import SlowTextError
@@ -26,23 +28,20 @@ from remora.protocols.rest.content_encoding import compress, inflate
 from remora.protocols.rest.infer import InferCodec, KnownHeader
 from remora.protocols.rest.management import decode_call, encode_result
 from remora.protocols.rest.response import BinaryHeaders, ReplyFormat, v2_binary_headers
-from remora.protocols.rest.routes import HOME, METRICS_PATHS, OPENAI_PATHS, PAGES, TYPED_PATHS, Route
+from remora.protocols.rest.routes import HOME, METRICS_PATHS, PAGES, Route
 from remora.protocols.restriction import Restrictions
 from remora.server.http import deadlines
 from remora.server.http.access_rules import AccessRules, Deny
-from remora.server.http.exchange import Answerer, Cancellable, Exchange, arrival_of, name_version
+from remora.server.http.exchange import Answerer, Cancellable, Exchange, arrival_of, name_version, respond
 from remora.server.http.generate import GenerateRoutes
 from remora.server.http.head_plan import HeadPlan, action_of_page
 from remora.server.http.large_bodies import SLOW_BYTES, Body, InferParts, LargeBodies, LargeRequest, prints_large
 from remora.server.http.probes import PATHS as PROBES
 from remora.server.http.probes import probe
+from remora.server.http.route_groups import OpenGroup, RouteParts, load_group, row_of
 from remora.server.http.waiting import LoadWaiters
 from remora.server.loop import PerTurn
 from remora.server.turn_groups import SMALL_BYTES, TurnGroups
-
-if TYPE_CHECKING:
-    from remora.server.http.openai import OpenAiRoutes
-    from remora.server.http.predict import TypedRoutes
 
 _log = logging.getLogger("remora.http")
 
@@ -75,6 +74,7 @@ class _Forward(NamedTuple):
 
 
 _OPEN = Restrictions()
+_OPTIONS = ServerOptions()
 
 
 class RestService:
@@ -85,13 +85,9 @@ class RestService:
         codec: decodes and encodes inference bodies.
         mailbox: receives inference answers.
         later: runs work that would block the event loop.
-        max_input_bytes: limit of a decompressed body.
-        serves_metrics: True to serve METRICS_PATHS.
-        malformed: HTTP status of malformed requests; 0 for Triton's 500 [H13].
+        options: the server's options about bodies, metrics, the status of malformed requests and groups of routes.
         restrictions: groups of calls that need a secret header.
         allowed_hosts: hosts whose web pages may change the server's state.
-        openai: OpenAI's routes are served without a language model, too.
-        ignore_unknown: OpenAI's routes ignore unknown fields.
         deny: returns the refusal of a request for an action by the roles of its API key, None if they permit it.
         large: threads for large bodies; None to decode and encode all in the loop.
     """
@@ -102,24 +98,18 @@ class RestService:
         codec: InferCodec,
         mailbox: Mailbox | None,
         later: Later,
+        options: ServerOptions = _OPTIONS,
         *,
-        max_input_bytes: int = 64 << 20,
-        serves_metrics: bool = True,
-        malformed: int = 0,
         restrictions: Restrictions = _OPEN,
         allowed_hosts: Container[str] = (),
-        openai: bool = False,
-        ignore_unknown: bool = False,
         deny: Deny | None = None,
         large: LargeBodies | None = None,
     ) -> None:
         self.large = large
         self._engine = engine
         self._groups = TurnGroups.of(engine, mailbox, self._inferred, _contexts)
-        self._openai_always = openai
-        self._ignore_unknown = ignore_unknown
-        self._openai: OpenAiRoutes | None = None
-        self._typed: TypedRoutes | None = None
+        self._opened: dict[plugins.Routes, OpenGroup] = {}
+        self._options = options
         self._access = access = AccessRules(restrictions, allowed_hosts, deny)
         self.locked, self.denied = access.locked, access.denied
         """See `AccessRules`."""
@@ -129,15 +119,13 @@ class RestService:
         if large is not None:  # which reads slow text
             self._codec = codec.twin(limits=codec.limits._replace(slow_bytes=SLOW_BYTES))
         self._encode = self._codec.encode
-        self._generate = GenerateRoutes(engine, mailbox, codec.limits, self.when_loaded, malformed, large)
+        self._malformed = int(options.client_errors)
+        self._generate = GenerateRoutes(engine, mailbox, codec.limits, self.when_loaded, self._malformed, large)
         self._mailbox = mailbox
         self._later = later
-        self._limit = max_input_bytes
         self._waiting = LoadWaiters(engine.options.max_waiting_requests, engine.options.waiting_secs)
-        self._serves_metrics = serves_metrics
         self._metrics_text = PerTurn(lambda: engine.perform(Metrics()).encode(), mailbox)
         self._known_as = ""
-        self._malformed = malformed
         self._answerers = HeadNote[Answerer]()
         self._forwards = HeadNote[_Forward]()
 
@@ -169,8 +157,7 @@ class RestService:
         other._generate = GenerateRoutes(
             engine, self._mailbox, self._codec.limits, other.when_loaded, other._malformed, self.large
         )
-        other._openai = None
-        other._typed = None
+        other._opened = {}
         other._known_as = known_as
         other._metrics_text = PerTurn(lambda: engine.perform(Metrics()).encode(), self._mailbox)
         other._answerers = HeadNote()
@@ -190,60 +177,50 @@ class RestService:
 
     def bind(self, head: Head) -> Answerer:
         """Return what `handle` does with this head."""
-        if head.path.startswith(OPENAI_PATHS):
-            return partial(self._ask_openai, head)
-        if head.path.startswith(TYPED_PATHS):
-            return partial(self._ask_typed, head)
-        return self._bind(head)
+        row = row_of(head.path)
+        return self._bind(head) if row is None else self._bind_to(row, head)
+
+    def _bind_to(self, row: plugins.Routes, head: Head) -> Answerer:
+        """Bind a head of a group of routes, whose rules of access hold for all that it answers."""
+        group = load_group(row)
+        action = group.action_of(head.method, head.path)
+        if action is None:
+            return partial(self._answer_unknown, row, head)
+        denied = self._access.refusal(action, head)
+        return self._open(row).bind(head) if denied is None else partial(respond, group.refuse(denied, head.path))
+
+    def _answer_unknown(self, row: plugins.Routes, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
+        """Answer a request for a path of a group that has no route there."""
+        answer = self._open(row).unknown(head)
+        if answer is None:
+            return self._bind(head)(body, exchange)
+        exchange.respond(answer)
+        return None
+
+    def opened(self, path: str) -> OpenGroup | None:
+        """Return the service of the group of a path, None without one."""
+        row = row_of(path)
+        return None if row is None else self._open(row)
+
+    def _open(self, row: plugins.Routes) -> OpenGroup:
+        if row not in self._opened:
+            parts = RouteParts(
+                self._engine,
+                self._mailbox,
+                self._options,
+                self.large,
+                self._access,
+                self.when_loaded,
+                self._bind,
+            )
+            self._opened[row] = load_group(row).serve(parts)
+        return self._opened[row]
 
     def _bind(self, head: Head) -> Answerer:
         plan = HeadPlan(head, self.locked)
         if self._codec.forwards:
             plan.json_length = 0  # because a header that becomes a parameter is not in the memo's key
         return partial(self._infer_bound if plan.infers else self._handle_bound, plan, head)
-
-    @property
-    def openai(self) -> OpenAiRoutes:
-        """OpenAI's routes, imported by their first use."""
-        if self._openai is None:
-            from remora.server.http.openai import OpenAiRoutes  # imported here, because most servers lack such models
-
-            service = (self._engine, self.when_loaded, self._mailbox, self._limit)
-            self._openai = OpenAiRoutes(
-                *service, ignore_unknown=self._ignore_unknown, large=self.large, access=self._access
-            )
-        return self._openai
-
-    def _ask_openai(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """Answer a request for OpenAI's routes, if they are served, else as any unknown path."""
-        from remora.protocols.openai.routes import MANAGES, find_route, speaks_openai, unknown_path
-
-        where = find_route(head.path)
-        if where is not None and where.action in MANAGES and head.method == where.method:
-            # Also before the first language model is loaded.
-            return self.openai.manage(where, head, body, exchange, self._bind)
-        generates = self._openai_always or any(model.generation is not None for model in self._engine.models())
-        if not generates and where is not None and where.method == "POST":
-            # The request waits for its model, as over V2, which may have become ready since the look above.
-            generates = not self._engine.readiness().started or any(each.generation for each in self._engine.models())
-        if not (generates and speaks_openai(head.path)):
-            return self._bind(head)(body, exchange)
-        if where is None:
-            exchange.respond(unknown_path(head.path))
-            return None
-        return self.openai.handle(where, head, body, exchange)
-
-    def _ask_typed(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """Answer a request in plain JSON."""
-        locked = self.locked("infer", head)
-        if locked is not None:
-            exchange.respond(locked)
-            return None
-        if self._typed is None:
-            from remora.server.http.predict import TypedRoutes  # imported here, because startup does not need it
-
-            self._typed = TypedRoutes(self, self._engine, self._mailbox, self._limit)
-        return self._typed.handle(head, body, exchange)
 
     def infer(self, model: str, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer an inference of ``model`` that arrived on a custom route of a host."""
@@ -335,16 +312,16 @@ class RestService:
 
         The answer is metrics, a probe or a page if the path names one, else the refusal.
         """
-        if head.path in METRICS_PATHS and self._serves_metrics and head.method in ("GET", "HEAD"):
+        if head.path in METRICS_PATHS and self._options.allow_metrics and head.method in ("GET", "HEAD"):
             exchange.respond(self.metrics())
         elif head.path in PROBES and head.method in ("GET", "HEAD"):
             exchange.respond(probe(head, self._engine))
         elif head.path in PAGES:
             self.page(head, exchange)
         else:
-            exchange.respond(self.without_route(refusal, head.path))
+            exchange.respond(self._without_route(refusal, head.path))
 
-    def without_route(self, refusal: HttpAnswer, path: str) -> HttpAnswer:
+    def _without_route(self, refusal: HttpAnswer, path: str) -> HttpAnswer:
         """Return V2's refusal of a request, with the nearest route for a path of another server."""
         if refusal.status != 404 or path.startswith("/v2"):
             return refusal
@@ -362,7 +339,7 @@ class RestService:
         def render() -> HttpAnswer:
             from remora.server.http.pages import render  # imported here, because startup does not need it
 
-            return render(self._engine, head, metrics=self._serves_metrics)
+            return render(self._engine, head, metrics=self._options.allow_metrics)
 
         self._later(render, exchange)
 
@@ -436,7 +413,7 @@ class RestService:
 
     def _decode(self, plan: HeadPlan, head: Head, body: Buffer, model: str) -> InferParts:
         codec = self._codec
-        plain = inflate(body, plan.encoding, self._limit) if plan.encoding else body
+        plain = inflate(body, plan.encoding, self._options.http_max_input_size) if plan.encoding else body
         if plan.json_length and type(plain) is bytes:
             known = codec.recall(plain, plan.json_length)
             if known is not None:

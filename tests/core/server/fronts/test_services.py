@@ -15,6 +15,7 @@ from fakes import FakeBackend, FakeExchange, FakeService, write_model
 from front_wire import Pair, Port
 from remora.engine import Engine
 from remora.models import loader as loading
+from remora.options import ServerOptions
 from remora.protocols.grpc.framing import framed
 from remora.protocols.http1 import Head
 from remora.protocols.rest.infer import InferCodec
@@ -61,7 +62,12 @@ def both(engine: Engine, head: Head, body: bytes, locks: tuple[str, ...] = ()) -
         loop = asyncio.get_running_loop()
         restrictions = Restrictions(locks, "--http-restricted-api")
         rest = RestService(
-            engine, InferCodec(), LoopMailbox(loop), answer_in_thread(loop), malformed=400, restrictions=restrictions
+            engine,
+            InferCodec(),
+            LoopMailbox(loop),
+            answer_in_thread(loop),
+            ServerOptions(client_errors="400"),
+            restrictions=restrictions,
         )
         pair = Pair(engine, Port(rest))
         pair.link._mailbox = LoopMailbox(loop)

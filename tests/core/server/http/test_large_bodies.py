@@ -17,10 +17,12 @@ import pytest
 from eventually import eventually
 from fakes import FakeExchange
 from live_server import write_version
+from openai_by_hand import OPEN, bind_nothing
 from remora.engine import Engine
 from remora.errors import AlreadyExistsError, NotFoundError
 from remora.messages import InferForm, Response, Tensor
 from remora.models.readiness import Readiness
+from remora.options import ServerOptions
 from remora.proto.model_config_pb2 import ModelConfig, ModelInput
 from remora.protocols.http1 import Head
 from remora.protocols.openai.routes import find_route
@@ -41,6 +43,7 @@ from remora.server.http.large_bodies import (
 )
 from remora.server.http.openai import OpenAiRoutes
 from remora.server.http.rest import RestService
+from remora.server.http.route_groups import RouteParts
 from remora.server.loop import LoopMailbox
 from remora.signature import Signature
 
@@ -443,7 +446,9 @@ def test_an_inflated_body_of_openai_is_counted_until_its_answer(
             return pending
 
         large = LargeBodies(asyncio.get_running_loop(), held)
-        routes = OpenAiRoutes(engine, run, None, 2 << 20, large=large)  # type: ignore[arg-type]
+        options = ServerOptions(http_max_input_size=2 << 20)
+        parts = RouteParts(engine, None, options, large, OPEN, run, bind_nothing)  # type: ignore[arg-type]
+        routes = OpenAiRoutes(parts)
         exchange = Waiting()
         head = Head("POST", "/v1/chat/completions", ((b"Content-Encoding", b"gzip"),))
         routes.handle(where, head, gzip.compress(body, 1), exchange)

@@ -380,7 +380,7 @@ async def test_while_models_are_loaded_an_unknown_one_may_still_come() -> None:
 
 @running
 async def test_ignored_fields_are_named_in_a_header() -> None:
-    server = Server(ignore_unknown=True)
+    server = Server(openai_unknown="ignore")
     _, exchange = server.ask(max_tokens=1, fancy=1)
     await server.answer(exchange)
     assert (b"X-Ignored-Parameters", b"fancy") in exchange.answers[0].headers

@@ -157,7 +157,7 @@ class StartingEngine:
 
 def status_during_start(body: bytes, *, openai: bool) -> int:
     """Return the status of a request of OpenAI's protocol during which the startup ends."""
-    service = RestService(StartingEngine(), InferCodec(), None, cast(Any, None), openai=openai)  # type: ignore[arg-type]
+    service = RestService(StartingEngine(), InferCodec(), None, cast(Any, None), ServerOptions(openai=openai))  # type: ignore[arg-type]
     exchange = FakeExchange()
     service.handle(Head("POST", "/v1/completions", ()), body, exchange)
     return exchange.answers[0].status
