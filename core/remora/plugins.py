@@ -38,6 +38,13 @@ HOSTS = {
 """Hosts by name: modules with `remora.server.host.Adapter.host`."""
 
 
+METRICS = ("remora.management.generation:generation_families",)
+"""Functions that return the families of ready models, given as `remora.models.served_model.ServedModel`."""
+
+ANSWERS = "remora.management.generation:explain_answers"
+"""Explains the answers of a language model for `remora explain`."""
+
+
 class Command(NamedTuple):
     """Command of the command line.
 

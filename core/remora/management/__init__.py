@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from remora import calls
+from remora import calls, plugins
 from remora._version import __version__
 from remora.calls import ModelInfo, ModelStats, ServerInfo
 from remora.errors import InvalidArgumentError, UnsupportedError
@@ -154,11 +154,12 @@ class CallAnswers:
         return self._ledger.report(min((ns for ns in answered if ns), default=0))
 
     def _explain(self, name: str, version: int, request: str) -> Explanation:
-        from remora.management.explain import explain, explain_answers, setup_of
+        from remora.management.explain import explain, setup_of
 
         model = self._table.resolve(name, version)
         if model.generation is not None:
-            return explain_answers(model.name, model.version_text, model.generation.engine, request)
+            explained: Explanation = plugins.load(plugins.ANSWERS)(model, request)
+            return explained
         if request:
             raise UnsupportedError(
                 f"model '{name}' is not a language model: single requests are explained for those; traces show others"

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from remora.calls import ModelStats
 from remora.config import BatchPolicy, QueuePolicy, batch_policy
-from remora.generation import TokenEngine
-from remora.management.generation import GenerationReport, advice_for, report
+from remora.management.answer_report import GenerationReport
 from remora.models.served_model import ServedModel
 from remora.scheduling.batching import BatchQueue
 from remora.scheduling.simulation import Simulated, arrivals, request_at, simulate
@@ -168,18 +167,6 @@ def explain(setup: Setup, runs: Sequence[RanBatch], stats: ModelStats, now_ns: i
         notes += _assumptions(measured, predicted)
         return Explanation(model, version, measured, predicted, _advice(measured, predicted), tuple(notes))
     return Explanation(model, version, measured, (), (), tuple(notes))
-
-
-def explain_answers(model: str, version: str, engine: TokenEngine, request: str) -> Explanation:
-    """Explain the last answers of a language model, or those to one request.
-
-    Raises:
-        NotFoundError: there is no such request among the last answers.
-    """
-    found = report(engine, request)
-    if found is None:
-        return Explanation(model, version, None, (), (), ("no answer has ended since the model was loaded",))
-    return Explanation(model, version, None, (), tuple(advice_for(found)), (), found)
 
 
 def measure(runs: Sequence[RanBatch], instances: int, now_ns: int) -> Measured:

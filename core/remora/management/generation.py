@@ -7,7 +7,6 @@ The metrics have vLLM's names and labels, because dashboards, autoscalers and in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
 
 from remora.custom_metrics import Family, MetricKind, MetricSample
@@ -15,6 +14,8 @@ from remora.errors import NotFoundError
 from remora.generation import TokenEngine
 from remora.generation.measurements import RECENT_ANSWERS, Answered
 from remora.generation.tasks import EngineStats
+from remora.management.answer_report import GenerationReport
+from remora.management.explain import Explanation
 from remora.models.served_model import ServedModel
 
 _REASONS = {"stop": ("stop",), "length": ("length", "deadline"), "abort": ("cancelled",), "error": ("error",)}
@@ -167,42 +168,18 @@ _LIBRARY_PARTS: tuple[tuple[str, Callable[[Answered], int]], ...] = (
 _NOTABLE_SHARE = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationReport:
-    """Explanation of a language model's answers, or of one request's.
+def explain_answers(model: ServedModel, request: str) -> Explanation:
+    """Explain the last answers of a language model, or those to one request.
 
-    Attributes:
-        request: id of the request; empty for the model's last answers.
-        answers: number of answers in the report.
-        reasons: number of ends by reason.
-        whole_ms: mean duration from arrival to end.
-        parts_ms: mean of each part of it.
-        first_token_ms: median time from arrival to the first token, None without a token.
-        between_tokens_ms: median of the answers' mean times between tokens, None without two tokens.
-        prompt_tokens, cached_tokens, generated_tokens: sums; the prefix cache saved the second of the first.
-        steps: sum of the steps in which the answers took part.
-        rows_beside: mean number of other rows in such a step.
-        preemptions: sum.
-        running, waiting: answers now.
-        cache_used: part of the cache that running answers use.
+    Raises:
+        NotFoundError: there is no such request among the last answers.
     """
-
-    request: str
-    answers: int
-    reasons: dict[str, int]
-    whole_ms: float
-    parts_ms: dict[str, float]
-    first_token_ms: float | None
-    between_tokens_ms: float | None
-    prompt_tokens: int
-    cached_tokens: int
-    generated_tokens: int
-    steps: int
-    rows_beside: float
-    preemptions: int
-    running: int
-    waiting: int
-    cache_used: float
+    engine: TokenEngine = model.generation.engine
+    found = report(engine, request)
+    if found is None:
+        notes = ("no answer has ended since the model was loaded",)
+        return Explanation(model.name, model.version_text, None, (), (), notes)
+    return Explanation(model.name, model.version_text, None, (), tuple(advice_for(found)), (), found)
 
 
 def report(engine: TokenEngine, request: str) -> GenerationReport | None:

@@ -5,14 +5,18 @@ Uses Triton's ``nv_*`` names, so that dashboards made for Triton work, and adds 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
+from typing import Any
 
+from remora import plugins
 from remora.cache import CacheStats, ResponseCache
 from remora.calls import Duration, MetricFamily, MetricRow, ModelStats, ReleaseShare
+from remora.custom_metrics import Family
 from remora.custom_metrics import snapshot as custom_families
-from remora.management.generation import generation_families
 from remora.models.served_model import ServedModel
 from remora.startup import StartupReport
 from remora.statistics import (
@@ -28,6 +32,8 @@ from remora.system.clock import Clock
 from remora.system.cpus import memory_in_use_bytes, memory_limit_bytes
 from remora.system.gpus import GpuReading
 from remora.system.machine import CpuUsage, memory_bytes, resident_bytes
+
+_log = logging.getLogger("remora.metrics")
 
 _CACHED_TOO = ("request", "queue")
 """The durations of a cached request; it has no others."""
@@ -68,6 +74,8 @@ class MetricsExporter:
         self._cache = cache
         self._clock = clock
         self._cpu = CpuUsage()
+        self._plugins: Sequence[tuple[str, Callable[[], Any]]] | None = None
+        self._failed: set[str] = set()
 
     def families(
         self,
@@ -105,10 +113,25 @@ class MetricsExporter:
             _family(found, name, kind, help_text, rows)
         if startup is not None and startup.ready:
             _startup(found, startup)
-        for family in (*generation_families(models), *custom_families()):
+        for family in (*self._plugged(models), *custom_families()):
             rows = [MetricRow(sample.suffix, tuple(sample.labels.items()), sample.value) for sample in family.samples]
             _family(found, family.name, family.kind.lower(), family.description, rows)
         return found
+
+    def _plugged(self, models: Sequence[ServedModel]) -> Iterable[Family]:
+        """Yield the families of plug-ins. The log says once which plug-in fails; its families are left out then."""
+        if self._plugins is None:
+            rows = [(target, partial(plugins.load, target)) for target in plugins.METRICS if plugins.is_present(target)]
+            self._plugins = [*rows, *((entry.name, entry.load) for entry in plugins.installed("metrics"))]
+        for name, load in self._plugins:
+            try:
+                families = list(load()(models))
+            except Exception:
+                if name not in self._failed:
+                    self._failed.add(name)
+                    _log.exception("the metrics of the plug-in '%s' are left out", name)
+            else:
+                yield from families
 
     def _ages(self, found: list[MetricFamily], models: Sequence[ServedModel]) -> None:
         """Add how long the requests that are still queued have waited."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remora.backends import BackendModel, Instance, capabilities_of
 from remora.calls import ModelInfo, ModelStats, SequenceReport
@@ -24,7 +24,6 @@ from remora.tensors.device import DeviceId
 
 if TYPE_CHECKING:
     from remora.cache import ResponseCache
-    from remora.generation import Generation
 
 
 _NOWHERE = Path()
@@ -324,13 +323,12 @@ class ServedModel:
         return self._instances
 
     @property
-    def generation(self) -> Generation | None:
-        """Generative side of a language model; None for other models.
+    def generation(self) -> Any:
+        """Generative side of a language model, as its backend and the routes for it know it; None for other models.
 
         Use it between `acquire` and `release`, so that the model stays open.
         """
-        found: Generation | None = getattr(self._backend_model, "generation", None)
-        return found
+        return getattr(self._backend_model, "generation", None)
 
     @property
     def instance_count(self) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from remora.errors import ConfigError
 from remora.protocols.openai.routes import MANAGES, Route, denied, find_route, speaks_openai, unknown_path
 from remora.protocols.rest.answer import HttpAnswer
 
 if TYPE_CHECKING:
     from remora.messages import Buffer
+    from remora.models.served_model import ServedModel
     from remora.protocols.http1 import Head
     from remora.server.http.access_rules import Denied
     from remora.server.http.exchange import Answerer, Cancellable, Exchange
@@ -26,6 +28,19 @@ def action_of(_method: str, path: str) -> str | None:
 def refuse(denial: Denied, path: str) -> HttpAnswer:
     """See `RouteGroup.refuse`."""
     return denied(denial.answer, denial.header) if speaks_openai(path) else denial.answer
+
+
+def task_of(model: ServedModel) -> str:
+    """Return "text", "embeddings" or "score" if the routes could use a model so, else ""."""
+    from remora.protocols.openai.mapping import derive_use  # imported here, because key checks do not need it
+
+    if model.generation is not None:
+        return "text"
+    try:
+        use = derive_use(model.config)
+    except ConfigError:  # the routes report it
+        return ""
+    return use.task if use is not None else ""
 
 
 def serve(parts: RouteParts) -> OpenAiGroup:

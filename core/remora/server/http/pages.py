@@ -23,7 +23,6 @@ from remora._version import __version__
 from remora.calls import IndexEntry, RepositoryIndex, ServerMetadata, ServerReady, TensorInfo
 from remora.config.function_arguments import FunctionArguments, function_arguments
 from remora.engine import Engine
-from remora.errors import ConfigError
 from remora.management.explain import Explanation
 from remora.messages import DTYPES
 from remora.models.example_requests import find_example
@@ -33,6 +32,7 @@ from remora.protocols.rest.answer import HttpAnswer, failure
 from remora.protocols.rest.routes import HOME, METRICS_PATH
 from remora.protocols.rest.typed import Field
 from remora.server.http.predict import interface_of
+from remora.server.http.route_groups import task_of
 
 Json = dict[str, Any]
 
@@ -417,7 +417,7 @@ def _model_status(entry: IndexEntry, model: ServedModel | None) -> Json:
     successes = max(numbers.success.count, 1)
     return entry._asdict() | {
         "backend": model.config.backend or model.platform,
-        "openai": _openai_task(model),
+        "openai": task_of(model),
         "generates": model.generation is not None,
         "load_ms": round(model.load_ns / 1e6, 3),
         "requests": {
@@ -436,19 +436,6 @@ def _model_status(entry: IndexEntry, model: ServedModel | None) -> Json:
         "batches": {str(batch.batch_size): batch.compute_infer.count for batch in numbers.batches},
         "batch_cost_us": {str(rows): round(ns / 1e3, 1) for rows, ns in model.scheduler.costs.curve().items()},
     }
-
-
-def _openai_task(model: ServedModel) -> str:
-    """Return "text", "embeddings" or "score" if OpenAI's routes could use a model so, else ""."""
-    from remora.protocols.openai.mapping import derive_use  # imported here, because startup does not need it
-
-    if model.generation is not None:
-        return "text"
-    try:
-        use = derive_use(model.config)
-    except ConfigError:  # reported by OpenAI's routes
-        return ""
-    return use.task if use is not None else ""
 
 
 # -- HTML -----------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from remora import plugins
 if TYPE_CHECKING:  # a front process asks groups without serving them
     from remora.engine import Engine
     from remora.messages import Mailbox
+    from remora.models.served_model import ServedModel
     from remora.options import ServerOptions
     from remora.protocols.http1 import Head
     from remora.protocols.rest.answer import HttpAnswer
@@ -74,6 +75,9 @@ class RouteGroup(Protocol):
     def refuse(self, denied: Denied, path: str) -> HttpAnswer:
         """Return a refusal in the form that the clients of this path read."""
 
+    def task_of(self, model: ServedModel) -> str:
+        """Return what these paths do with a model, such as "text", for the page; "" for nothing to show."""
+
     def serve(self, parts: RouteParts) -> OpenGroup:
         """Return the service of the paths."""
 
@@ -82,6 +86,12 @@ def find_group(path: str) -> RouteGroup | None:
     """Return the group of a path, None for V2's own and for unknown paths."""
     row = row_of(path)
     return None if row is None else load_group(row)
+
+
+def task_of(model: ServedModel) -> str:
+    """Return what the groups of this project do with a model; see `RouteGroup.task_of`."""
+    groups = (load_group(row) for row in plugins.ROUTES if plugins.is_present(row.target))
+    return next(filter(None, (group.task_of(model) for group in groups)), "")
 
 
 def row_of(path: str) -> plugins.Routes | None:

@@ -8,6 +8,7 @@ from remora.protocols.rest.answer import HttpAnswer, Refusal
 from remora.protocols.rest.routes import typed_route
 
 if TYPE_CHECKING:
+    from remora.models.served_model import ServedModel
     from remora.server.http.access_rules import Denied
     from remora.server.http.route_groups import OpenGroup, RouteParts
 
@@ -23,6 +24,11 @@ def action_of(_method: str, path: str) -> str | None:
 def refuse(denied: Denied, _path: str) -> HttpAnswer:
     """See `RouteGroup.refuse`."""
     return denied.answer
+
+
+def task_of(_model: ServedModel) -> str:
+    """See `RouteGroup.task_of`."""
+    return ""
 
 
 def serve(parts: RouteParts) -> OpenGroup:

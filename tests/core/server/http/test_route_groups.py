@@ -21,12 +21,12 @@ from remora.protocols.rest.answer import JSON, HttpAnswer
 from remora.protocols.rest.infer import InferCodec
 from remora.protocols.restriction import Restrictions
 from remora.server.http.access_rules import Denied
+from remora.server.http.asgi import answer_in_thread
 from remora.server.http.exchange import Answerer, Exchange
 from remora.server.http.rest import RestService
 from remora.server.http.route_groups import RouteParts, find_group, installed_rows, row_of
 from remora.server.key_check import KeyCheck
 from remora.server.loop import LoopMailbox
-from remora.server.http.asgi import answer_in_thread
 
 SECRET = "s3cret-of-the-test"
 
@@ -41,6 +41,9 @@ class Greetings:
 
     def refuse(self, denied: Denied, path: str) -> HttpAnswer:
         return denied.answer._replace(headers=(JSON,), body=[b'{"greeting": "no"}'])
+
+    def task_of(self, model: object) -> str:
+        return ""
 
     def serve(self, parts: RouteParts) -> Greetings:
         return self
