@@ -12,10 +12,10 @@ from remora.protocols.openai.routes import (
     ApiError,
     Route,
     context_exceeded,
+    denied,
     error_answer,
     find_route,
     refused,
-    wants_key,
 )
 from remora.protocols.rest.answer import JSON, HttpAnswer, failure
 
@@ -119,7 +119,7 @@ def test_a_refusal_in_json_takes_openais_form_with_its_code_once() -> None:
 
 
 def test_a_missing_secret_asks_for_a_bearer_key_in_openais_form() -> None:
-    answer = wants_key("authorization")
+    answer = denied(failure(403, "no", plain=True), "authorization")
     error = json.loads(bytes(answer.body[0]))["error"]
     assert (answer.status, error["type"], error["code"]) == (401, "authentication_error", "invalid_api_key")
     assert dict(answer.headers)[b"WWW-Authenticate"].startswith(b"Bearer")
