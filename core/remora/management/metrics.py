@@ -119,7 +119,10 @@ class MetricsExporter:
         return found
 
     def _plugged(self, models: Sequence[ServedModel]) -> Iterable[Family]:
-        """Yield the families of plug-ins. The log says once which plug-in fails; its families are left out then."""
+        """Yield the families of plug-ins, without those that fail.
+
+        The log says so once for each.
+        """
         if self._plugins is None:
             rows = [(target, partial(plugins.load, target)) for target in plugins.METRICS if plugins.is_present(target)]
             self._plugins = [*rows, *((entry.name, entry.load) for entry in plugins.installed("metrics"))]

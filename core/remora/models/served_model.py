@@ -324,7 +324,9 @@ class ServedModel:
 
     @property
     def generation(self) -> Any:
-        """Generative side of a language model, as its backend and the routes for it know it; None for other models.
+        """Generative side of a language model, None for other models.
+
+        Its backend and the routes for language models know its type.
 
         Use it between `acquire` and `release`, so that the model stays open.
         """

@@ -60,7 +60,7 @@ class OpenAiGroup:
 
     @property
     def routes(self) -> OpenAiRoutes:
-        """The handler of the routes, imported by its first use, because most servers lack language models."""
+        """Handler of the routes, imported by its first use."""
         if self._routes is None:
             from remora.server.http.openai import OpenAiRoutes
 

@@ -155,9 +155,10 @@ class SharingService:
 
 
 class IdentifyingService:
-    """Service whose answers on the paths of some groups have an id, refusals and streams included.
+    """Service whose answers on the paths of some groups have an id.
 
-    OpenAI's clients show it with their errors. On other paths ``--request-ids`` adds it.
+    Refusals and streams have one, too: OpenAI's clients show it with their errors. On other paths ``--request-ids`` adds
+    it.
     """
 
     def __init__(self, service: Service) -> None:

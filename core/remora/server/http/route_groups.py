@@ -38,7 +38,7 @@ class RouteParts(NamedTuple):
     """Parts of a server from which a group's service is made.
 
     ``when_loaded`` repeats work that raised LoadingError, ``large`` decodes and prints large bodies in threads, and
-    ``access`` has the rules of access, which are asked before a head is bound. ``v2`` binds heads for V2.
+    ``access`` has the rules of access, which permit a head before it is bound. ``v2`` binds heads for V2.
     """
 
     engine: Engine
@@ -67,7 +67,7 @@ class RouteGroup(Protocol):
     """All that is known of a group's paths: an object or a module."""
 
     def action_of(self, method: str, path: str) -> str | None:
-        """Return the action of V2 whose permission a request needs, such as "infer"; None for a path without a route.
+        """Return the action of V2 whose permission a request needs, None without a route.
 
         Actions are the keys of `remora.protocols.restriction.GROUP_OF_ACTION`.
         """
@@ -76,7 +76,7 @@ class RouteGroup(Protocol):
         """Return a refusal in the form that the clients of this path read."""
 
     def task_of(self, model: ServedModel) -> str:
-        """Return what these paths do with a model, such as "text", for the page; "" for nothing to show."""
+        """Return what these paths do with a model, such as "text", or ""; the page shows it."""
 
     def serve(self, parts: RouteParts) -> OpenGroup:
         """Return the service of the paths."""
