@@ -157,8 +157,7 @@ class SharingService:
 class IdentifyingService:
     """Service whose answers on the paths of some groups have an id.
 
-    Refusals and streams have one, too: OpenAI's clients show it with their errors. On other paths ``--request-ids`` adds
-    it.
+    Refusals and streams have one, too: OpenAI's clients show it with errors. On other paths ``--request-ids`` adds it.
     """
 
     def __init__(self, service: Service) -> None:
