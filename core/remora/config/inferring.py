@@ -50,11 +50,13 @@ def infer_backend(config: ModelConfig, name: str, filenames: Collection[str]) ->
 def _kind_of(config: ModelConfig, filenames: Collection[str]) -> FileKind | None:
     """Return the best match.
 
-    The order is: by platform, by the configured file name, by the files, by backend alone.
+    The order is: by platform, by the configured file name, by the files, by backend alone. A platform that Triton does
+    not know is free text for a backend without one (python), which the configured file name selects.
     """
     kinds = [kind for kind in KINDS if config.backend == kind.backend or (not config.backend and kind.by_itself)]
     for kind in kinds:
-        if config.platform:
+        free_text = not kind.platform and config.platform not in PLATFORMS
+        if config.platform and not (free_text and config.default_model_filename):
             fits = config.platform in (kind.platform, *kind.aliases)
         elif config.default_model_filename:
             fits = config.default_model_filename == kind.filename

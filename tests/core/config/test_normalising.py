@@ -294,3 +294,22 @@ def test_an_output_that_is_written_twice_is_served_once_with_a_warning(caplog: p
     normalise(other, "m")
     with pytest.raises(ConfigError, match="model output 'Z' is specified more than once for m"):
         validate(other, "m")
+
+
+@pytest.mark.parametrize(
+    ("platform", "filename", "backend"),
+    [
+        ("python", "model.py", "python"),
+        ("words", "model.py", "python"),
+        ("", "model.py", "python"),
+        ("python", "", ""),
+        ("words", "", ""),
+        ("onnxruntime_onnx", "model.py", "onnxruntime"),
+    ],
+)
+def test_a_configured_file_name_selects_python_beside_a_platform_that_triton_does_not_know(
+    platform: str, filename: str, backend: str
+) -> None:
+    config = ModelConfig(platform=platform, default_model_filename=filename)
+    infer_backend(config, "m", ["model.py"])
+    assert config.backend == backend
