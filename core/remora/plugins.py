@@ -78,10 +78,13 @@ ROUTES = (
 """Groups of routes beside V2's."""
 
 
+START = "Start here"
+"""First heading of the help, with the commands that a newcomer needs: `serve` and those below."""
+
 _SERVE, _TALK, _MEASURE = "Serve models", "Talk to a running server", "Measure"
 _PLATFORMS, _CLOUDS = "Platforms", "Models in clouds"
 COMMANDS = {
-    "init": Command(_SERVE, "create a new model from a template", "remora.cli.functions:add_init"),
+    "init": Command(START, "create a new model from a template", "remora.cli.functions:add_init"),
     "export": Command(
         _SERVE, "write the decorated functions of a file as a Triton repository", "remora.cli.functions:add_export"
     ),
@@ -95,7 +98,7 @@ COMMANDS = {
         _SERVE, "show, check or derive model configurations, without a server", "remora.cli.commands:add_config"
     ),
     "backends": Command(_SERVE, "list the backends and their installed runtimes", "remora.cli.commands:add_backends"),
-    "infer": Command(_TALK, "send one inference request", "remora.cli.commands:add_infer"),
+    "infer": Command(START, "send one inference request", "remora.cli.commands:add_infer"),
     "models": Command(_TALK, "list, load or unload the models of a running server", "remora.cli.commands:add_models"),
     "explain": Command(
         _TALK,
@@ -107,7 +110,9 @@ COMMANDS = {
         "Release versions", "send a part of a model's requests to another version", "remora.cli.commands:add_release"
     ),
     "score": Command("Score files", "run the rows of a file through a model", "remora.cli.traffic:add_score"),
-    "bench": Command(_MEASURE, "measure against a budget", "remora.cli.traffic:add_bench"),
+    "bench": Command(
+        START, "measure a server under load, or the time to a first answer", "remora.cli.traffic:add_bench"
+    ),
     "tune": Command(_MEASURE, "find the settings of models for a latency objective", "remora.cli.traffic:add_tune"),
     "cost": Command(_MEASURE, "compare scale to zero with always on, from a request log", "remora.cli.cost:add_cost"),
     "replay": Command(
@@ -119,7 +124,7 @@ COMMANDS = {
     ),
     "image": Command(_PLATFORMS, "build container images", "remora.cli.platforms:add_image"),
     "deploy": Command(
-        _PLATFORMS, "deploy to a platform; show, call, roll back or remove a service", "remora.cli.platforms:add_deploy"
+        START, "deploy to a platform; show, call, roll back or remove a service", "remora.cli.platforms:add_deploy"
     ),
     "pull": Command(_CLOUDS, "download models from cloud storage", "remora.cli.storage:add_pull"),
     "cache": Command(_CLOUDS, "list or clear the local cache of downloaded models", "remora.cli.storage:add_cache"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 from pathlib import Path
 
@@ -165,6 +166,42 @@ def test_the_help_lists_every_command_once_in_a_group_with_a_name(capsys: pytest
     assert sorted(listed) == sorted(choices)
     assert "serve" in listed
     assert "Other:" not in shown
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_the_help_begins_with_five_commands_to_start_with(capsys: pytest.CaptureFixture[str]) -> None:
+    groups = re.findall(r"^(\w[\w ]*):\n((?:  .*\n)+)", help_of(capsys, "--help"), re.MULTILINE)
+    assert [title for title, _ in groups[:2]] == ["options", "Start here"]
+    assert [row.split()[0] for row in groups[1][1].splitlines()] == ["serve", "init", "infer", "bench", "deploy"]
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_the_help_of_serve_shows_the_basic_options_and_counts_the_others(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    declared = [field for kind in (EngineOptions, ServerOptions) for field in dataclasses.fields(kind)]
+    basic = {f"--{field.name.replace('_', '-')}" for field in declared if field.metadata["basic"]} - {"--paths"}
+    shown = help_of(capsys, "serve", flag)
+    listed = re.findall(r"^  (?:-h, )?(--[a-z-]+)", shown, re.MULTILINE)
+    assert set(listed) == basic | {"--help", "--help-all", "--host-platform"}
+    assert len(listed) <= 20
+    others = sum(not field.metadata["basic"] for field in declared)
+    assert shown.endswith(f"\n\nremora serve --help-all shows the other {others} options.\n")
+
+
+def test_all_options_of_serve_are_shown_by_help_all_under_their_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = help_of(capsys, "serve", "--help-all")
+    for kind in (EngineOptions, ServerOptions):
+        heading = f"\n{(kind.__doc__ or '').rstrip('.')}:\n"
+        group = shown.partition(heading)[2].partition("\n\n")[0]
+        flags = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(kind) if field.name != "paths"]
+        assert re.findall(r"^  (--[a-z0-9-]+)", group, re.MULTILINE) == flags
 
 
 def test_a_misspelled_flag_is_named_without_its_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

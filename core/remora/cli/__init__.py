@@ -82,7 +82,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
     Only the command in use gets its arguments, and `serve` only the flags in use, because that starts faster.
     """
-    if argv and argv[0] == "serve" and not {"-h", "--help"} & set(argv):
+    if argv and argv[0] == "serve" and not {"-h", "--help", "--help-all"} & set(argv):
         options, unknown = build_parser(serve_flags={word.partition("=")[0] for word in argv}).parse_known_args(argv)
         if not unknown:
             return options
@@ -126,9 +126,10 @@ def build_parser(serve_flags: Container[str] | None = None, only: str | None = N
         if serve_flags is None
         else partial(argparse.HelpFormatter, width=_WIDTH),
         help=_SERVE_HELP,
-        usage="%(prog)s [PATH ...] [--OPTION VALUE ...]\n       %(prog)s --help",
+        usage="%(prog)s [PATH ...] [--OPTION VALUE ...]\n       %(prog)s --help | --help-all",
         description="Serve the models at each PATH until SIGTERM.",
         allow_abbrev=False,
+        add_help=False,
     )
     if only in (None, "serve"):
         _add_serve(serve, serve_flags)
@@ -152,13 +153,34 @@ def _add_commands(parser: argparse.ArgumentParser, commands: Any, only: str | No
                 place = f"of {entry.dist.name}" if entry.dist is not None else "of another package"
                 found[entry.name] = plugins.Command("Other packages", place, "")
                 targets[entry.name] = entry.load
-    rows = [("Serve models", "serve", _SERVE_HELP)]
+    rows = [(plugins.START, "serve", _SERVE_HELP)]
     for name, row in found.items():
         command = commands.add_parser(name, help=row.help)
         rows.append((row.heading, name, row.help))
         if only in (None, name):
             targets[name]()(command)
     parser.epilog = _in_groups(rows)
+
+
+class _ShortHelp(argparse.Action):
+    """Flag of `serve` that prints the help with the basic options alone."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        """Print the help and exit."""
+        from remora.options import EngineOptions, ServerOptions
+
+        further = {
+            field.name
+            for kind in (EngineOptions, ServerOptions)
+            for field in fields(kind)
+            if not field.metadata["basic"]
+        }
+        hidden = [action for action in parser._actions if action.dest in further]
+        for action in hidden:
+            action.help = argparse.SUPPRESS
+        parser.epilog = f"{parser.prog} --help-all shows the other {len(hidden)} options."
+        parser.print_help()
+        parser.exit()
 
 
 def command_parsers() -> list[tuple[str, argparse.ArgumentParser]]:
@@ -189,6 +211,8 @@ def _add_serve(serve: argparse.ArgumentParser, flags: Container[str] | None) -> 
     from remora.options import IGNORED_FLAGS, EngineOptions, ServerOptions
 
     serve.add_argument("paths", nargs="*", metavar="PATH", help=_help(EngineOptions, "paths"))
+    serve.add_argument("-h", "--help", action=_ShortHelp, nargs=0, help="Show these options and exit.")
+    serve.add_argument("--help-all", action="help", help="Show all options and exit.")
     serve.add_argument(
         "--host-platform",
         metavar="NAME",

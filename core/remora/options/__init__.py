@@ -106,7 +106,7 @@ class _ExtraPortOptions:
     )
     allow_metrics: bool = option("Serve Prometheus metrics.", default=True)
     metrics_address: str = option("Address for metrics; empty: the HTTP address.", default="", metavar="ADDR")
-    metrics_port: int = option("Port for metrics.", default=8002, metavar="PORT")
+    metrics_port: int = option("Port for metrics.", default=8002, metavar="PORT", basic=True)
 
 
 @fragment

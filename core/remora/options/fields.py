@@ -9,13 +9,19 @@ T = TypeVar("T")
 
 
 def option(
-    help: str, *, default: Any = None, metavar: str = "", many: bool = False, choices: tuple[str, ...] = ()
+    help: str,
+    *,
+    default: Any = None,
+    metavar: str = "",
+    many: bool = False,
+    choices: tuple[str, ...] = (),
+    basic: bool = False,
 ) -> Any:
     """Return a dataclass field that is a command-line option.
 
-    With ``many`` it repeats and is a tuple.
+    With ``many`` it repeats and is a tuple. With ``basic`` the short help shows it, for readers who start with remora.
     """
-    metadata = {"help": help, "metavar": metavar, "many": many, "choices": choices}
+    metadata = {"help": help, "metavar": metavar, "many": many, "choices": choices, "basic": basic}
     return field(default=() if many else default, metadata=metadata)
 
 

@@ -13,7 +13,7 @@ class GrpcOptions:
 
     allow_grpc: bool = option("Serve V2 over gRPC.", default=True)
     grpc_address: str = option("Address for gRPC; empty: the HTTP address.", default="", metavar="ADDR")
-    grpc_port: int = option("Port for gRPC.", default=8001, metavar="PORT")
+    grpc_port: int = option("Port for gRPC.", default=8001, metavar="PORT", basic=True)
     grpc_on_http_port: bool = option(
         "Serve gRPC on the HTTP port too, with its TLS. --http-max-input-size then replaces --grpc-max-message-size, "
         "and --http-restricted-api applies to gRPC unless --grpc-restricted-protocol is given.",

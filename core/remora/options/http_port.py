@@ -16,8 +16,9 @@ class HttpTlsOptions:
         "Serve the HTTP port over TLS with this certificate chain, a PEM file. Read again when it changes.",
         default="",
         metavar="FILE",
+        basic=True,
     )
-    http_server_key: str = option("Private key of the HTTP server, a PEM file.", default="", metavar="FILE")
+    http_server_key: str = option("Private key of the HTTP server, a PEM file.", default="", metavar="FILE", basic=True)
     http_root_cert: str = option(
         "Require a client certificate signed by these certificate authorities, a PEM file.", default="", metavar="FILE"
     )
@@ -79,8 +80,9 @@ class HttpOptions:
         "Address for HTTP; 0.0.0.0: all interfaces with IPv4, ::: with IPv4 and IPv6.",
         default="127.0.0.1",
         metavar="ADDR",
+        basic=True,
     )
-    http_port: int = option("Port for HTTP.", default=8000, metavar="PORT")
+    http_port: int = option("Port for HTTP.", default=8000, metavar="PORT", basic=True)
     reuse_http_port: bool = option(
         "Let several processes listen on the HTTP port. Each needs another --metrics-port, or --allow-metrics=false.",
         default=False,
@@ -102,6 +104,7 @@ class HttpOptions:
         "Read again when it changes.",
         default="",
         metavar="FILE",
+        basic=True,
     )
     api_key: tuple[str, ...] = option(
         f"API key with a name and roles ({', '.join(ROLES)}), such as ci:infer=@FILE. @FILE reads the key from "
@@ -146,6 +149,7 @@ class HttpOptions:
         "Serve OpenAI's routes (/v1, /openai/v1) for models of all kinds. Without it they are served where a language "
         "model is.",
         default=False,
+        basic=True,
     )
     openai_unknown: str = option(
         "What OpenAI's routes do with an unknown field of a request: refuse it, or ignore it and name it in the header "

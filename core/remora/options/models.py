@@ -19,12 +19,14 @@ class RepositoryOptions:
         "Model repository: a directory with one folder per model, or its URL (s3://, gs://, as://). Repeatable.",
         metavar="DIR",
         many=True,
+        basic=True,
     )
     paths: tuple[str | Path, ...] = option(
         "A repository, a model directory, a model file such as model.onnx, an archive, the URL of any of them, a "
         "Python file with decorated functions, or a file or folder that another library wrote.",
         metavar="PATH",
         many=True,
+        basic=True,
     )
     model_cache_directory: str = option(
         "Cache directory for models from cloud storage and archives; empty: the user's cache directory.",
@@ -40,16 +42,19 @@ class RepositoryOptions:
         "Name of the model whose files lie directly at PATH; empty: the name of that folder or file.",
         default="",
         metavar="NAME",
+        basic=True,
     )
     reload: bool = option(
         "Check every second whether the files of models have changed, and replace changed models. For development; "
         "implies --model-control-mode=poll.",
         default=False,
+        basic=True,
     )
     trust_pickle: bool = option(
         "Serve models at PATH that are pickles (joblib, MLflow), and install the packages of a requirements.txt beside "
         "a model file. Both run code that the file's author chose: use this only for authors whom you trust.",
         default=False,
+        basic=True,
     )
     id: str = option("Server name in the metadata.", default="triton", metavar="NAME")
 
@@ -65,11 +70,13 @@ class ModelOptions:
         "the --load-model models, then what clients request. ondemand: load each model at its first request.",
         default="none",
         choices=CONTROL_MODES,
+        basic=True,
     )
     load_model: tuple[str, ...] = option(
         "Model to load at startup in explicit mode; * for all. In ondemand mode it is never evicted. Repeatable.",
         metavar="NAME",
         many=True,
+        basic=True,
     )
     model_memory_budget: int = option(
         "Limit of the estimated memory of all models, in bytes; 0: the available memory. In ondemand mode the least "

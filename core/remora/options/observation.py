@@ -120,7 +120,7 @@ class LogOptions:
 
     __slots__ = ()
 
-    log_verbose: int = option("Verbosity of the log; 0: no verbose messages.", default=0, metavar="N")
+    log_verbose: int = option("Verbosity of the log; 0: no verbose messages.", default=0, metavar="N", basic=True)
     log_info: bool = option("Log informational messages.", default=True)
     log_warning: bool = option("Log warnings.", default=True)
     log_error: bool = option("Log errors.", default=True)
@@ -140,6 +140,7 @@ class LogOptions:
         "errors and a share of the others, such as 0.01.",
         default="off",
         metavar="off|all|errors|SHARE",
+        basic=True,
     )
     request_ids: bool = option(
         "Answer each HTTP request with its X-Request-Id, or with a new one, and log it with the request.",
