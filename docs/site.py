@@ -30,6 +30,8 @@ def places() -> dict[Path, str]:
     for path in sorted(DOCS.rglob("*")):
         if path.suffix in (".md", ".png") and not _is_built(path):
             found[path] = path.relative_to(DOCS).as_posix()
+    # MkDocs would take a README.md for another index.md.
+    found[DOCS / "README.md"] = "pages.md"
     return found
 
 

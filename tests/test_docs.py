@@ -271,3 +271,10 @@ def test_a_program_keeps_the_lines_of_its_document() -> None:
 def test_a_fence_that_stays_open_is_refused() -> None:
     with pytest.raises(ValueError, match="never closed"):
         list(blocks_of("```python\nx = 1\n"))
+
+
+def test_the_readme_ends_after_two_screens() -> None:
+    page = (ROOT / "README.md").read_text()
+    assert len(page.split()) <= 900
+    table = page.partition("## Documentation by task")[2].partition("\n## ")[0]
+    assert 0 < len(re.findall(r"\]\(", table)) <= 12
