@@ -213,6 +213,15 @@ def test_the_changelog_tells_of_this_version() -> None:
     assert f"## {version[1]}" in (ROOT / "CHANGELOG.md").read_text()
 
 
+def test_the_changelog_has_at_most_80_lines_for_a_version() -> None:
+    head, *versions = (ROOT / "CHANGELOG.md").read_text().split("\n## ")
+    assert versions
+    for each in versions:
+        assert len(f"{head}{each}".splitlines()) <= 80, (
+            f"{each.splitlines()[0]}: one line for each theme, not each change"
+        )
+
+
 def test_the_files_that_begin_first_exist() -> None:
     assert [name for name in LONG_FILES if not (ROOT / "tests" / name).is_file()] == []
 
