@@ -69,6 +69,12 @@ def modules() -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def modules_page() -> str:
+    """Return the page of all modules, which only the site has."""
+    opening = "The first line of each module. [Architecture](architecture.md) shows how they work together."
+    return f"# Modules\n\n{opening}\n\n{modules_table()}"
+
+
 def modules_table() -> str:
     """Return the Markdown table of the modules: name, first line of the docstring."""
     lines = ["| Module | Contents |", "|---|---|"]

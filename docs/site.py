@@ -3,7 +3,8 @@
     python docs/site.py PAGES        write the pages for MkDocs into the folder PAGES
 
 The pages are README.md, the other files in capitals, and all of docs/. Their links work in the repository; here they
-are rewritten to the place of each page, and links to source files become plain text.
+are rewritten to the place of each page, and links to source files become plain text. The tables of all modules and of
+all decisions are pages of the site alone, because they repeat what the repository shows.
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ IMAGE = re.compile(r'(?P<before><img src=")(?P<target>[^"]+)')
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
+MODULES, DECISIONS = "modules.md", "decisions/index.md"
+"""Places of the pages that only the site has."""
+
+
 def places() -> dict[Path, str]:
-    """Return the place on the site of each page and picture of the repository."""
+    """Return the place on the site of each page and picture of the repository, and of folders with a page there."""
     found = {ROOT / name: "index.md" if name == "README.md" else name.lower() for name in TOP}
     # security.md is the page about exposing a server.
     found[ROOT / "SECURITY.md"] = "reporting.md"
@@ -32,6 +37,8 @@ def places() -> dict[Path, str]:
             found[path] = path.relative_to(DOCS).as_posix()
     # MkDocs would take a README.md for another index.md.
     found[DOCS / "README.md"] = "pages.md"
+    found[DOCS / "decisions"] = DECISIONS
+    found[ROOT / "core"] = MODULES
     return found
 
 
@@ -73,6 +80,26 @@ def rewritten(text: str, page: Path, known: dict[Path, str]) -> str:
     return re.sub(r"\0(\d+)\0", lambda match: kept[int(match[1])], text)
 
 
+def decisions_page() -> str:
+    """Return the page with the titles of all decision records."""
+    titles = {
+        path.name: path.read_text(encoding="utf-8").partition("\n")[0] for path in (DOCS / "decisions").glob("*.md")
+    }
+    links = [f"- [{title.removeprefix('# ')}]({name})" for name, title in sorted(titles.items())]
+    return "\n".join(["# Decisions", "", "Why the code is as it is, half a page each.", "", *links, ""])
+
+
+def modules_page() -> str:
+    """Return the page with all modules, which `docs/reference.py` makes."""
+    from reference import modules_page as page  # imported here, because it imports remora
+
+    return page()
+
+
+WRITTEN = {DECISIONS: decisions_page, MODULES: modules_page}
+"""Makers of the pages that only the site has."""
+
+
 def write(folder: Path) -> None:
     """Write all pages and pictures into a folder, which is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -80,7 +107,9 @@ def write(folder: Path) -> None:
     for path, place in known.items():
         target = folder / place
         target.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".md":
+        if path.is_dir():
+            target.write_text(WRITTEN[place](), encoding="utf-8")
+        elif path.suffix == ".md":
             target.write_text(rewritten(path.read_text(encoding="utf-8"), path, known), encoding="utf-8")
         else:
             shutil.copyfile(path, target)
