@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import tomllib
@@ -110,3 +111,36 @@ TESTS = sorted((ROOT / "tests" / "core").rglob("test_*.py"))
 @pytest.mark.parametrize("path", TESTS, ids=[str(path.relative_to(ROOT)) for path in TESTS])
 def test_a_test_file_has_the_place_and_name_of_its_module(path: Path) -> None:
     assert module_of_test(path), f"{path.relative_to(ROOT)}: no module of core/remora at that place has that name"
+
+
+def sentences_read_as_states(text: str) -> Iterator[str]:
+    """Yield the conditions that depend on the reason of a version's state, which is text for people."""
+    for node in ast.walk(ast.parse(text)):
+        operands: list[ast.expr] = []
+        if isinstance(node, ast.Compare):
+            operands = [node.left, *node.comparators]
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            operands = [node.operand]
+        for operand in operands:
+            is_reason = isinstance(operand, ast.Attribute) and operand.attr == "reason"
+            is_row = is_reason and ast.unparse(operand) in ("row.reason", "version.reason", "state.reason")
+            if is_row or (isinstance(operand, ast.Constant) and operand.value == "unloaded"):
+                yield ast.unparse(node)
+
+
+@pytest.mark.parametrize("package", ["core", "adapters"])
+def test_no_code_reads_a_versions_state_out_of_a_sentence(package: str) -> None:
+    found = {
+        str(path.relative_to(ROOT)): conditions
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if (conditions := list(sentences_read_as_states(path.read_text())))
+    }
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "condition",
+    ["row.reason == UNLOADED", "not row.reason", "entry.why != 'unloaded'", "row.reason in ('', 'unknown')"],
+)
+def test_a_state_read_out_of_a_sentence_would_be_found(condition: str) -> None:
+    assert list(sentences_read_as_states(f"if {condition}: pass")) == [condition]

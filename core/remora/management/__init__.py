@@ -180,8 +180,7 @@ class CallAnswers:
         state = self._table.called(name)
         if state is None or state.newest is None:
             raise InvalidArgumentError(f"requested model '{name}' is not available")
-        rows = [row.model for number, row in sorted(state.versions.items()) if version in (-1, number)]
-        found = [model.stats() for model in rows if model is not None]
+        found = [model.stats() for number, model in sorted(state.ready.items()) if version in (-1, number)]
         if not found:
             raise InvalidArgumentError(f"requested model version is not available for model '{name}'")
         return found

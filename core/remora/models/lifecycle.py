@@ -22,6 +22,7 @@ from remora.models.planner import brings_files, open_repositories
 from remora.models.readiness import Readiness, ReadinessState, resolve_future
 from remora.models.served_model import ServedModel
 from remora.models.table import READY, UNAVAILABLE, LoadingError, ModelState, ModelTable
+from remora.models.version import State
 from remora.options import EngineOptions
 from remora.options.observation import SHADOW_PROCESSORS
 from remora.repository.catalog import Catalog, name_of
@@ -253,9 +254,8 @@ class Lifecycle:
             if state is None and not ready:  # a failed model without versions has a state and is not listed
                 entries.append(IndexEntry(name))
             for number, row in sorted(state.versions.items()) if state is not None else ():
-                unhealthy = row.model.trouble if row.model is not None else ""
-                reason = row.reason if row.state == UNAVAILABLE else ""
-                shown = (UNAVAILABLE, unhealthy) if unhealthy else (row.state, reason)
+                unhealthy = row.model.trouble if row.model is not None and row.state is State.READY else ""
+                shown = (UNAVAILABLE, unhealthy) if unhealthy else row.shown
                 if not ready or shown[0] == READY:
                     entries.append(IndexEntry(name, str(number), *shown))
         return entries

@@ -87,7 +87,7 @@ class ModelLoads:
         self._lock = threading.Lock()
         self._loaded: dict[str, _Loaded] = {}
         self._locks: dict[str, threading.RLock] = {}
-        self._closing: list[threading.Thread] = []
+        self._closers: list[threading.Thread] = []
         self._ending = threading.Event()
 
     @property
@@ -292,7 +292,7 @@ class ModelLoads:
             work, name = (key, model, successors), f"remora close {model.name}"
             threads.append(threading.Thread(target=self._end, args=work, name=name, daemon=True))
         with self._lock:
-            self._closing += threads
+            self._closers += threads
             self._start_closing()
 
     def _start_closing(self) -> list[threading.Thread]:
@@ -300,15 +300,15 @@ class ModelLoads:
 
         Threads that could not start before are tried again.
         """
-        self._closing = [thread for thread in self._closing if _is_pending(thread)]
-        for thread in self._closing:
+        self._closers = [thread for thread in self._closers if _is_pending(thread)]
+        for thread in self._closers:
             if thread.ident is None:
                 try:
                     thread.start()
                 except RuntimeError as error:  # the process can have no more threads
                     _log.warning("unloaded versions keep their memory until the next load or unload: %s", error)
                     break
-        return list(self._closing)
+        return list(self._closers)
 
     def _end(self, key: str, model: ServedModel, successors: Sequence[ServedModel]) -> None:
         while successors and model.is_needed and not self._ending.wait(_LOOK_S):
@@ -316,7 +316,7 @@ class ModelLoads:
         for successor in successors:
             successor.predecessor = None
         model.close()
-        self._table.closed(key, model.version)
+        self._table.closed(key, model)
 
     def end(self) -> None:
         """Stop waiting for open sequences of replaced versions, because the server stops."""

@@ -13,6 +13,7 @@ from remora.calls import ModelInfo, ModelStats, SequenceReport
 from remora.config import ANY_KIND, Placement
 from remora.errors import InternalError, InvalidArgumentError, RemoraError, RetiredError, UnavailableError
 from remora.messages import Data, InferForm, Mailbox, Reply, RequestTrace, Ticket
+from remora.models.version import Effect, Event, State, step
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.scheduling.assembly import CacheUse, SchedulingOptions, Steps, add_cache, make_scheduler
 from remora.scheduling.scheduler import RequestScheduler, Scheduler
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 
 _NOWHERE = Path()
+_CLOSING, _CLOSED = State.CLOSING, State.CLOSED  # because every request that acquires a model compares with them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +121,8 @@ class ServedModel:
         self._labels = parts.labels
         self._now = parts.clock.monotonic_ns
         self._turns = parts.scheduling.turns
+        self._state = State.OPENED
         self._users = 0
-        self._closing = False
         self._released = threading.Condition()
         self.caches = parts.cache is not None and config.response_cache.enable and not self.decoupled
         """True if responses may come from the response cache."""
@@ -218,7 +220,7 @@ class ServedModel:
         try:
             self.scheduler.submit(ticket)
         except UnavailableError as error:
-            if self._closing:
+            if self._state in (_CLOSING, _CLOSED):
                 raise RetiredError(error.message) from error
             self.statistics.record_rejection()
             raise
@@ -263,7 +265,7 @@ class ServedModel:
         try:
             refused = self._plain.submit_all(tickets)
         except UnavailableError as error:
-            if self._closing:
+            if self._state in (_CLOSING, _CLOSED):
                 raise RetiredError(error.message) from error
             raise
         for _ in refused:
@@ -457,11 +459,25 @@ class ServedModel:
         """Return the model's metadata [H07]."""
         return ModelInfo(self.name, tuple(versions), self.platform, self.signature.inputs, self.signature.outputs)
 
+    @property
+    def state(self) -> State:
+        """State of this version (see `remora.models.version`)."""
+        return self._state
+
+    def send(self, event: Event) -> tuple[Effect, ...]:
+        """Record an event in the life of this version, and return what the caller must do. Any thread may call it."""
+        with self._released:
+            self._state, effects = step(self._state, event)
+        return effects
+
     def acquire(self) -> bool:
         """Keep the model open until `release`. Return False if it is closing already."""
         with self._released:
-            self._users += not self._closing
-            return not self._closing
+            state = self._state
+            if state is _CLOSING or state is _CLOSED:
+                return False
+            self._users += 1
+            return True
 
     def release(self) -> None:
         """Release one `acquire`."""
@@ -476,8 +492,10 @@ class ServedModel:
         Returns False if something was still in use after ``timeout_s``.
         """
         begin_ns = self._now()
+        self.send(Event.RETIRE)
+        if Effect.CLOSE not in self.send(Event.DRAINED):
+            return True  # it is closed already
         with self._released:
-            self._closing = True
             released = self._released.wait_for(lambda: not self._users, timeout_s)
         if timeout_s is not None:
             timeout_s = max(timeout_s - (self._now() - begin_ns) / 1e9, 0.0)
@@ -489,4 +507,5 @@ class ServedModel:
             for instance in self._instances:
                 instance.close()
             self._backend_model.close()
+            self.send(Event.CLOSED)
         return done

@@ -14,10 +14,20 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from remora.errors import InvalidArgumentError, NotFoundError, RemoraError, UnavailableError
 from remora.models.served_model import ServedModel
+from remora.models.version import BEING_LOADED, RETIRED, Effect, Event, State, begin_load, step
 from remora.repository.catalog import name_of
 
 READY, UNAVAILABLE, LOADING, UNLOADING = "READY", "UNAVAILABLE", "LOADING", "UNLOADING"
-UNLOADED = "unloaded"
+_SHOWN = {
+    State.LOADING: LOADING,
+    State.RETRYING: LOADING,
+    State.READY: READY,
+    State.DRAINING: UNLOADING,
+    State.CLOSING: UNLOADING,
+    State.CLOSED: UNAVAILABLE,
+    State.FAILED: UNAVAILABLE,
+}
+"""The states of the repository index, which are Triton's."""
 _ALIAS_MARK = "@"
 """Between a model's name and an alias, as a client sends it."""
 _LATEST = "latest"
@@ -36,11 +46,31 @@ class LoadingError(UnavailableError):
 
 
 class VersionState(NamedTuple):
-    """State of one version. ``model`` is set only while READY."""
+    """State of one version, as of its last change in the table.
 
-    state: str
+    ``reason`` is text for people. ``model`` is set from READY until the version is closed.
+    """
+
+    state: State
     reason: str = ""
     model: ServedModel | None = None
+
+    @staticmethod
+    def of(model: ServedModel) -> VersionState:
+        """Return the state of a version that has been opened."""
+        if model.state is State.CLOSED:
+            return VersionState(State.CLOSED, "unloaded")
+        return VersionState(model.state, model=model)
+
+    @property
+    def shown(self) -> tuple[str, str]:
+        """State and reason in the repository index, in Triton's words."""
+        shown = _SHOWN[self.state]
+        return shown, self.reason if shown == UNAVAILABLE else ""
+
+
+_UNBEGUN = VersionState(State.WAITING)
+_UNSERVED = BEING_LOADED | {State.FAILED}
 
 
 class Replaced(NamedTuple):
@@ -87,7 +117,7 @@ class ModelState(NamedTuple):
 
         A release may select another one.
         """
-        ready = {number: row.model for number, row in versions.items() if row.model is not None}
+        ready = _ready(versions)
         if routing is None:
             newest = ready[max(ready)] if ready else None
             return ModelState(versions, newest, newest)
@@ -98,8 +128,7 @@ class ModelState(NamedTuple):
         """Return the model for a request without a version, or None if none is ready."""
         if self.direct is not None or self.newest is None or self.routing is None:
             return self.direct
-        ready = {number: row.model for number, row in self.versions.items() if row.model is not None}
-        routed: ServedModel = self.routing.route(ready)
+        routed: ServedModel = self.routing.route(self.ready)
         return routed
 
     def version(self, key: str, number: int) -> ServedModel:
@@ -107,21 +136,24 @@ class ModelState(NamedTuple):
         row = self.versions.get(number)
         if row is None:
             raise NotFoundError(f"Request for unknown model: '{key}' version {number} is not found")
-        if row.model is None:
+        if row.state is not State.READY or row.model is None:
             raise UnavailableError(f"Request for unknown model: '{key}' version {number} is not at ready state")
         return row.model
 
     @property
+    def ready(self) -> dict[int, ServedModel]:
+        """The versions that serve."""
+        return _ready(self.versions)
+
+    @property
     def ready_versions(self) -> list[int]:
         """The ready versions in ascending order."""
-        return sorted(number for number, row in self.versions.items() if row.model is not None)
+        return sorted(self.ready)
 
     @property
     def is_unloaded(self) -> bool:
         """True if the model was loaded once and has been unloaded."""
-        return bool(self.versions) and all(
-            row.state == UNLOADING or row.reason == UNLOADED for row in self.versions.values()
-        )
+        return bool(self.versions) and all(row.state in RETIRED for row in self.versions.values())
 
     @property
     def is_fine(self) -> bool:
@@ -129,10 +161,13 @@ class ModelState(NamedTuple):
 
         A first load in progress counts as healthy.
         """
-        return bool(self.versions) and all(
-            row.state in (READY, UNLOADING) or (row.state == LOADING and not row.reason) or row.reason == UNLOADED
-            for row in self.versions.values()
-        )
+        healthy = {State.LOADING, State.READY, *RETIRED}
+        return bool(self.versions) and all(row.state in healthy for row in self.versions.values())
+
+
+def _ready(versions: Mapping[int, VersionState]) -> dict[int, ServedModel]:
+    """Return the versions that serve."""
+    return {number: row.model for number, row in versions.items() if row.state is State.READY and row.model is not None}
 
 
 UNKNOWN = ModelState()
@@ -261,13 +296,12 @@ class ModelTable:
 
     def serving(self, key: str) -> dict[int, ServedModel]:
         """Return the ready versions of a model."""
-        rows = self._states.get(key, UNKNOWN).versions
-        return {number: row.model for number, row in rows.items() if row.model is not None}
+        return self._states.get(key, UNKNOWN).ready
 
     def ready_models(self) -> list[ServedModel]:
         """Return all ready versions, by name and version."""
-        rows = [row for _, state in sorted(self._states.items()) for _, row in sorted(state.versions.items())]
-        return [row.model for row in rows if row.model is not None]
+        states = [state for _, state in sorted(self._states.items())]
+        return [model for state in states for _, model in sorted(state.ready.items())]
 
     def is_fine(self) -> bool:
         """Return True if every model that should serve does."""
@@ -280,8 +314,9 @@ class ModelTable:
             if not state.versions:
                 lines.append(f"model '{key}' has no version to serve")
             for number, row in sorted(state.versions.items()):
-                if row.state == LOADING or (row.state == UNAVAILABLE and row.reason != UNLOADED):
-                    lines.append(f"model '{key}' version {number} is {row.state}{': ' * bool(row.reason)}{row.reason}")
+                if row.state in BEING_LOADED or row.state is State.FAILED:
+                    why = f": {row.reason}" if row.reason else ""
+                    lines.append(f"model '{key}' version {number} is {_SHOWN[row.state]}{why}")
         return lines
 
     def fatal(self) -> str:
@@ -299,7 +334,7 @@ class ModelTable:
         return "".join(
             f"version {number} is at {UNAVAILABLE} state: {row.reason};\n"
             for number, row in sorted(self._states.get(key, UNKNOWN).versions.items())
-            if row.state == UNAVAILABLE and row.reason != UNLOADED
+            if row.state is State.FAILED
         )
 
     # -- changing ---------------------------------------------------------------------------------------------------
@@ -309,10 +344,10 @@ class ModelTable:
 
         def loading(rows: dict[int, VersionState]) -> None:
             for number in versions:
-                row = rows.get(number)
-                if row is None or row.model is None:
-                    failed = row is not None and row.reason != UNLOADED
-                    rows[number] = VersionState(LOADING, row.reason if row is not None and failed else "")
+                row = rows.get(number, _UNBEGUN)
+                if row.state is not State.READY:
+                    state = begin_load(row.state)
+                    rows[number] = VersionState(state, row.reason if state is State.RETRYING else "")
 
         self._change(key, loading)
 
@@ -325,16 +360,11 @@ class ModelTable:
         unloaded: set[int] = set()
 
         def publish(rows: dict[int, VersionState]) -> None:
-            unloaded.update(number for number in kept if number not in rows or rows[number].model is None)
-            for number, row in list(rows.items()):
-                if number in kept:
-                    continue
-                if row.model is not None:
-                    retired.append(row.model)
-                    rows[number] = VersionState(UNLOADING)
-                elif number not in loaded and row.state != UNLOADING and row.reason != UNLOADED:
-                    del rows[number]  # an older failure
-            rows.update({number: VersionState(READY, model=model) for number, model in loaded.items()})
+            unloaded.update(number for number in kept if rows.get(number, _UNBEGUN).state is not State.READY)
+            retired.extend(_retire(rows, [number for number in rows if number not in kept]))
+            for number, model in loaded.items():
+                model.send(Event.PUBLISHED)
+                rows[number] = VersionState.of(model)
 
         return Replaced(retired, frozenset(unloaded)) if self._change(key, publish) else None
 
@@ -342,24 +372,28 @@ class ModelTable:
         """Record a failed load. Ready versions continue to serve, the others become unavailable."""
 
         def publish(rows: dict[int, VersionState]) -> None:
-            for number, row in list(rows.items()):
-                if row.model is None and row.state != UNLOADING:
-                    del rows[number]
             for number, reason in reasons.items():
-                if number not in rows or rows[number].model is None:
-                    rows[number] = VersionState(UNAVAILABLE, reason)
+                row = rows.get(number, _UNBEGUN)
+                if row.state is not State.READY:
+                    rows[number] = VersionState(step(begin_load(row.state), Event.FAILED).state, reason)
+            _retire(rows, [number for number in rows if number not in reasons and rows[number].state in _UNSERVED])
+            for number, row in list(rows.items()):
+                if number not in reasons and row.state is State.CLOSED:
+                    del rows[number]  # because Triton lists only the versions of the last load after a failure
 
         self._change(key, publish)
 
     def retire(self, key: str) -> list[ServedModel]:
-        """Mark the ready versions of a model as unloading and return them."""
+        """Mark the ready versions of a model as unloading and return them.
+
+        A load in progress goes on, because an unload does not wait for it.
+        """
         retired: list[ServedModel] = []
         if key not in self._states:
             return retired
 
         def publish(rows: dict[int, VersionState]) -> None:
-            retired.extend(row.model for row in rows.values() if row.model is not None)
-            rows.update({number: VersionState(UNLOADING) for number, row in rows.items() if row.model is not None})
+            retired.extend(_retire(rows, _ready(rows)))
 
         self._change(key, publish)
         return retired
@@ -368,15 +402,16 @@ class ModelTable:
         """Drop a model that never became ready and is no longer wanted."""
         with self._lock:
             state = self._states.get(key)
-            if state is not None and all(row.state == UNAVAILABLE for row in state.versions.values()):
+            if state is not None and all(row.shown[0] == UNAVAILABLE for row in state.versions.values()):
                 self._put({other: kept for other, kept in self._states.items() if other != key})
 
-    def closed(self, key: str, version: int) -> None:
-        """Mark a retired version as closed."""
+    def closed(self, key: str, model: ServedModel) -> None:
+        """Show that a retired version is closed, unless a later load of it has begun."""
 
         def publish(rows: dict[int, VersionState]) -> None:
-            if version in rows and rows[version].state == UNLOADING:
-                rows[version] = VersionState(UNAVAILABLE, UNLOADED)
+            row = rows.get(model.version, _UNBEGUN)
+            if row.model is model:
+                rows[model.version] = VersionState.of(model)
 
         if key in self._states:
             self._change(key, publish)
@@ -385,6 +420,8 @@ class ModelTable:
         """Remove all models, refuse any later change, and return the versions that served."""
         with self._lock:
             models = self.ready_models()
+            for model in models:
+                model.send(Event.RETIRE)
             self._put({})
             self._closed = True
         return models
@@ -410,9 +447,7 @@ class ModelTable:
         """Forget failed loads of versions that are not wanted any more."""
 
         def publish(rows: dict[int, VersionState]) -> None:
-            for number in versions:
-                if number in rows and rows[number].state == UNAVAILABLE:
-                    del rows[number]
+            _retire(rows, [number for number in versions if rows.get(number, _UNBEGUN).state is State.FAILED])
 
         if key in self._states:
             self._change(key, publish)
@@ -435,10 +470,21 @@ class ModelTable:
             self.changed()
 
 
+def _retire(rows: dict[int, VersionState], numbers: Iterable[int]) -> list[ServedModel]:
+    """Retire versions, and return those whose sequences and requests must end before they are closed."""
+    retired: list[ServedModel] = []
+    for number in numbers:
+        row = rows[number]
+        effects = step(row.state, Event.RETIRE).effects
+        if Effect.FORGET in effects:
+            del rows[number]
+        if Effect.DRAIN in effects and row.model is not None:
+            row.model.send(Event.RETIRE)
+            rows[number] = VersionState.of(row.model)
+            retired.append(row.model)
+    return retired
+
+
 def _served(states: Mapping[str, ModelState]) -> dict[str, tuple[object, ...]]:
     """Return what answers the requests to each model."""
-    return {
-        key: (state.routing, *(row.model for row in state.versions.values() if row.model is not None))
-        for key, state in states.items()
-        if state.newest is not None
-    }
+    return {key: (state.routing, *state.ready.values()) for key, state in states.items() if state.newest is not None}
