@@ -17,6 +17,7 @@ from remora.generation.templates import JinjaTemplate
 from remora.generation.tokenizing import TokenizerFile
 from remora.messages import Buffer
 from remora.models.readiness import Readiness
+from remora.models.served_model import LoadRecord
 from remora.models.table import LoadingError
 from remora.options import EngineOptions, ServerOptions
 from remora.proto.model_config_pb2 import ModelConfig
@@ -38,7 +39,7 @@ class FakeModel:
     """A served language model whose steps the test runs."""
 
     name, version_text = "m", "1"
-    loaded_ms = 7000
+    load_record = LoadRecord(ended_ms=7000)
     is_routed = False
     config = ModelConfig()
 

@@ -132,7 +132,7 @@ def remora_server(pause_s: float) -> Iterator[int]:
             served: Any = engine.resolve("tiny")
             generation = served.generation
             nothing = NothingEngine(generation.engine.facts, pause_s)
-            served._backend_model.generation = replace(generation, engine=nothing)
+            served._parts.backend_model.generation = replace(generation, engine=nothing)
             yield ports.http
 
 

@@ -253,7 +253,7 @@ def test_strings_that_end_too_early_fail_as_they_would_in_tritons_backends(
 def test_the_server_tells_about_itself(engine: Engine) -> None:
     assert engine.perform(ServerLive()) is True
     assert engine.perform(ServerReady()) is True
-    doomed: Any = engine.resolve("m")._instances[0]
+    doomed: Any = engine.resolve("m").instances[0]
     doomed.trouble, doomed.fatal = "the GPU is lost", True
     assert engine.perform(ServerLive()) is False
     assert engine.perform(ServerReady()) is False

@@ -425,7 +425,7 @@ _FAMILIES: tuple[tuple[str, str, str, Callable[[ServedModel], Iterable[MetricRow
         "nv_model_load_duration_secs",
         "gauge",
         "Model load time in seconds",
-        _one(lambda model: model.load_ns / 1e9),
+        _one(lambda model: model.load_record.duration_ns / 1e9),
     ),
     (
         "remora_requests_running",

@@ -19,7 +19,7 @@ from remora.models.load_log import log_failure, log_load, log_unload
 from remora.models.loader import LoadPlan, ModelLoader
 from remora.models.memory import LoadCost, MemoryGate
 from remora.models.policy import Action, CurrentState, next_action
-from remora.models.served_model import ServedModel
+from remora.models.served_model import LoadRecord, ServedModel
 from remora.models.table import UNAVAILABLE, ModelTable
 from remora.repository.catalog import namespace_of
 from remora.scheduling.assembly import Steps
@@ -159,8 +159,8 @@ class ModelLoads:
             except Exception as error:  # any error, because the version must not stay in LOADING for ever
                 failed[number] = _as_remora_error(error)
                 continue
-            model.load_ns = self._clock.monotonic_ns() - begin_ns
-            model.file_bytes, model.loaded_ms = sizes[number], self._clock.wall_ms()
+            load_ns = self._clock.monotonic_ns() - begin_ns
+            model.load_record = LoadRecord(load_ns, self._clock.wall_ms(), sizes[number])
         return loaded, failed
 
     def _tested(self, model: ServedModel, plan: LoadPlan) -> ServedModel:
@@ -236,7 +236,7 @@ class ModelLoads:
             key,
             loaded,
             [model.version for model in retired],
-            max([model.load_ns for model in loaded.values()], default=0),
+            max([model.load_record.duration_ns for model in loaded.values()], default=0),
         )
         self._close(key, retired)
         return not replaced.unloaded

@@ -164,8 +164,8 @@ class ModelSet:
             models = [model for each in group for model in self.table.serving(each).values()]
             if not models:  # unloaded meanwhile
                 continue
-            size = sum(self.loads.cost.estimate(model.file_bytes) for model in models)
-            used_ms = max(max(model.loaded_ms, model.statistics.last_inference_ms) for model in models)
+            size = sum(self.loads.cost.estimate(model.load_record.file_bytes) for model in models)
+            used_ms = max(max(model.load_record.ended_ms, model.statistics.last_inference_ms) for model in models)
             busy = any(model.in_flight for model in models)
             residents.append(Resident(key, size, used_ms, busy, pinned=key in self._options.load_model))
         return residents

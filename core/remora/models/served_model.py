@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -81,6 +81,14 @@ class Submitted(NamedTuple):
     refused: list[tuple[int, RemoraError]]
 
 
+class LoadRecord(NamedTuple):
+    """Duration of a load, the time of its end, and the size of the version's files."""
+
+    duration_ns: int = 0
+    ended_ms: int = 0
+    file_bytes: int = 0
+
+
 class ServedModel:
     """A loaded model version.
 
@@ -92,6 +100,7 @@ class ServedModel:
 
     def __init__(self, parts: ModelParts) -> None:
         config = parts.config
+        self._parts = parts
         self.name = parts.name
         self.version = parts.version
         self.version_text = str(parts.version)
@@ -99,52 +108,33 @@ class ServedModel:
         self.decoupled = config.model_transaction_policy.decoupled
         self.is_plain = not self.decoupled
         """True if requests need no care before they are submitted: the model is neither decoupled nor routed."""
-        self.platform = config.platform or config.backend
         self.signature = Signature(config, parts.name)
         self.statistics = parts.statistics
-        self.steps = parts.steps
-        self.load_ns = 0
-        self.loaded_ms = 0
-        self.file_bytes = 0
+        self.load_record = LoadRecord()
         self.predecessor: ServedModel | None = None
         """The version that this one replaced, while sequences that began there are open [V03]."""
         self.metric_labels: tuple[tuple[str, str], ...] = ()
         """Additional metric labels, where a host has several engines."""
-        self.places = tuple(parts.places)
-        self.folder = parts.folder
-        self.files = parts.files
-        self.kinds = parts.kinds
-        self.batching = parts.batching
-        self.initial_states = parts.scheduling.initial_states
-        self._backend_model = parts.backend_model
-        self._instances = parts.instances
-        self._labels = parts.labels
         self._now = parts.clock.monotonic_ns
-        self._turns = parts.scheduling.turns
         self._state = State.OPENED
         self._users = 0
         self._released = threading.Condition()
-        self.caches = parts.cache is not None and config.response_cache.enable and not self.decoupled
-        """True if responses may come from the response cache."""
-        self.devices = self._devices_of(parts.instances)
-        """The devices on which the model accepts and returns tensors: those that all of its instances support.
-
-        Empty if anything other than the instances reads its tensors.
-        """
         recorder = StatisticsRecorder(self.statistics, parts.clock, FailureLog(self.name, parts.clock))
         inner = make_scheduler(
             config, parts.instances, self.signature, recorder, parts.clock, parts.scheduling, parts.steps
         )
         self._inner = inner
-        fixed = self.decoupled or self._turns or parts.scheduling.refuse_late  # the number of instances cannot change
-        self._pool = inner if isinstance(inner, Scheduler) and not fixed else None
         self.scheduler: RequestScheduler = inner
-        if parts.cache is not None and self.caches:
+        if parts.cache is not None and config.response_cache.enable and not self.decoupled:
             scope = parts.cache.scope(self.name, self.version, parts.fingerprint)
-            use = CacheUse(parts.cache, scope, composed=self.steps is not None)
+            use = CacheUse(parts.cache, scope, composed=parts.steps is not None)
             self.scheduler = add_cache(inner, use, StatisticsRecorder(self.statistics, parts.clock), parts.clock)
-
         self._plain = inner if self.scheduler is inner and isinstance(inner, Scheduler) else None
+        self.devices = self._devices_of(parts.instances)
+        """The devices on which the model accepts and returns tensors: those that all of its instances support.
+
+        Empty if anything other than the instances reads its tensors.
+        """
 
     def _devices_of(self, instances: Sequence[Instance]) -> frozenset[DeviceId]:
         if not instances or self.decoupled or self.caches or self.config.HasField("sequence_batching"):
@@ -283,8 +273,9 @@ class ServedModel:
 
     def _refuse_deadlock(self, blocking_instances: frozenset[object]) -> None:
         """Raise InternalError for a call that only instances waiting for it could answer [L04]."""
-        if self._instances and blocking_instances.issuperset(self._instances):
-            count = len(self._instances)
+        instances = self._parts.instances
+        if instances and blocking_instances.issuperset(instances):
+            count = len(instances)
             raise InternalError(
                 f"model '{self.name}' would wait for itself: its {count} instance{'s are' if count > 1 else ' is'} "
                 "busy with the very request that this call was made for. Let models call each other without a circle, "
@@ -296,8 +287,9 @@ class ServedModel:
 
         An ensemble's outputs use those of their source [C09].
         """
-        if output in self._labels or self.steps is None:
-            return self._labels.get(output, ())
+        labels = self._parts.labels
+        if output in labels or self.steps is None:
+            return labels.get(output, ())
         from remora.scheduling.ensembles import scheduler as ensemble_ends
 
         return ensemble_ends.labels_of(self.config, self.steps.models, output)
@@ -320,9 +312,54 @@ class ServedModel:
         return self._plain is not None
 
     @property
+    def platform(self) -> str:
+        """The platform of the configuration, or the backend without one."""
+        return self.config.platform or self.config.backend
+
+    @property
+    def folder(self) -> Path:
+        """The model's folder."""
+        return self._parts.folder
+
+    @property
+    def files(self) -> Path:
+        """The version's folder, or the model file itself."""
+        return self._parts.files
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that KIND_AUTO expands to."""
+        return self._parts.kinds
+
+    @property
+    def batching(self) -> str:
+        """The choice of batching that the configuration left open and its reason, "" if it left none."""
+        return self._parts.batching
+
+    @property
+    def initial_states(self) -> Mapping[str, Any]:
+        """The first states of sequences."""
+        return self._parts.scheduling.initial_states
+
+    @property
+    def steps(self) -> Steps | None:
+        """The models of an ensemble, None for any other model."""
+        return self._parts.steps
+
+    @property
+    def caches(self) -> bool:
+        """True if responses may come from the response cache."""
+        return self.scheduler is not self._inner
+
+    @property
+    def places(self) -> Sequence[Placement]:
+        """The placement of each instance."""
+        return self._parts.places
+
+    @property
     def instances(self) -> Sequence[Instance]:
         """The current instances, empty for an ensemble."""
-        return self._instances
+        return self._parts.instances
 
     @property
     def generation(self) -> Any:
@@ -332,32 +369,32 @@ class ServedModel:
 
         Use it between `acquire` and `release`, so that the model stays open.
         """
-        return getattr(self._backend_model, "generation", None)
+        return getattr(self._parts.backend_model, "generation", None)
 
     @property
     def instance_count(self) -> int:
         """The number of batches that can run concurrently."""
-        return len(self._instances)
+        return len(self.instances)
 
     @property
     def takes_turns(self) -> bool:
         """True if the instances share resources under the rate limiter."""
-        return any(turn.seat.policy.resources for turn in self._turns)
+        return any(turn.seat.policy.resources for turn in self._parts.scheduling.turns)
 
     @property
     def trouble(self) -> str:
         """Why all instances are unhealthy, empty if at least one can serve."""
-        troubles = [capabilities_of(instance).trouble for instance in self._instances]
+        troubles = [capabilities_of(instance).trouble for instance in self.instances]
         return troubles[0] if troubles and all(troubles) else ""
 
     @property
     def decides_readiness(self) -> bool:
         """True if the model itself decides whether it is ready, and `says_ready` may therefore wait."""
-        return any(capabilities_of(instance).ask_ready is not None for instance in self._instances)
+        return any(capabilities_of(instance).ask_ready is not None for instance in self.instances)
 
     def says_ready(self) -> bool:
         """Return False if the model decides whether it is ready, and an instance is not."""
-        asks = [ask for instance in self._instances if (ask := capabilities_of(instance).ask_ready) is not None]
+        asks = [ask for instance in self.instances if (ask := capabilities_of(instance).ask_ready) is not None]
         if not asks:
             return True
         from remora.backends.model_readiness import are_ready  # imported here, because few models decide
@@ -367,7 +404,7 @@ class ServedModel:
     @property
     def fatal(self) -> str:
         """Why an instance needs a restart of the process, empty if none does."""
-        fatal = (each for instance in self._instances if (each := capabilities_of(instance)).fatal)
+        fatal = (each for instance in self.instances if (each := capabilities_of(instance)).fatal)
         return next((reason for each in fatal if (reason := each.trouble)), "")
 
     @property
@@ -395,7 +432,9 @@ class ServedModel:
     @property
     def adjustable(self) -> bool:
         """True if the instances can change while the model serves."""
-        return self._pool is not None
+        scheduling = self._parts.scheduling
+        fixed = self.decoupled or scheduling.turns or scheduling.refuse_late
+        return isinstance(self._inner, Scheduler) and not fixed
 
     def adjust(
         self,
@@ -412,8 +451,9 @@ class ServedModel:
 
         Raises whatever creating or warming up an instance raises; then nothing has changed.
         """
-        assert self._pool is not None  # the policy checks `adjustable` first
-        spare = list(zip(self.places, self._instances, strict=True))
+        assert isinstance(self._inner, Scheduler)  # because the policy checks `adjustable` first
+        backend_model = self._parts.backend_model
+        spare = list(zip(self.places, self.instances, strict=True))
         instances: list[Instance] = []
         fresh: list[Instance] = []
         try:
@@ -423,16 +463,16 @@ class ServedModel:
                     spare.remove(match)
                     instances.append(match[1])
                 else:
-                    fresh.append(self._backend_model.instance(config, place))
+                    fresh.append(backend_model.instance(config, place))
                     instances.append(fresh[-1])
             warm(self, fresh)
         except BaseException:
             for instance in fresh:
                 instance.close()
             raise
-        self._instances, self.places, self.config = instances, tuple(places), config
-        self.devices = self._devices_of(instances)
-        self._pool.set_instances(instances)
+        self._parts = replace(self._parts, instances=instances, places=tuple(places), config=config)
+        self.config, self.devices = config, self._devices_of(instances)
+        self._inner.set_instances(instances)
         for _, instance in spare:
             instance.close()
 
@@ -501,11 +541,11 @@ class ServedModel:
             timeout_s = max(timeout_s - (self._now() - begin_ns) / 1e9, 0.0)
         done = self.scheduler.stop(timeout_s) and released
         self.scheduler.fail_pending(UnavailableError(f"model '{self.name}' was unloaded before this request could run"))
-        for turn in self._turns:
+        for turn in self._parts.scheduling.turns:
             turn.leave()
         if done:
-            for instance in self._instances:
+            for instance in self.instances:
                 instance.close()
-            self._backend_model.close()
+            self._parts.backend_model.close()
             self.send(Event.CLOSED)
         return done

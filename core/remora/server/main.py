@@ -366,7 +366,12 @@ def ready_models(server: Server) -> list[tuple[str, str, str, str]]:
     """Return the name, version, backend and load time of each ready model, after the titles of these columns."""
     rows = [("model", "version", "backend", "load")]
     rows += [
-        (model.name, model.version_text, model.config.backend or model.platform, f"{model.load_ns / 1e6:.0f} ms")
+        (
+            model.name,
+            model.version_text,
+            model.config.backend or model.platform,
+            f"{model.load_record.duration_ns / 1e6:.0f} ms",
+        )
         for model in server.engine.models()
     ]
     return rows

@@ -265,7 +265,7 @@ def test_a_server_that_must_be_restarted_is_neither_live_nor_ready_and_says_why(
     write_model(bench.repository, "m")
     lifecycle = bench.started("none", strict_readiness=strict)
     assert lifecycle.is_live()
-    (instance,) = lifecycle.table.resolve("m")._instances
+    (instance,) = lifecycle.table.resolve("m").instances
     doomed: Any = instance
     doomed.trouble = "a worker is being started again"
     assert lifecycle.is_live(), "an instance that recovers by itself"

@@ -270,7 +270,7 @@ class OpenAiRoutes:
 
 def _row(name: str, model: ServedModel) -> dict[str, object]:
     """Return a model as it is listed."""
-    created = model.loaded_ms // 1000
+    created = model.load_record.ended_ms // 1000
     return {"id": name, "object": "model", "created": created, "owned_by": "remora", "root": model.name}
 
 

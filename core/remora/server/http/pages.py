@@ -419,7 +419,7 @@ def _model_status(entry: IndexEntry, model: ServedModel | None) -> Json:
         "backend": model.config.backend or model.platform,
         "openai": task_of(model),
         "generates": model.generation is not None,
-        "load_ms": round(model.load_ns / 1e6, 3),
+        "load_ms": round(model.load_record.duration_ns / 1e6, 3),
         "requests": {
             "success": max(numbers.success.count - model.statistics.returned_errors, 0),
             **dict(model.statistics.failures),

@@ -96,7 +96,7 @@ class Served:
 
     def pids(self) -> list[int]:
         assert self.engine is not None
-        return [instance.supervisor.pid for instance in self.engine.resolve("m")._instances]  # type: ignore[attr-defined]
+        return [instance.supervisor.pid for instance in self.engine.resolve("m").instances]  # type: ignore[attr-defined]
 
 
 @pytest.fixture(params=["thread", "process"])

@@ -97,7 +97,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
 async def begun(engine: Engine) -> Talker:
     """The model's instance, once it has the request."""
     (model,) = engine.models()
-    (talker,) = model._instances
+    (talker,) = model.instances
     assert isinstance(talker, Talker)
     assert await asyncio.get_running_loop().run_in_executor(None, talker.begun.wait, PATIENCE_S)
     return talker

@@ -14,6 +14,7 @@ from hosting import PATIENCE_S, ask, running
 from remora.engine import Engine
 from remora.errors import NotFoundError
 from remora.models.readiness import Readiness
+from remora.models.served_model import LoadRecord
 from remora.options import EngineOptions, ServerOptions
 from remora.protocols.http1 import Head
 from remora.protocols.rest.infer import InferCodec
@@ -141,7 +142,7 @@ class StartingEngine:
     def __init__(self) -> None:
         facts = SimpleNamespace(adapters=(), context=100)
         generation = SimpleNamespace(served_names=("alias",), engine=SimpleNamespace(facts=facts))
-        self._model = SimpleNamespace(name="m", loaded_ms=0, generation=generation)
+        self._model = SimpleNamespace(name="m", load_record=LoadRecord(), generation=generation)
         self._served: list[SimpleNamespace] = []
 
     def models(self) -> list[SimpleNamespace]:
