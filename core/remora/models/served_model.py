@@ -333,7 +333,7 @@ class ServedModel:
 
     @property
     def batching(self) -> str:
-        """The choice of batching that the configuration left open and its reason, "" if it left none."""
+        """The choice of batching that the configuration left open, with its reason, or ""."""
         return self._parts.batching
 
     @property
@@ -505,7 +505,10 @@ class ServedModel:
         return self._state
 
     def send(self, event: Event) -> tuple[Effect, ...]:
-        """Record an event in the life of this version, and return what the caller must do. Any thread may call it."""
+        """Record an event in the life of this version and return what the caller must do.
+
+        Any thread may call it.
+        """
         with self._released:
             self._state, effects = step(self._state, event)
         return effects

@@ -471,7 +471,7 @@ class ModelTable:
 
 
 def _retire(rows: dict[int, VersionState], numbers: Iterable[int]) -> list[ServedModel]:
-    """Retire versions, and return those whose sequences and requests must end before they are closed."""
+    """Retire versions, and return those that must drain before they are closed."""
     retired: list[ServedModel] = []
     for number in numbers:
         row = rows[number]

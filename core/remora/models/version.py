@@ -135,7 +135,10 @@ RETIRED = frozenset({State.DRAINING, State.CLOSING, State.CLOSED})
 
 
 def step(state: State, event: Event) -> Step:
-    """Return what follows from an event. Raises InternalError if the event is illegal in this state."""
+    """Return what follows from an event.
+
+    Raises InternalError if the event is illegal in this state.
+    """
     following = _TRANSITIONS.get((state, event))
     if following is None:
         raise InternalError(f"a version that is {state.name} cannot take the event {event.name}")
@@ -143,5 +146,8 @@ def step(state: State, event: Event) -> Step:
 
 
 def begin_load(state: State) -> State:
-    """Return the state of a version whose load begins. A version that was retired begins a new life."""
+    """Return the state of a version whose load begins.
+
+    A version that was retired begins a new life.
+    """
     return step(State.WAITING if state in RETIRED else state, Event.BEGIN).state
