@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from makefiles import included
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CONTEXT = "remora_adapters/images/context/"
@@ -96,6 +98,7 @@ def test_the_sdist_can_be_built_and_tested_from(built: Path) -> None:
         "pyproject.toml",
         "constraints.txt",
         "Makefile",
+        *(path.relative_to(ROOT).as_posix() for path in included()),
         "LICENSE",
         "tests/conftest.py",
         "docs/architecture.md",

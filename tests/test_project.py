@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from conftest import LONG_FILES
+from makefiles import described, included, make_text
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = sorted(
@@ -234,10 +235,37 @@ def test_the_promised_make_targets_exist(target: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_targets_that_ci_does_not_run_are_listed() -> None:
+def test_make_help_shows_at_most_fifteen_targets_and_help_all_shows_each_once() -> None:
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    first, every = (
+        subprocess.run(["make", "--silent", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for target in ("help", "help-all")
+    )
+    listed, all_listed = (re.findall(r"^([a-z-]+)  ", text, re.MULTILINE) for text in (first, every))
+    assert {"serve", "test", "help-all"} <= set(listed)
+    assert len(listed) <= 15
+    assert sorted(all_listed) == sorted(set(described(make_text())))
+    assert f"make help-all lists the {len(all_listed) - len(listed)} targets" in first
+
+
+def test_targets_with_programs_of_other_projects_are_in_included_files() -> None:
     makefile = (ROOT / "Makefile").read_text()
+    assert set(re.findall(r"\$\(VENV\)-([a-z-]+)/stamp:", makefile)) == {"docs", "proto"}
+    assert set((ROOT / "tests").rglob("*.mk")) == set(included())
+
+
+def test_the_paths_that_makefiles_name_exist() -> None:
+    named = set(re.findall(r"(?<![\w./-])((?:tests|docs|\.ci)/[\w./-]*\w)", make_text()))
+    made = {"docs/examples/digits/models", "docs/examples/digits/requests", "docs/examples/sentence-embedding/models"}
+    made |= {"docs/examples/chat/models", "docs/examples/chat/others"}
+    assert len(named) > 50
+    assert sorted(path for path in named - made if not list(ROOT.glob(f"{path}*"))) == []
+
+
+def test_the_targets_that_ci_does_not_run_are_listed() -> None:
     prerequisites = {
-        name: set(rest.split()) for name, rest in re.findall(r"^([a-z-]+):(.*?)##", makefile, re.MULTILINE)
+        name: set(rest.split()) for name, rest in re.findall(r"^([a-z-]+):(.*?)##", make_text(), re.MULTILINE)
     }
     script = re.sub(r"#.*|\\\n", "", (ROOT / ".ci" / "run").read_text())
     reached = {word for line in re.findall(r"make (--.*)", script) for word in line.split()} & prerequisites.keys()

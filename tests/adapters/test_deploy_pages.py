@@ -19,6 +19,7 @@ import pytest
 
 from conftest import ROOT, Digits
 from hosting import write_scale
+from makefiles import make_text
 from remora.cli import build_parser, main
 from remora.plugins import HOSTS
 from remora_adapters.aws_lambda import Function, Settings
@@ -296,7 +297,7 @@ def test_commands_in_the_text_are_read_too(page: Path) -> None:
 
 @every_page
 def test_make_has_the_targets_that_a_page_names(page: Path) -> None:
-    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z0-9-]+):", make_text(), re.MULTILINE))
     assert set(re.findall(r"`make ([a-z0-9-]+)", page.read_text())) <= targets
 
 

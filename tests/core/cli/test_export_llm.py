@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
+from makefiles import make_text
 from remora.cli import main
 from remora.cli.export_llm import TOOLS
 
@@ -95,6 +95,5 @@ def test_without_a_package_index_the_way_out_is_named(
 
 
 def test_make_llm_installs_the_same_tools() -> None:
-    text = re.sub(r"\\\n\s*", "", (ROOT / "Makefile").read_text())
-    (found,) = re.findall(r"^LLM_TOOLS := (.*)$", text, re.MULTILINE)
+    (found,) = re.findall(r"^LLM_TOOLS := (.*)$", make_text(), re.MULTILINE)
     assert tuple(found.split()) == TOOLS
