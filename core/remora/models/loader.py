@@ -36,7 +36,7 @@ from remora.messages import DTYPES, Array
 from remora.model_files import digest_files
 from remora.models.placement import PlacedModel, parse_gpu_limits, parse_host_policies
 from remora.models.policy import Revision, revision_of
-from remora.models.served_model import ModelParts, ServedModel
+from remora.models.served_model import ModelParts, ServedModel, close_part
 from remora.options import EngineOptions, cache_settings, cache_size, rate_limits
 from remora.proto.model_config_pb2 import ModelConfig, ModelSequenceBatching
 from remora.repository import Fingerprint, ModelFolder, Repository, is_stray
@@ -259,7 +259,7 @@ class ModelLoader:
         if self._trials is not None:
             self._trials.check(backend.name, source, config)
         model = backend.open(source, config)
-        undo.callback(_close, model)
+        undo.callback(close_part, model, folder.name)
         return _Opened(folder, number, config, self._placed(model), kinds_of(backend, model))
 
     def _complete(self, opened: _Opened) -> Mapping[str, Array]:
@@ -286,7 +286,7 @@ class ModelLoader:
         instances: list[Instance] = []
         for place in places:
             instances.append(opened.model.instance(config, place))
-            undo.callback(_close, instances[-1])
+            undo.callback(close_part, instances[-1], opened.folder.name)
         return _Placed(places, instances, turns)
 
     def _assemble(
@@ -512,17 +512,6 @@ def _first_bounds_ms(config: ModelConfig) -> tuple[float, ...]:
         if control.metric_identifier.family == FIRST_RESPONSES:
             return tuple(sorted(set(control.histogram_options.buckets)))
     return FIRST_RESPONSE_BOUNDS_MS
-
-
-def _close(part: BackendModel | Instance) -> None:
-    """Close a part of a failed load.
-
-    Logs a further error so that it does not hide the first one.
-    """
-    try:
-        part.close()
-    except Exception:
-        _log.exception("closing after a failed load")
 
 
 LIMIT_BYTES = 1 << 30

@@ -129,7 +129,7 @@ class ModelLoads:
                 sizes = {number: plan.folder.file_bytes(number) for number in action.open}
                 spared = key if action.adjust or action.keep else ""  # because some of its versions are to stay
                 settling = load.enter_context(self.gate.load(sum(sizes.values()), spared))
-            except (RemoraError, OSError) as error:
+            except Exception as error:  # any error, because the versions must not stay in LOADING for ever
                 raise self._load_failed(key, dict.fromkeys(action.open, _as_remora_error(error))) from error
             loaded, failed = self._open_versions(plan, action, steps, sizes, begin_ns)
             if not failed:
@@ -156,7 +156,7 @@ class ModelLoads:
             try:
                 model = self._open_version(plan, number, steps)
                 loaded[number] = self._tested(model, plan)
-            except Exception as error:  # any error, because the version must not stay in LOADING for ever
+            except Exception as error:  # for the same reason
                 failed[number] = _as_remora_error(error)
                 continue
             load_ns = self._clock.monotonic_ns() - begin_ns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,8 @@ from remora.tensors.device import DeviceId
 if TYPE_CHECKING:
     from remora.cache import ResponseCache
 
+
+_log = logging.getLogger("remora.models")
 
 _NOWHERE = Path()
 _CLOSING, _CLOSED = State.CLOSING, State.CLOSED  # because every request that acquires a model compares with them
@@ -468,13 +471,13 @@ class ServedModel:
             warm(self, fresh)
         except BaseException:
             for instance in fresh:
-                instance.close()
+                close_part(instance, self.name)
             raise
         self._parts = replace(self._parts, instances=instances, places=tuple(places), config=config)
         self.config, self.devices = config, self._devices_of(instances)
         self._inner.set_instances(instances)
         for _, instance in spare:
-            instance.close()
+            close_part(instance, self.name)
 
     def sequences(self) -> SequenceReport:
         """Return the state of the sequence batcher.
@@ -548,7 +551,18 @@ class ServedModel:
             turn.leave()
         if done:
             for instance in self.instances:
-                instance.close()
-            self._parts.backend_model.close()
+                close_part(instance, self.name)
+            close_part(self._parts.backend_model, self.name)
             self.send(Event.CLOSED)
         return done
+
+
+def close_part(part: BackendModel | Instance, name: str) -> None:
+    """Close an instance or the backend's model of the model ``name``.
+
+    Logs an error and does not raise it, so that the other parts are closed too and an earlier error is not hidden.
+    """
+    try:
+        part.close()
+    except Exception:
+        _log.exception("model '%s': an error occurred while it was being closed", name)

@@ -7,10 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from fakes import write_model
+from fakes import FakeBackendModel, write_model
 from lifecycle_bench import ALL, PATIENCE_S, Bench, settle, versions
 from no_threads import refuse_threads
+from remora.calls import IndexEntry
+from remora.errors import InvalidArgumentError
 from remora.models.lifecycle import Lifecycle
+from remora.models.loader import LoadPlan
 
 TWO_INSTANCES = "instance_group { count: 2 kind: KIND_CPU }"
 
@@ -74,3 +77,71 @@ def test_an_unload_for_which_no_thread_can_start_takes_effect_and_the_model_is_c
     else:
         assert lifecycle.stop(PATIENCE_S)
     assert [model.closed for model in bench.backend.opened] == [1, 1]
+
+
+class StuckPart:
+    """Part of a model that cannot be closed."""
+
+    def close(self) -> None:
+        raise ValueError("the driver is gone")
+
+
+def stick(model: FakeBackendModel, part: str) -> None:
+    """Have one part of a model raise when it is closed."""
+    stuck = model.instances[0] if part == "instance" else model
+    stuck.close = StuckPart().close  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("part", ["instance", "model"])
+def test_a_version_whose_part_cannot_be_closed_is_unloaded_and_its_other_parts_are_closed(
+    bench: Bench, caplog: pytest.LogCaptureFixture, part: str
+) -> None:
+    write_model(bench.repository, "m", config=ALL + TWO_INSTANCES)
+    lifecycle = bench.started(load_model=("m",))
+    (opened,) = bench.backend.opened
+    stick(opened, part)
+    lifecycle.unload("m")
+    settle(lifecycle)
+    assert lifecycle.index(ready=False) == [IndexEntry("m", "1", "UNAVAILABLE", "unloaded")]
+    assert opened.instances[1].closed == 1
+    assert opened.closed == (part == "instance")
+    assert "model 'm': an error occurred while it was being closed" in caplog.text
+    assert "the driver is gone" in caplog.text
+
+
+def test_a_stop_closes_every_model_though_a_part_of_one_cannot_be_closed(bench: Bench) -> None:
+    for name in ("a", "b"):
+        write_model(bench.repository, name)
+    lifecycle = bench.started("none")
+    for opened in bench.backend.opened:
+        stick(opened, "instance")
+    assert lifecycle.stop(PATIENCE_S)
+    assert [opened.closed for opened in bench.backend.opened] == [1, 1]
+
+
+def test_instances_that_leave_and_cannot_be_closed_do_not_fail_the_change(bench: Bench) -> None:
+    folder = write_model(bench.repository, "m", config=ALL + TWO_INSTANCES)
+    lifecycle = bench.started(load_model=("m",))
+    (opened,) = bench.backend.opened
+    for instance in opened.instances:
+        instance.close = StuckPart().close  # type: ignore[method-assign]
+    (folder / "config.pbtxt").write_text(ALL)
+    lifecycle.load("m", {})
+    assert lifecycle.resolve("m").instance_count == 1
+    assert lifecycle.is_ready()
+
+
+def test_a_version_whose_files_cannot_be_fetched_for_whatever_reason_is_not_left_in_loading(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetched(*_: object) -> LoadPlan:
+        raise ValueError("the storage answers nonsense")
+
+    write_model(bench.repository, "m")
+    lifecycle = bench.started()
+    monkeypatch.setattr(LoadPlan, "fetched", fetched)
+    with pytest.raises(InvalidArgumentError, match="ValueError: the storage answers nonsense"):
+        lifecycle.load("m", {})
+    why = "Internal: ValueError: the storage answers nonsense"
+    assert lifecycle.index(ready=False) == [IndexEntry("m", "1", "UNAVAILABLE", why)]
+    assert not lifecycle.is_ready()
