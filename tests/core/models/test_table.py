@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fakes import DOUBLER, FakeBackend, FakeBackendModel, FakeClock, FakeInstance, config_of
 from remora.models.served_model import ModelParts, ServedModel
@@ -121,3 +123,93 @@ def test_a_model_that_is_closed_twice_closes_its_backend_once() -> None:
     assert model.close()
     assert model.close()
     assert [instance.closed for instance in model.instances] == [1]  # type: ignore[attr-defined]
+
+
+LOADING, READY, UNLOADING = ("LOADING", ""), ("READY", ""), ("UNLOADING", "")
+BROKEN = ("UNAVAILABLE", "Internal: broken")
+RACES: list[tuple[str, dict[int, tuple[str, str]]]] = [
+    ("load 1, unload, unload", {1: UNLOADING}),
+    ("load 1, unload, close 1, unload", {1: UNLOADED}),
+    ("begin 1, unload", {1: LOADING}),
+    ("begin 1, unload, publish 1", {1: READY}),
+    ("load 1, begin 2, unload, publish 2", {1: UNLOADING, 2: READY}),
+    ("load 1, begin 1, unload, publish 1", {1: READY}),
+    ("load 1, begin 1, unload, publish 1, close 1", {1: READY}),
+    ("load 1, begin 1, unload, fail 1, close 1", {1: BROKEN}),
+    ("load 1, begin 1, fail 1", {1: READY}),
+    ("load 1, begin 2, fail 2", {1: READY, 2: BROKEN}),
+    ("load 1, begin 2, fail 2, unload", {1: UNLOADING, 2: BROKEN}),
+    ("load 1, load 2, close 1", {1: UNLOADED, 2: READY}),
+    ("load 1, load 2, close 1, begin 3, fail 3", {2: READY, 3: BROKEN}),
+    ("begin 1, fail 1, load 2", {2: READY}),
+    ("begin 1, fail 1, begin 2, fail 2", {2: BROKEN}),
+    ("load 1, unload, begin 1, close 1", {1: LOADING}),
+    ("load 1, unload, close 1, load 1", {1: READY}),
+    ("load 1, clear, publish 1, fail 1, begin 2", {}),
+]
+
+
+@pytest.mark.parametrize(("events", "shown"), RACES, ids=[events for events, _ in RACES])
+def test_the_index_shows_after_these_events(events: str, shown: dict[int, tuple[str, str]]) -> None:
+    loads, retired = Loads(), list[ServedModel]()
+    for event in events.split(", "):
+        happens, _, text = event.partition(" ")
+        number = int(text or 0)
+        if happens in ("load", "begin"):
+            loads.table.begin("m", [number])
+        if happens in ("load", "publish"):
+            replaced = loads.table.replace("m", {number: opened(number)}, ())
+            retired += replaced.retired if replaced is not None else ()
+        if happens == "fail":
+            loads.table.fail("m", {number: "Internal: broken"})
+        if happens == "unload":
+            retired += loads.unload()
+        if happens == "clear":
+            retired += loads.table.clear()
+        if happens == "close" and retired:
+            loads.close(retired.pop(0))
+    assert loads.shown() == shown
+
+
+def test_a_load_learns_which_of_the_versions_that_it_keeps_were_unloaded_meanwhile() -> None:
+    loads = Loads()
+    loads.load(FIRST)
+    loads.table.begin("m", [SECOND])
+    loads.unload()
+    replaced = loads.table.replace("m", {SECOND: opened(SECOND)}, [FIRST])
+    assert replaced is not None
+    assert replaced.unloaded == {FIRST}
+
+
+NUMBERS = st.sets(st.integers(1, 3), max_size=3)
+STEPS = st.tuples(st.sampled_from(["begin", "publish", "fail", "unload", "close"]), NUMBERS, NUMBERS)
+
+
+@settings(deadline=None)
+@given(st.lists(STEPS, max_size=12))
+def test_every_version_that_was_opened_serves_or_ends_closed(steps: list[tuple[str, set[int], set[int]]]) -> None:
+    loads, everything, retired = Loads(), list[ServedModel](), list[ServedModel]()
+    table = loads.table
+    for happens, numbers, others in steps:
+        if happens == "begin":
+            table.begin("m", numbers)
+        elif happens == "publish":
+            models = {number: opened(number) for number in numbers}
+            replaced = table.replace("m", models, others - numbers)
+            assert replaced is not None
+            everything += models.values()
+            retired += replaced.retired
+        elif happens == "fail":
+            table.fail("m", dict.fromkeys(numbers, "Internal: broken"))
+        elif happens == "unload":
+            retired += loads.unload()
+        elif retired:
+            loads.close(retired.pop())
+        serving = [model for model in everything if model.state is State.READY]
+        assert sorted(table.ready_models(), key=id) == sorted(serving, key=id)
+        assert set(retired) == {model for model in everything if model.state is State.DRAINING}
+    for model in (*retired, *table.clear()):
+        assert model.close()
+    assert [model.state for model in everything] == [State.CLOSED] * len(everything)
+    closed = [instance.closed for model in everything for instance in model.instances]  # type: ignore[attr-defined]
+    assert closed == [1] * len(everything)
