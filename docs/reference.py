@@ -1,4 +1,4 @@
-"""Generator of the reference: configuration.md, cli.md, api.md, and the modules in architecture.md.
+"""Generator of the reference: configuration.md, cli.md, api.md, and the packages in architecture.md.
 
     python docs/reference.py            write the pages
     python docs/reference.py --check    exit with status 1 if a page is stale
@@ -72,16 +72,31 @@ def modules() -> dict[str, Path]:
 def modules_page() -> str:
     """Return the page of all modules, which only the site has."""
     opening = "The first line of each module. [Architecture](architecture.md) shows how they work together."
-    return f"# Modules\n\n{opening}\n\n{modules_table()}"
+    every = modules()
+    threads = {name: path for name, path in every.items() if _starts_threads(path)}
+    return f"# Modules\n\n{opening}\n\n{_table(every)}\n## Modules that start threads\n\n{_table(threads)}"
 
 
-def modules_table() -> str:
-    """Return the Markdown table of the modules: name, first line of the docstring."""
+def packages_table() -> str:
+    """Return the Markdown table of the packages, and of those directly within `remora`."""
+    found = {name: path for name, path in modules().items() if path.name == "__init__.py"}
+    return _table({name: path for name, path in found.items() if "." not in name or re.fullmatch(r"remora\.\w+", name)})
+
+
+def _table(modules: dict[str, Path]) -> str:
+    """Return the Markdown table of modules: name, first line of the docstring."""
     lines = ["| Module | Contents |", "|---|---|"]
-    for name, path in modules().items():
+    for name, path in modules.items():
         opening = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").splitlines()[0]
         lines.append(f"| `{name}` | {opening.replace('|', chr(92) + '|')} |")
     return "\n".join(lines) + "\n"
+
+
+def _starts_threads(path: Path) -> bool:
+    """Return True if a module uses a class of threads."""
+    classes = {"Thread", "Timer", "ThreadPoolExecutor"}
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return any(isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in classes for node in nodes)
 
 
 def commands() -> str:
@@ -198,7 +213,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "engine options": lambda: options_table(EngineOptions),
         "server options": lambda: options_table(ServerOptions),
     },
-    "architecture.md": {"modules": modules_table},
+    "architecture.md": {"packages": packages_table},
     "cli.md": {"commands": commands},
     "api.md": {"public names": api},
 }
