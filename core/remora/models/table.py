@@ -71,6 +71,7 @@ class VersionState(NamedTuple):
 
 _UNBEGUN = VersionState(State.WAITING)
 _UNSERVED = BEING_LOADED | {State.FAILED}
+_HEALTHY = RETIRED | {State.LOADING, State.READY}
 
 
 class Replaced(NamedTuple):
@@ -161,8 +162,7 @@ class ModelState(NamedTuple):
 
         A first load in progress counts as healthy.
         """
-        healthy = {State.LOADING, State.READY, *RETIRED}
-        return bool(self.versions) and all(row.state in healthy for row in self.versions.values())
+        return bool(self.versions) and all(row.state in _HEALTHY for row in self.versions.values())
 
 
 def _ready(versions: Mapping[int, VersionState]) -> dict[int, ServedModel]:
@@ -314,7 +314,7 @@ class ModelTable:
             if not state.versions:
                 lines.append(f"model '{key}' has no version to serve")
             for number, row in sorted(state.versions.items()):
-                if row.state in BEING_LOADED or row.state is State.FAILED:
+                if row.state in _UNSERVED:
                     why = f": {row.reason}" if row.reason else ""
                     lines.append(f"model '{key}' version {number} is {_SHOWN[row.state]}{why}")
         return lines
