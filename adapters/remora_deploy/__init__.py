@@ -1,0 +1,1 @@
+"""Commands for platforms: `deploy`, `emulate`, `manifests`, `image` and `build`."""

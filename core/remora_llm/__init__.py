@@ -1,0 +1,1 @@
+"""Language models: their engines, OpenAI's routes, and the metrics of tokens."""

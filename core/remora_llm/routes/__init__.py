@@ -1,0 +1,1 @@
+"""OpenAI's routes in the server: services that turn requests into tasks of language models."""

@@ -1,0 +1,1 @@
+"""Commands that measure, tune and score: `bench`, `tune`, `score`, `replay` and `cost`."""

@@ -1,0 +1,1 @@
+"""Pure deciders of the tools: arrivals, batch sizes, objectives, latencies and stability."""
