@@ -38,8 +38,8 @@ fi
 
 # Compile now, because a read-only root cannot. Unchecked, because a layer's timestamps are arbitrary.
 "$prefix/bin/python" -m compileall -q -j 0 --invalidation-mode unchecked-hash "$prefix/lib"
-"$prefix/bin/python" -I -m remora_adapters.images.sbom > "$prefix/sbom.cdx.json"
-"$prefix/bin/python" -I -m remora_adapters.images.sbom --licences > "$prefix/licenses.txt"
+"$prefix/bin/python" -I -m remora_deploy.images.sbom > "$prefix/sbom.cdx.json"
+"$prefix/bin/python" -I -m remora_deploy.images.sbom --licences > "$prefix/licenses.txt"
 # World-readable, because the platform chooses the user.
 chmod -R a+rX "$prefix"
 # One time for all files, so that the same wheels give the same layer.

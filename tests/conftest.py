@@ -27,6 +27,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from eventually import eventually
+from python_models import Models
 
 EXTRA_FLAGS = tuple(os.environ.get("SERVER_FLAGS", "").split())
 """Flags for every server of the tests, such as --frontends=2 (`make test-fronts`)."""
@@ -50,34 +51,34 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 
 LONG_FILES = (
-    "adapters/images/test_models.py",
+    "deploy/images/test_models.py",
     "test_docs.py",
     "test_project.py",
-    "adapters/emulate/test_containers.py",
+    "deploy/emulate/test_container.py",
     "core/backends/worker/test_worker_models.py",
     "infra/test_install.py",
     "core/backends/worker/test_worker_faults.py",
     "e2e/test_under_load.py",
     "security/test_bystander.py",
-    "adapters/emulate/test_sagemaker.py",
+    "deploy/emulate/test_sagemaker.py",
     "core/backends/worker/test_worker_in_a_loop.py",
     "e2e/test_shadows.py",
-    "core/cli/test_bench_load.py",
-    "adapters/images/test_wheel.py",
-    "adapters/emulate/test_lambda.py",
-    "core/cli/test_score_long_files.py",
-    "core/cli/test_score.py",
+    "tools/test_bench_load.py",
+    "deploy/images/test_wheel.py",
+    "deploy/emulate/test_aws_lambda.py",
+    "tools/test_score_long_files.py",
+    "tools/test_score.py",
     "core/backends/python/test_python_endings.py",
     "e2e/test_release_arms.py",
     "e2e/test_tutorials.py",
     "e2e/test_fronts.py",
     "e2e/test_access_log.py",
     "e2e/test_clouds.py",
-    "adapters/emulate/test_sagemaker_mme.py",
+    "deploy/emulate/test_sagemaker_mme.py",
     "adapters/sagemaker/test_bodies.py",
     "core/backends/python/test_environment.py",
     "adapters/test_container.py",
-    "adapters/test_deploy_pages.py",
+    "deploy/test_deploy_pages.py",
     "core/scheduling/sequences/test_sequences_races.py",
     "core/server/grpc/test_listener.py",
     "e2e/test_keys.py",
@@ -241,3 +242,12 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from cuda_stand_in import StandIn
 
     return StandIn(tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Any:
+    """Opens models of backends, and closes them at the end."""
+    opened = Models(tmp_path)
+    yield opened
+    for each in reversed(opened.open_ones):
+        each.close()

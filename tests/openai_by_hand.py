@@ -11,10 +11,6 @@ from typing import Any
 
 from fakes import FakeClock, FakeExchange
 from remora.errors import NotFoundError
-from remora.generation import Extension, Generation
-from remora.generation.step_loop import LoopSettings, StepLoop
-from remora.generation.templates import JinjaTemplate
-from remora.generation.tokenizing import TokenizerFile
 from remora.messages import Buffer
 from remora.models.readiness import Readiness
 from remora.models.served_model import LoadRecord
@@ -22,15 +18,19 @@ from remora.models.table import LoadingError
 from remora.options import EngineOptions, ServerOptions
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.protocols.http1 import Head
-from remora.protocols.openai.routes import find_route
 from remora.protocols.restriction import Restrictions
 from remora.server.http.access_rules import AccessRules
 from remora.server.http.exchange import Answerer, Cancellable, Exchange
-from remora.server.http.openai import OpenAiRoutes
 from remora.server.http.route_groups import RouteParts
-from remora.testing.generation import ByteTokens, ScriptedStepper
 from remora.tracing.settings import TraceSettings
 from remora.tracing.tracer import Traces
+from remora_llm.generation import Extension, Generation
+from remora_llm.generation.step_loop import LoopSettings, StepLoop
+from remora_llm.generation.templates import JinjaTemplate
+from remora_llm.generation.tokenizing import TokenizerFile
+from remora_llm.openai.routes import find_route
+from remora_llm.routes.openai import OpenAiRoutes
+from remora_llm.testing import ByteTokens, ScriptedStepper
 
 TEXT = "Hello, world"
 

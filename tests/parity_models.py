@@ -368,7 +368,7 @@ class Native(Format):
 
 def build_native(library: Path, kind: str, *defines: str) -> None:
     """Compile one of the models in C; without a kind the documentation's example."""
-    from remora.backends.native import INCLUDE
+    from remora_runtimes.native import INCLUDE
 
     tests = Path(__file__).resolve().parent
     example = tests.parent / "docs" / "examples" / "native-backend" / "addsub.c"

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, field
 from random import Random
 
-from remora.cli.tuning import (
+from remora_tools.deciders.objective import Slo
+from remora_tools.tuning import (
     CostResult,
     CostTrial,
     Goal,
@@ -22,8 +23,7 @@ from remora.cli.tuning import (
     System,
     Trial,
 )
-from remora.cli.tuning.candidates import batch_sizes, ladder, rounded_us, slots_of, with_batch
-from remora.traffic.objective import Slo
+from remora_tools.tuning.candidates import batch_sizes, ladder, rounded_us, slots_of, with_batch
 
 CORES = 4
 

@@ -17,12 +17,21 @@ PAGE = ROOT / "docs" / "architecture.md"
 FILE = re.compile(r"`(?P<path>(?:core|adapters|tests|docs)/[\w./-]+)`")
 ANSWER = re.compile(r"^\| [^|]+\? \| `(?P<module>[\w.]+)(?::(?P<name>[\w.]+))?` \|$", re.MULTILINE)
 CORE = ROOT / "core" / "remora"
+TEST_ROOTS = {
+    "core": CORE,
+    "llm": ROOT / "core" / "remora_llm",
+    "runtimes": ROOT / "core" / "remora_runtimes",
+    "tools": ROOT / "core" / "remora_tools",
+    "deploy": ROOT / "adapters" / "remora_deploy",
+}
+"""Packages by the folder of their tests."""
+PACKAGES = (*(folder.name for folder in TEST_ROOTS.values()), "remora_adapters")
 
 
 @pytest.fixture(scope="module")
 def imports() -> Mapping[str, set[str]]:
-    """Which module imports which, imports for types left out."""
-    graph = grimp.build_graph("remora", "remora_adapters", exclude_type_checking_imports=True, cache_dir=None)
+    """Which module imports which, imports for types included: a reader follows them, too."""
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     return {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
 
 
@@ -106,7 +115,8 @@ def test_the_page_ends_after_two_pages() -> None:
 
 def module_of_test(path: Path) -> Path | None:
     """Return the module that a test file belongs to: the longest name at the same place that begins its own."""
-    folder = CORE / path.relative_to(ROOT / "tests" / "core").parent
+    root, *parts = path.relative_to(ROOT / "tests").parent.parts
+    folder = TEST_ROOTS[root].joinpath(*parts)
     words = path.stem.removeprefix("test_").split("_")
     for count in range(len(words), 0, -1):
         name = "_".join(words[:count])
@@ -117,12 +127,12 @@ def module_of_test(path: Path) -> Path | None:
     return None
 
 
-TESTS = sorted((ROOT / "tests" / "core").rglob("test_*.py"))
+TESTS = sorted(path for root in TEST_ROOTS for path in (ROOT / "tests" / root).rglob("test_*.py"))
 
 
 @pytest.mark.parametrize("path", TESTS, ids=[str(path.relative_to(ROOT)) for path in TESTS])
 def test_a_test_file_has_the_place_and_name_of_its_module(path: Path) -> None:
-    assert module_of_test(path), f"{path.relative_to(ROOT)}: no module of core/remora at that place has that name"
+    assert module_of_test(path), f"{path.relative_to(ROOT)}: no module at that place has that name"
 
 
 def sentences_read_as_states(text: str) -> Iterator[str]:

@@ -225,7 +225,7 @@ def test_each_defence_on_the_security_page_names_a_test_that_exists() -> None:
 def test_the_troubleshooting_page_quotes_errors_that_the_code_has() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
     others = ("No matching distribution", "No module named", "unrecognized arguments")  # of pip, Python, argparse
-    sources = "\n".join(path.read_text() for path in sorted((ROOT / "core" / "remora").rglob("*.py")))
+    sources = "\n".join(path.read_text() for path in sorted((ROOT / "core").rglob("*.py")))
     joined = re.sub(r'"\s*\n\s*f?"', "", sources)
     quoted = [
         each for row in re.findall(r"^\| (`.*?`)[^|]* \|", page, re.MULTILINE) for each in re.findall("`(.*?)`", row)

@@ -19,7 +19,7 @@ from makefiles import included
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CONTEXT = "remora_adapters/images/context/"
-SOURCES = {"remora": ROOT / "core", "remora_adapters": ROOT / "adapters"}
+SOURCES = {path.name: root for root in (ROOT / "core", ROOT / "adapters") for path in root.iterdir() if path.is_dir()}
 
 
 @pytest.fixture(scope="module")

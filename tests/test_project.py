@@ -31,13 +31,24 @@ VAGUE = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manage
 TRITONS_NAMES = {"triton_python_backend_utils"}
 
 # Each acts in one place, so that everything else can be tested with an argument instead (docs/architecture.md).
-READS_ENVIRONMENT = ("core/remora/server/main.py", "core/remora/cli", "core/remora/system/", "adapters/")
+READS_ENVIRONMENT = (
+    "core/remora/server/main.py",
+    "core/remora/cli",
+    "core/remora/system/",
+    "core/remora_tools/",
+    "core/remora_llm/export_llm.py",
+    "adapters/",
+)
 # A backend stamps the phases of a run, so backends may read the time as well.
 READS_CLOCK = (
     "core/remora/system/clock.py",
     "core/remora/backends/",
     "core/remora/cli",
     "core/remora/server/",
+    "core/remora_llm/backends/",
+    "core/remora_llm/routes/",
+    "core/remora_runtimes/",
+    "core/remora_tools/",
     "adapters/",
 )
 STARTS_THREADS = (
@@ -53,9 +64,9 @@ STARTS_THREADS = (
     "core/remora/tracing/writer.py",
     "core/remora/management/export.py",
     # The only place where a language model's steps run.
-    "core/remora/generation/step_loop.py",
-    "core/remora/backends/openvino_genai/engine.py",
-    "core/remora/backends/vllm/engine.py",
+    "core/remora_llm/generation/step_loop.py",
+    "core/remora_llm/backends/openvino_genai/engine.py",
+    "core/remora_llm/backends/vllm/engine.py",
     "core/remora/server/",
     # The load of a server's models, and the work of commands that Ctrl-C interrupts.
     "core/remora/system/threads.py",
@@ -67,9 +78,10 @@ STARTS_THREADS = (
     # One keeps each worker process, and ends with it; the others hand on streams whose clients may be slow.
     "core/remora/backends/worker/",
     # A function waits in a call of the Runtime API, which therefore stands beside the checks.
-    "adapters/remora_adapters/emulate/lambda_runtime.py",
+    "adapters/remora_deploy/emulate/lambda_runtime.py",
     # The conformance kit plays the engine.
     "core/remora/testing/",
+    "core/remora_llm/testing.py",
 )
 CLOCK = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep"}
 GENERATOR = "1.62.3"
@@ -156,7 +168,7 @@ def test_the_clock_is_read_in_one_place() -> None:
 
 def test_no_test_sleeps_but_in_eventually() -> None:
     """Benchmarks and clients that run in another process are not tests."""
-    others = ("tests/eventually.py", "tests/bench/", "tests/oracle/", "tests/adapters/emulate/faulty_")
+    others = ("tests/eventually.py", "tests/bench/", "tests/oracle/", "tests/deploy/emulate/faulty_")
     found = [
         f"{name_of(path)}:{line}"
         for path in sorted((ROOT / "tests").rglob("*.py"))

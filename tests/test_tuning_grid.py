@@ -8,9 +8,9 @@ from statistics import fmean, median
 
 import pytest
 
-from remora.cli.tuning import CostResult, Load, LoadResult, LoadTrial, Plan, Point, Refused, Result, System, Trial
-from remora.cli.tuning.candidates import ladder
-from remora.traffic.objective import Slo
+from remora_tools.deciders.objective import Slo
+from remora_tools.tuning import CostResult, Load, LoadResult, LoadTrial, Plan, Point, Refused, Result, System, Trial
+from remora_tools.tuning.candidates import ladder
 from served_model_formula import Formula, goal_of
 from tuning_grid import MARGIN, Found, Grid
 

@@ -25,7 +25,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from remora.cli.tuning import (
+from remora.management.explain import Curve
+from remora_tools.deciders.objective import Slo
+from remora_tools.tuning import (
     CostResult,
     CostTrial,
     Load,
@@ -39,9 +41,7 @@ from remora.cli.tuning import (
     System,
     Trial,
 )
-from remora.cli.tuning.candidates import ladder, settings_of
-from remora.management.explain import Curve
-from remora.traffic.objective import Slo
+from remora_tools.tuning.candidates import ladder, settings_of
 
 MARGIN = 1.5
 SATURATED, GROWTH = 4, 1.05

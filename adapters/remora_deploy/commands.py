@@ -38,7 +38,7 @@ def add_emulate(emulate: argparse.ArgumentParser) -> None:
     """Add the platforms of `remora emulate`."""
     emulate.description = _EMULATE
     emulate.formatter_class = argparse.RawDescriptionHelpFormatter
-    platforms = import_module("remora_adapters.emulate").PLATFORMS
+    platforms = import_module("remora_deploy.emulate").PLATFORMS
     kinds = emulate.add_subparsers(metavar="PLATFORM", dest="platform", required=True, help=", ".join(platforms))
     for platform in platforms:
         parser = kinds.add_parser(platform, description=_EMULATE, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -51,7 +51,7 @@ def add_manifests(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Load and measure the models, and print deployment files for a platform with the reason for each number."
     )
-    platforms = import_module("remora_adapters.manifests").PLATFORMS
+    platforms = import_module("remora_deploy.manifests").PLATFORMS
     parser.add_argument("platform", choices=platforms, metavar="PLATFORM", help=", ".join(platforms))
     parser.add_argument("paths", nargs="+", metavar="PATH", help="models, as for `remora serve`")
     parser.add_argument("--name", default="remora", metavar="NAME", help="service name (default %(default)s)")
@@ -62,7 +62,7 @@ def add_manifests(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="location of the models for the deployment (default: PATH if it is a URL)",
     )
-    import_module("remora_adapters.manifests").add_choices(parser)
+    import_module("remora_deploy.manifests").add_choices(parser)
     bind(parser, _manifests)
 
 
@@ -85,7 +85,7 @@ def _manifests(options: argparse.Namespace) -> int:
     for flag, word in words:
         if not _WORD.fullmatch(word):
             raise UsageError(f"{flag} {word!r}: expected an image name or a location, without spaces and quotes")
-    platforms = import_module("remora_adapters.manifests")
+    platforms = import_module("remora_deploy.manifests")
     if options.platform in platforms.FETCHING and not options.models and "://" not in location:
         raise UsageError(
             f"a pod cannot read '{location}' of this machine: pass --models with a location that it can read, such as "
@@ -93,7 +93,7 @@ def _manifests(options: argparse.Namespace) -> int:
         )
     try:
         choices = platforms.choices_of(options)
-        facts = import_module("remora_adapters.manifests.facts").measure(
+        facts = import_module("remora_deploy.manifests.facts").measure(
             options.paths, options.name, options.image, location, choices
         )
         print(platforms.find_renderer(options.platform)(facts), end="")
@@ -105,7 +105,7 @@ def _manifests(options: argparse.Namespace) -> int:
 def add_image(image: argparse.ArgumentParser) -> None:
     """Add the actions of `remora image`."""
     kinds = image.add_subparsers(metavar="ACTION", required=True)
-    images = import_module("remora_adapters.images")
+    images = import_module("remora_deploy.images")
     build = kinds.add_parser(
         "build",
         help="build an image with docker, podman or buildah",
@@ -124,23 +124,23 @@ def add_build(parser: argparse.ArgumentParser) -> None:
         "of SOURCE, the packages of its requirements.txt, this remora, and a Dockerfile. A Python file comes with the "
         "modules beside it that it imports. The same files give the same folder."
     )
-    import_module("remora_adapters.images").add_model_arguments(parser)
+    import_module("remora_deploy.images").add_model_arguments(parser)
     bind(parser, _build)
 
 
 def _build(options: argparse.Namespace) -> int:
-    code: int = import_module("remora_adapters.images.models").build(options)
+    code: int = import_module("remora_deploy.images.models").build(options)
     return code
 
 
 def _build_image(options: argparse.Namespace) -> int:
-    code: int = import_module("remora_adapters.images.building").build(options)
+    code: int = import_module("remora_deploy.images.building").build(options)
     return code
 
 
 def _list_images(options: argparse.Namespace) -> int:
     rows = [("NAME", "PLATFORM", "CUDA", "EXTRAS")]
-    for each in import_module("remora_adapters.images").IMAGES.values():
+    for each in import_module("remora_deploy.images").IMAGES.values():
         rows.append((each.name, each.platform, each.cuda, ",".join(each.extras)))
     print(columns(rows))
     return 0
@@ -200,14 +200,14 @@ def _add_emulate_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _emulate(options: argparse.Namespace) -> int:
-    code: int = import_module("remora_adapters.emulate.running").run(options)
+    code: int = import_module("remora_deploy.emulate.running").run(options)
     return code
 
 
 def add_deploy(deploy: argparse.ArgumentParser) -> None:
     """Add the arguments of `remora deploy`, most of which the platforms' modules define."""
-    platforms = import_module("remora_adapters.deploy").PLATFORMS
-    actions = import_module("remora_adapters.deploy").ACTIONS
+    platforms = import_module("remora_deploy.deploy").PLATFORMS
+    actions = import_module("remora_deploy.deploy").ACTIONS
     deploy.description = _DEPLOY
     deploy.epilog = "actions:\n" + "\n".join(f"  {name:<10} {text}" for name, text in actions.items())
     deploy.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -218,5 +218,5 @@ def add_deploy(deploy: argparse.ArgumentParser) -> None:
 
 
 def _deploy(options: argparse.Namespace) -> int:
-    code: int = import_module("remora_adapters.deploy.command").main([options.platform, *options.arguments])
+    code: int = import_module("remora_deploy.deploy.command").main([options.platform, *options.arguments])
     return code

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 BACKENDS = {
     "onnxruntime": "remora.backends.onnxruntime:OnnxRuntimeBackend",
     "python": "remora.backends.python:PythonBackend",
-    "fil": "remora.backends.trees:TreesBackend",
-    "generation": "remora.backends.generation:GenerationBackend",
-    "native": "remora.backends.native:NativeBackend",
-    "openvino_genai": "remora.backends.openvino_genai:OpenVinoGenAiBackend",
-    "openvino": "remora.backends.openvino:OpenVinoBackend",
-    "tensorflow": "remora.backends.tensorflow:TensorFlowBackend",
-    "tensorrt": "remora.backends.tensorrt:TensorRtBackend",
-    "pytorch": "remora.backends.pytorch:PyTorchBackend",
-    "vllm": "remora.backends.vllm:VllmBackend",
+    "fil": "remora_runtimes.trees:TreesBackend",
+    "generation": "remora_llm.backends.onnx:GenerationBackend",
+    "native": "remora_runtimes.native:NativeBackend",
+    "openvino_genai": "remora_llm.backends.openvino_genai:OpenVinoGenAiBackend",
+    "openvino": "remora_runtimes.openvino:OpenVinoBackend",
+    "tensorflow": "remora_runtimes.tensorflow:TensorFlowBackend",
+    "tensorrt": "remora_runtimes.tensorrt:TensorRtBackend",
+    "pytorch": "remora_runtimes.pytorch:PyTorchBackend",
+    "vllm": "remora_llm.backends.vllm:VllmBackend",
     "ensemble": "remora.backends.registry:EnsembleBackend",
 }
 """Backends by name: classes of `remora.backends.Backend`."""
@@ -38,10 +38,10 @@ HOSTS = {
 """Hosts by name: modules with `remora.server.host.Adapter.host`."""
 
 
-METRICS = ("remora.management.generation:generation_families",)
+METRICS = ("remora_llm.measuring:generation_families",)
 """Functions that return the families of ready models, given as `remora.models.served_model.ServedModel`."""
 
-ANSWERS = "remora.management.generation:explain_answers"
+ANSWERS = "remora_llm.measuring:explain_answers"
 """Explains the answers of a language model for `remora explain`."""
 
 
@@ -70,7 +70,7 @@ class Routes(NamedTuple):
 ROUTES = (
     Routes(
         ("/v1/", "/openai/v1/", "/tokenize", "/detokenize", "/rerank", "/score"),
-        "remora.server.http.openai_group",
+        "remora_llm.routes.group",
         names_requests=True,
     ),
     Routes(("/models/",), "remora.server.http.typed_group"),
@@ -89,10 +89,10 @@ COMMANDS = {
         _SERVE, "write the decorated functions of a file as a Triton repository", "remora.cli.functions:add_export"
     ),
     "export-llm": Command(
-        _SERVE, "export a language model of Hugging Face for ONNX Runtime", "remora.cli.export_llm:add_export_llm"
+        _SERVE, "export a language model of Hugging Face for ONNX Runtime", "remora_llm.export_llm:add_export_llm"
     ),
     "build": Command(
-        _SERVE, "write the build context of an image with a model and its packages", "remora.cli.platforms:add_build"
+        _SERVE, "write the build context of an image with a model and its packages", "remora_deploy.commands:add_build"
     ),
     "config": Command(
         _SERVE, "show, check or derive model configurations, without a server", "remora.cli.commands:add_config"
@@ -109,22 +109,22 @@ COMMANDS = {
     "release": Command(
         "Release versions", "send a part of a model's requests to another version", "remora.cli.commands:add_release"
     ),
-    "score": Command("Score files", "run the rows of a file through a model", "remora.cli.traffic:add_score"),
+    "score": Command("Score files", "run the rows of a file through a model", "remora_tools.commands:add_score"),
     "bench": Command(
-        START, "measure a server under load, or the time to a first answer", "remora.cli.traffic:add_bench"
+        START, "measure a server under load, or the time to a first answer", "remora_tools.commands:add_bench"
     ),
-    "tune": Command(_MEASURE, "find the settings of models for a latency objective", "remora.cli.traffic:add_tune"),
-    "cost": Command(_MEASURE, "compare scale to zero with always on, from a request log", "remora.cli.cost:add_cost"),
+    "tune": Command(_MEASURE, "find the settings of models for a latency objective", "remora_tools.commands:add_tune"),
+    "cost": Command(_MEASURE, "compare scale to zero with always on, from a request log", "remora_tools.cost:add_cost"),
     "replay": Command(
-        _MEASURE, "send captured requests again and compare the answers", "remora.cli.traffic:add_replay"
+        _MEASURE, "send captured requests again and compare the answers", "remora_tools.commands:add_replay"
     ),
-    "emulate": Command(_PLATFORMS, "test a server against a platform's contract", "remora.cli.platforms:add_emulate"),
+    "emulate": Command(_PLATFORMS, "test a server against a platform's contract", "remora_deploy.commands:add_emulate"),
     "manifests": Command(
-        _PLATFORMS, "print deployment files computed from models", "remora.cli.platforms:add_manifests"
+        _PLATFORMS, "print deployment files computed from models", "remora_deploy.commands:add_manifests"
     ),
-    "image": Command(_PLATFORMS, "build container images", "remora.cli.platforms:add_image"),
+    "image": Command(_PLATFORMS, "build container images", "remora_deploy.commands:add_image"),
     "deploy": Command(
-        START, "deploy to a platform; show, call, roll back or remove a service", "remora.cli.platforms:add_deploy"
+        START, "deploy to a platform; show, call, roll back or remove a service", "remora_deploy.commands:add_deploy"
     ),
     "pull": Command(_CLOUDS, "download models from cloud storage", "remora.cli.storage:add_pull"),
     "cache": Command(_CLOUDS, "list or clear the local cache of downloaded models", "remora.cli.storage:add_cache"),

@@ -11,12 +11,12 @@ from statistics import fmean, median
 
 from remora.custom_metrics import Family, MetricKind, MetricSample
 from remora.errors import NotFoundError
-from remora.generation import TokenEngine
-from remora.generation.measurements import RECENT_ANSWERS, Answered
-from remora.generation.tasks import EngineStats
 from remora.management.answer_report import GenerationReport
 from remora.management.explain import Explanation
 from remora.models.served_model import ServedModel
+from remora_llm.generation import TokenEngine
+from remora_llm.generation.measurements import RECENT_ANSWERS, Answered
+from remora_llm.generation.tasks import EngineStats
 
 _REASONS = {"stop": ("stop",), "length": ("length", "deadline"), "abort": ("cancelled",), "error": ("error",)}
 """vLLM's values of ``finished_reason`` and the reasons that count as each."""

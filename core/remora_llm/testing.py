@@ -1,6 +1,6 @@
 """Conformance kit for engines of language models, and a stepper that computes nothing.
 
-    from remora.testing.generation import EngineExample, check_engine
+    from remora_llm.testing import EngineExample, check_engine
 
     check_engine(open_engine, EngineExample(prompt=(1, 2, 3), other=(4, 5)))
 
@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from remora.errors import RemoraError, UnavailableError
-from remora.generation import Detokenizer, Extension, Logits, StepResult, TokenEngine
-from remora.generation.tasks import End, ModelFacts, ParameterError, Piece, Sampling, Task
-from remora.generation.tokenizing import ByteDetokenizer, refuse_long
+from remora_llm.generation import Detokenizer, Extension, Logits, StepResult, TokenEngine
+from remora_llm.generation.tasks import End, ModelFacts, ParameterError, Piece, Sampling, Task
+from remora_llm.generation.tokenizing import ByteDetokenizer, refuse_long
 
 LIMIT_S = 60.0
 """Time within which a task must end, in seconds."""

@@ -23,9 +23,14 @@ from remora.cli.client import (
     raise_for_status,
     request_headers,
 )
-from remora.cli.load import GRPC, GRPC_STREAM, HTTP, MOST_WAITING, Plan, Results, merge_results, results_from_json
-from remora.cli.load.report import ROWS_PER_BATCH, Level, as_csv, as_document, as_html, as_table
-from remora.cli.load.requests import (
+from remora.cli.output import UsageError, check_writable, one_line, write_whole
+from remora.errors import RemoraError, UnavailableError
+from remora.system.cpus import usable_cpus
+from remora.system.json_text import read_json
+from remora_tools.deciders.stability import WINDOWS, Window, is_stable
+from remora_tools.load import GRPC, GRPC_STREAM, HTTP, MOST_WAITING, Plan, Results, merge_results, results_from_json
+from remora_tools.load.report import ROWS_PER_BATCH, Level, as_csv, as_document, as_html, as_table
+from remora_tools.load.requests import (
     bodies_of,
     grpc_message,
     http_message,
@@ -35,12 +40,7 @@ from remora.cli.load.requests import (
     model_requests,
     server_address,
 )
-from remora.cli.load.resources import Usage, mean_usage, read_usage
-from remora.cli.output import UsageError, check_writable, one_line, write_whole
-from remora.errors import RemoraError, UnavailableError
-from remora.system.cpus import usable_cpus
-from remora.system.json_text import read_json
-from remora.traffic.stability import WINDOWS, Window, is_stable
+from remora_tools.load.resources import Usage, mean_usage, read_usage
 
 _SATURATED = 0.9
 """Share of a processor above which the generator limits the load."""
@@ -352,7 +352,7 @@ def _generators(plans: Sequence[Plan]) -> Iterator[Callable[[], Results]]:
 
     Raises UnavailableError for a process that cannot connect or that ends.
     """
-    words = [sys.executable, "-m", "remora.cli.load.generator"]
+    words = [sys.executable, "-m", "remora_tools.load.generator"]
     running: list[subprocess.Popen[str]] = []
 
     def line_of(process: subprocess.Popen[str]) -> str:

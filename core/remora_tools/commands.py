@@ -19,8 +19,8 @@ from remora.cli.arguments import (
     pair,
     seconds,
 )
-from remora.traffic.arrivals import SHAPES
-from remora.traffic.objective import Slo
+from remora_tools.deciders.arrivals import SHAPES
+from remora_tools.deciders.objective import Slo
 
 _MOST_PER_S = 1_000_000
 """Largest rate of an open loop; a process sends about 10,000 requests per second."""
@@ -99,7 +99,7 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 
 def _score(options: argparse.Namespace) -> int:
-    from remora.cli import score as cli_score
+    from remora_tools import score as cli_score
 
     return cli_score.score(options)
 
@@ -149,7 +149,7 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
 
 
 def _tune(options: argparse.Namespace) -> int:
-    from remora.cli import tune as cli_tune
+    from remora_tools import tune as cli_tune
 
     return cli_tune.tune(options)
 
@@ -214,7 +214,7 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    from remora.cli import replay as cli_replay
+    from remora_tools import replay as cli_replay
 
     return cli_replay.replay(options)
 
@@ -371,6 +371,6 @@ def _at_least_one(text: str) -> int:
 
 
 def _load(options: argparse.Namespace) -> int:
-    from remora.cli import bench_load as cli_bench_load
+    from remora_tools import bench_load as cli_bench_load
 
     return cli_bench_load.bench_load(options)

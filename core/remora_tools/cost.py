@@ -10,7 +10,7 @@ from typing import Any
 
 from remora.cli.arguments import bind
 from remora.cli.output import UsageError, columns
-from remora.cli.scale_to_zero import LogError, Rates, Replay, best, break_even_gap_s, read_arrivals, replay
+from remora_tools.scale_to_zero import LogError, Rates, Replay, best, break_even_gap_s, read_arrivals, replay
 
 
 def add_cost(parser: argparse.ArgumentParser) -> None:

@@ -13,12 +13,12 @@ from typing import BinaryIO, NamedTuple
 
 from remora.cli.client import HttpClient, model_path, open_client, raise_for_status
 from remora.cli.output import UsageError
-from remora.cli.scoring.sources import import_parquet
 from remora.errors import NotFoundError
 from remora.storage.location import is_url
 from remora.storage.stored_file import open_stored
 from remora.system.url_secrets import shown_place
 from remora.traffic.captured import CapturedError, Exchange, answer_of, difference, exchange_of, request_of
+from remora_tools.scoring.sources import import_parquet
 
 _SUFFIXES = (".jsonl", ".parquet")
 SAME, DIFFERS, FAILED, SKIPPED = "same", "differs", "failed", "skipped"

@@ -12,15 +12,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from remora.cli.interrupts import exit_on_interrupt, open_models
 from remora.cli.output import UsageError, check_writable, columns, warnings_shown, write_whole
-from remora.cli.scoring import Source, format_of
-from remora.cli.scoring.columns import map_columns, tensor_rows
-from remora.cli.scoring.identity import digest_of_input, digest_of_models
-from remora.cli.scoring.image_files import LocalImages, StoredImages
-from remora.cli.scoring.images import IMAGE_COLUMN, ImageSource, pixels_of
-from remora.cli.scoring.journal import Journal, excluding_runs, explain_write_error, journal_path
-from remora.cli.scoring.run import Progress, ScoringRun, Work
-from remora.cli.scoring.sinks import join_segments, write_empty
-from remora.cli.scoring.sources import import_parquet, open_source
 from remora.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from remora.server.startup import with_workers
 from remora.storage import Secret
@@ -28,6 +19,15 @@ from remora.storage.location import Location, is_url, parse_location
 from remora.storage.stored_file import open_stored
 from remora.system.clock import SystemClock
 from remora.system.url_secrets import shown_place
+from remora_tools.scoring import Source, format_of
+from remora_tools.scoring.columns import map_columns, tensor_rows
+from remora_tools.scoring.identity import digest_of_input, digest_of_models
+from remora_tools.scoring.image_files import LocalImages, StoredImages
+from remora_tools.scoring.images import IMAGE_COLUMN, ImageSource, pixels_of
+from remora_tools.scoring.journal import Journal, excluding_runs, explain_write_error, journal_path
+from remora_tools.scoring.run import Progress, ScoringRun, Work
+from remora_tools.scoring.sinks import join_segments, write_empty
+from remora_tools.scoring.sources import import_parquet, open_source
 
 if TYPE_CHECKING:
     from remora.engine import Engine

@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from remora.cli.interrupts import INTERRUPTED, open_models, run_aside
 from remora.cli.output import columns, warnings_shown, write_whole
-from remora.cli.tuning import CostTrial, Goal, LoadResult, Plan, Point, Refused, Result, System, Trial
-from remora.cli.tuning.configuring import app_of, apply_settings, decorator_of, find_folders, stanza
-from remora.cli.tuning.measuring import TrialEngine, loop_in_thread
-from remora.cli.tuning.report import (
+from remora.errors import ConfigError
+from remora.options import EngineOptions
+from remora.server.startup import with_workers
+from remora.system.clock import SystemClock
+from remora.system.environment import keep_runtimes_quiet
+from remora_tools.tuning import CostTrial, Goal, LoadResult, Plan, Point, Refused, Result, System, Trial
+from remora_tools.tuning.configuring import app_of, apply_settings, decorator_of, find_folders, stanza
+from remora_tools.tuning.measuring import TrialEngine, loop_in_thread
+from remora_tools.tuning.report import (
     Outcome,
     as_document,
     as_html,
@@ -26,12 +31,7 @@ from remora.cli.tuning.report import (
     point_row,
     table_head,
 )
-from remora.cli.tuning.search import Search
-from remora.errors import ConfigError
-from remora.options import EngineOptions
-from remora.server.startup import with_workers
-from remora.system.clock import SystemClock
-from remora.system.environment import keep_runtimes_quiet
+from remora_tools.tuning.search import Search
 
 if TYPE_CHECKING:
     from remora.engine import Engine

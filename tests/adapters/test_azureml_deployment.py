@@ -22,8 +22,8 @@ from conftest import ROOT
 from hosting import ask, hosted, v2_request, write_scale
 from remora.cli import main
 from remora_adapters import azureml
-from remora_adapters.manifests import find_renderer
-from remora_adapters.manifests.facts import Facts, Model
+from remora_deploy.manifests import find_renderer
+from remora_deploy.manifests.facts import Facts, Model
 
 PEER = Path(os.environ.get("REMORA_AZURE_AI_ML_VENV", ROOT / ".venv-azure-ai-ml")) / "bin" / "python"
 

@@ -21,8 +21,8 @@ from conftest import free_ports
 from eventually import eventually
 from hosting import PATIENCE_S, ask, hosted, v2_request, write_scale
 from remora_adapters import azureml, cloud_run, knative, kserve, sagemaker, vertex
-from remora_adapters.emulate import grpc_health
-from remora_adapters.emulate.asking import Address
+from remora_deploy.emulate import grpc_health
+from remora_deploy.emulate.asking import Address
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 

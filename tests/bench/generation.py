@@ -26,11 +26,11 @@ from generation_client import Times, over_http, prompt_of
 from generation_models import tiny
 from hosting import running
 from remora.engine import Engine
-from remora.generation import Extension, Generation
-from remora.generation.step_loop import StepLoop
-from remora.generation.tasks import Sampling, Task
 from remora.server.host import Host
-from remora.testing.generation import Collector
+from remora_llm.generation import Extension, Generation
+from remora_llm.generation.step_loop import StepLoop
+from remora_llm.generation.tasks import Sampling, Task
+from remora_llm.testing import Collector
 
 ROUNDS, STREAMS, TOKENS = 5, 16, 64
 ROUND = count(1)

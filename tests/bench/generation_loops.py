@@ -25,12 +25,12 @@ from generation_client import Times, over_http, prompt_of
 from generation_vllm import VLLM_ENVIRONMENT
 
 import hosting
-from remora.backends.openvino_genai.engine import OpenVinoEngine, generation_config
-from remora.backends.vllm.engine import VllmEngine
 from remora.engine import Engine
-from remora.generation import Generation
-from remora.generation.tasks import Sampling, Task
 from remora.server.host import Host
+from remora_llm.backends.openvino_genai.engine import OpenVinoEngine, generation_config
+from remora_llm.backends.vllm.engine import VllmEngine
+from remora_llm.generation import Generation
+from remora_llm.generation.tasks import Sampling, Task
 
 hosting.PATIENCE_S = 600.0  # for vLLM's start
 for name, value in VLLM_ENVIRONMENT.items():

@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from coldstart import REMORA, free_port
 from models import mlp
 
-from remora.cli.load import HTTP, Plan, Results, results_from_json
-from remora.traffic.latencies import Histogram, merge
+from remora_tools.deciders.latencies import Histogram, merge
+from remora_tools.load import HTTP, Plan, Results, results_from_json
 
 SECONDS, WINDOW_S, SETTLE_S, CONNECTIONS, PART = 90.0, 0.9, 0.1, 16, 0.3
 BODY = json.dumps({"inputs": [{"name": "input", "shape": [1, 64], "datatype": "FP32", "data": [0.5] * 64}]}).encode()
@@ -55,7 +55,7 @@ def load(port: int, rate: float, window_s: float) -> Iterator[Iterator[Results]]
     """Send requests at a rate, 0 for as many as possible, and yield the results of each window."""
     window_ns = int(window_s * 1e9)
     plan = Plan(HTTP, "127.0.0.1", port, False, (REQUEST,), CONNECTIONS, rate, "poisson", 7, 0, 1, 0, window_ns, 10.0)
-    words = [sys.executable, "-m", "remora.cli.load.generator"]
+    words = [sys.executable, "-m", "remora_tools.load.generator"]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None

@@ -32,10 +32,10 @@ from conftest import free_ports
 from generation_models import tiny
 from hosting import running
 from remora.engine import Engine
-from remora.generation import Sink
-from remora.generation.measurements import Measurements
-from remora.generation.tasks import End, EngineStats, ModelFacts, Piece, Task, Usage
 from remora.server.host import Host
+from remora_llm.generation import Sink
+from remora_llm.generation.measurements import Measurements
+from remora_llm.generation.tasks import End, EngineStats, ModelFacts, Piece, Task, Usage
 
 ROUNDS, STREAMS = 7, 16
 PACES = {"free running": (0.0, 4000), "16 tokens every 4 ms": (0.004, 500)}

@@ -23,13 +23,13 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper, save
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from remora.cli.tuning import Goal, LoadResult, LoadTrial, Point
-from remora.cli.tuning.measuring import TrialEngine, loop_in_thread
-from remora.cli.tuning.search import Search, describe
 from remora.engine import Engine
 from remora.options import EngineOptions
 from remora.server.startup import with_workers
-from remora.traffic.objective import Slo
+from remora_tools.deciders.objective import Slo
+from remora_tools.tuning import Goal, LoadResult, LoadTrial, Point
+from remora_tools.tuning.measuring import TrialEngine, loop_in_thread
+from remora_tools.tuning.search import Search, describe
 from tuning_grid import MARGIN, Grid
 
 WINDOW_S = 0.3

@@ -20,9 +20,9 @@ import pytest
 
 from containers.boxes import KEPT, PLAIN_USER, Image, bound
 from containers.dockerfiles import configuration
-from remora_adapters.images import IMAGES as ALL_IMAGES
-from remora_adapters.images import NO_CUDA
-from remora_adapters.images.building import Build, assemble, build_command, convert_command
+from remora_deploy.images import IMAGES as ALL_IMAGES
+from remora_deploy.images import NO_CUDA
+from remora_deploy.images.building import Build, assemble, build_command, convert_command
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 IMAGES = tuple(name for name, image in ALL_IMAGES.items() if image.cuda == NO_CUDA)

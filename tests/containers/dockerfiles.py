@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from remora_adapters.images import IMAGES
+from remora_deploy.images import IMAGES
 
 ROOT = Path(__file__).parents[2]
 FILES = {path.parent.name: path for path in sorted((ROOT / "containers").glob("*/Dockerfile"))}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from containers.dockerfiles import FILES, last, stages
-from remora_adapters.images import IMAGES, NO_CUDA
+from remora_deploy.images import IMAGES, NO_CUDA
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

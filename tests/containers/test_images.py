@@ -15,9 +15,9 @@ import pytest
 
 from conftest import ROOT, free_ports
 from containers.conftest import ARCHITECTURE, build_image
-from remora_adapters.emulate.lambda_runtime import RuntimeApi
-from remora_adapters.images import DOCKER_MANIFEST, IMAGES, problem_of
-from remora_adapters.images.building import described
+from remora_deploy.emulate.lambda_runtime import RuntimeApi
+from remora_deploy.images import DOCKER_MANIFEST, IMAGES, problem_of
+from remora_deploy.images.building import described
 
 BUDGETS = tomllib.loads((ROOT / "containers" / "budgets.toml").read_text())
 NAMES = ("cpu", "sagemaker", "azureml", "lambda")

@@ -23,8 +23,8 @@ from makefiles import make_text
 from remora.cli import build_parser, main
 from remora.plugins import HOSTS
 from remora_adapters.aws_lambda import Function, Settings
-from remora_adapters.deploy import command as deploy_command
-from remora_adapters.deploy import find_platform
+from remora_deploy.deploy import command as deploy_command
+from remora_deploy.deploy import find_platform
 
 pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[deploy-sagemaker]'")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from remora.cli import main
-from remora_adapters.images import DOCKER_MANIFEST, IMAGES, NO_CUDA, context_folder, problem_of
+from remora_deploy.images import DOCKER_MANIFEST, IMAGES, NO_CUDA, context_folder, problem_of
 
 ROOT = Path(__file__).resolve().parents[2]
 LABELS = {"remora.platform": "sagemaker", "remora.cuda": "12"}

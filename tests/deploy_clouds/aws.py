@@ -15,7 +15,7 @@ from botocore import xform_name
 from botocore.validate import ParamValidator
 
 from deploy_clouds.journeys import Local, refuse, version_of
-from remora_adapters.deploy.plan import Call
+from remora_deploy.deploy.plan import Call
 
 _SESSION = botocore.session.get_session()
 _MODELS: dict[str, Any] = {}

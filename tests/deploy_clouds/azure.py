@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from deploy_clouds.journeys import Local, refuse, version_of
-from remora_adapters.deploy.plan import Call, find
+from remora_deploy.deploy.plan import Call, find
 
 WORKSPACE = "/subscriptions/s/resourceGroups/g/providers/Microsoft.MachineLearningServices/workspaces/w"
 ENDPOINT = f"{WORKSPACE}/onlineEndpoints/digits"

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from deploy_clouds.journeys import Local, refuse, version_of
-from remora_adapters.deploy.plan import Call, find
+from remora_deploy.deploy.plan import Call, find
 
 KSVC, REVISION, ISVC = (
     "services.serving.knative.dev",

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from deploy_clouds.journeys import Local, refuse, version_of
-from remora_adapters.deploy.plan import Call
+from remora_deploy.deploy.plan import Call
 
 
 class FakeDocker(Local):

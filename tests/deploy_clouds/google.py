@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from deploy_clouds.journeys import Local, refuse, version_of
-from remora_adapters.deploy.plan import Call, find
+from remora_deploy.deploy.plan import Call, find
 
 RUN = "/v2/projects/p/locations/europe-west4/services"
 VERTEX = "/v1/projects/p/locations/europe-west4"

@@ -7,7 +7,7 @@ from typing import Any
 
 from deploy_clouds.cluster import FakeCluster
 from deploy_clouds.journeys import refuse, version_of
-from remora_adapters.deploy.plan import Call
+from remora_deploy.deploy.plan import Call
 
 
 class FakeHelm(FakeCluster):

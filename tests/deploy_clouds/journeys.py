@@ -10,10 +10,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from remora_adapters.deploy import command
-from remora_adapters.deploy.golden import Golden
-from remora_adapters.deploy.plan import Call, CallError, Platform
-from remora_adapters.deploy.running import Runner
+from remora_deploy.deploy import command
+from remora_deploy.deploy.golden import Golden
+from remora_deploy.deploy.plan import Call, CallError, Platform
+from remora_deploy.deploy.running import Runner
 
 FAULTS = ("no rights", "no quota", "wrong image", "model broken", "rollback", "interrupted")
 REQUEST = b'{"inputs": []}'

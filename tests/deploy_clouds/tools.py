@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from remora.cli import build_parser
-from remora_adapters.deploy.plan import Call, find
-from remora_adapters.images import IMAGES
+from remora_deploy.deploy.plan import Call, find
+from remora_deploy.images import IMAGES
 
 _SWITCHES = ("--quiet", "--recursive", "--force", "--password-stdin", "--rm", "--wait")
 _JSON_PATH = "jsonpath={.status.url}"

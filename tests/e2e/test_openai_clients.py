@@ -16,7 +16,9 @@ import pytest
 
 from conftest import RunningServer, Serving
 from generation_models import ROOT, tiny
-from remora.protocols.openai.fields import (
+from remora_deploy.emulate.asking import Address
+from remora_deploy.emulate.sagemaker_runtime import Endpoint, runtime_api
+from remora_llm.openai.fields import (
     CHAT,
     COMPLETION,
     RESPONSE,
@@ -25,9 +27,7 @@ from remora.protocols.openai.fields import (
     RESPONSE_TEXT,
     STREAM_OPTIONS,
 )
-from remora.protocols.openai.vectors import EMBEDDINGS
-from remora_adapters.emulate.asking import Address
-from remora_adapters.emulate.sagemaker_runtime import Endpoint, runtime_api
+from remora_llm.openai.vectors import EMBEDDINGS
 
 PYTHON = Path(os.environ.get("OPENAI_PYTHON", ROOT / ".venv-openai" / "bin" / "python"))
 NEWEST = Path(os.environ.get("OPENAI_NEWEST_PYTHON", ROOT / ".venv-openai-newest" / "bin" / "python"))

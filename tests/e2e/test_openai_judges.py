@@ -15,9 +15,9 @@ import pytest
 from conftest import Serving
 from generation_models import ROOT, tiny
 from remora import Engine
-from remora.generation import Generation
-from remora.generation.tasks import Task
-from remora.testing.generation import Collector
+from remora_llm.generation import Generation
+from remora_llm.generation.tasks import Task
+from remora_llm.testing import Collector
 
 PYTHON = Path(os.environ.get("LM_EVAL_PYTHON", ROOT / ".venv-lm-eval" / "bin" / "python"))
 PATIENCE_S = 240.0

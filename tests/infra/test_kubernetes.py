@@ -24,8 +24,8 @@ from remora.startup import StartupReport
 from remora.statistics import LATENCY_BOUNDS_NS, HeldLoad, Histogram, MetricsSettings, ServerLoad
 from remora.system.clock import SystemClock
 from remora.system.gpus import GpuReading
-from remora_adapters.manifests.facts import Facts, Model
-from remora_adapters.manifests.kserve import render
+from remora_deploy.manifests.facts import Facts, Model
+from remora_deploy.manifests.kserve import render
 
 KUBERNETES = INFRA / "kubernetes"
 SETS = (

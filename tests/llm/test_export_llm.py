@@ -10,7 +10,7 @@ import pytest
 
 from makefiles import make_text
 from remora.cli import main
-from remora.cli.export_llm import TOOLS
+from remora_llm.export_llm import TOOLS
 
 EXPORTER = """#!/bin/sh
 # env HF_HUB_OFFLINE=1 PYTHON -m MODULE -i SOURCE -o TARGET -p PRECISION -e DEVICE -c CACHE

@@ -1,4 +1,4 @@
-"""Tests of ``remora.management.generation``, with a language model that answers."""
+"""Tests of ``remora_llm.measuring``, with a language model that answers."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from remora import Engine
 from remora.calls import Metrics, ModelExplain
 from remora.cli.explain import text_of
 from remora.errors import NotFoundError, UnsupportedError
-from remora.generation.measurements import Measurements
-from remora.generation.step_loop import StepLoop
-from remora.generation.tasks import EngineStats, ModelFacts
 from remora.management.explain import Explanation
-from remora.management.generation import generation_families
 from remora.messages import InferForm, InputSpec
 from remora.models import loader as loading
 from remora.server.http.pages import schema_of
 from remora.tracing import tracer
+from remora_llm.generation.measurements import Measurements
+from remora_llm.generation.step_loop import StepLoop
+from remora_llm.generation.tasks import EngineStats, ModelFacts
+from remora_llm.measuring import generation_families
 from trace_receiver import attributes, collector
 
 

@@ -68,7 +68,7 @@ def run_tests(tree: Path, tests: tuple[str, ...]) -> int:
 
 def fate_of(mutant: Mutant, tree: Path) -> str:
     """Plant one mutant, see what becomes of it, and put the tree right again."""
-    file = tree / "core" / "remora" / mutant.file
+    file = tree / mutant.path
     source = file.read_text()
     if source.count(mutant.original) != 1:
         return BROKEN

@@ -12,16 +12,23 @@ from typing import NamedTuple
 
 
 class Mutant(NamedTuple):
-    """``file`` is below core/remora, ``tests`` are paths from the root."""
+    """``file`` is below core/remora or names another package of core, ``tests`` are paths from the root."""
 
     file: str
     original: str
     replacement: str
     tests: tuple[str, ...]
 
+    @property
+    def path(self) -> str:
+        """The file from the root."""
+        return f"core/{self.file}" if self.file.startswith("remora_") else f"core/remora/{self.file}"
+
 
 def _of(file: str, tests: str, *changes: tuple[str, str]) -> Iterator[Mutant]:
-    folder = Path("tests/core", file).parent
+    package, _, rest = file.partition("/")
+    within = f"{package.removeprefix('remora_')}/{rest}" if package.startswith("remora_") else f"core/{file}"
+    folder = Path("tests", within).parent
     paths = tuple(str(folder / f"{name}.py") for name in tests.split())
     return (Mutant(file, original, replacement, paths) for original, replacement in changes)
 
@@ -505,7 +512,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("self._received, self._received_at = received, now", "self._received = received"),
     ),
     *_of(
-        "cli/bench_load.py",
+        "remora_tools/bench_load.py",
         "test_bench_load_limits",
         ("_MANY_WAITING = MOST_WAITING // 2", "_MANY_WAITING = MOST_WAITING"),
         ("    if results.cpu >= _SATURATED:\n        yield", "    if results.cpu > _SATURATED:\n        yield"),
@@ -523,7 +530,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("found[ROWS_PER_BATCH] = rows / batches", "found[ROWS_PER_BATCH] = batches / rows"),
     ),
     *_of(
-        "cli/tuning/prediction.py",
+        "remora_tools/tuning/prediction.py",
         "test_prediction",
         ("result.front / result.rate_per_s * 1e9 if", "result.front * 1e9 if"),
         ("if 0 < front_ns < _LESS * self.front_ns:", "if front_ns < _LESS * self.front_ns:"),

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import parity_models as parity
-from remora.backends.native import INCLUDE, NativeBackend
-from remora.backends.native.calls import ABI_VERSION
-from remora.backends.native.elf import why_incomplete
 from remora.backends.registry import backend_in
 from remora.engine import Engine
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, UnavailableError
 from remora.messages import Response
 from remora.testing.backend import CHECKS, Check, Example, Opened, open_model, request_of, run
+from remora_runtimes.native import INCLUDE, NativeBackend
+from remora_runtimes.native.calls import ABI_VERSION
+from remora_runtimes.native.elf import why_incomplete
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler (cc)")
 

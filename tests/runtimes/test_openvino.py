@@ -10,10 +10,10 @@ import pytest
 
 from fakes import config_of
 from remora.backends import Placement
-from remora.backends.openvino import OpenVinoBackend, compile_options
 from remora.errors import ConfigError, InvalidArgumentError, UnsupportedError
 from remora.messages import Array, Response
 from remora.testing.backend import Example, open_model, request_of, run
+from remora_runtimes.openvino import OpenVinoBackend, compile_options
 
 
 def parameters(**given: str) -> Any:

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from remora.backends import Placement, Source
-from remora.backends.pytorch import PyTorchBackend
-from remora.backends.pytorch.program import load_program
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, UnsupportedError
 from remora.messages import Array, Response
 from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from remora.testing.backend import Example, Opened, open_model, request_of, run
+from remora_runtimes.pytorch import PyTorchBackend
+from remora_runtimes.pytorch.program import load_program
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed here: make test-torch")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

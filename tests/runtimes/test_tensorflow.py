@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from remora.backends import Placement
-from remora.backends.tensorflow import TensorFlowBackend, TensorFlowModel, check_operations
 from remora.errors import ConfigError, InternalError, NotFoundError, UnsupportedError
 from remora.messages import Array, Response
 from remora.testing.backend import Example, Opened, open_model, request_of, run
+from remora_runtimes.tensorflow import TensorFlowBackend, TensorFlowModel, check_operations
 
 PLAIN = 'platform: "tensorflow_savedmodel" '
 

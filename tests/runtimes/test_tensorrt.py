@@ -17,14 +17,14 @@ import pytest
 from cuda_stand_in import DEVICE, PINNED, STREAM, StandIn
 from fakes import config_of
 from remora.backends import Instance, Placement, Source
-from remora.backends.tensorrt import TensorRtBackend
-from remora.backends.tensorrt.context import Reasons
 from remora.config import normalise
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, UnsupportedError
 from remora.messages import Array, Response
 from remora.system.install_advice import install_command
 from remora.tensors.device import DeviceArray
 from remora.testing.backend import request_of, run
+from remora_runtimes.tensorrt import TensorRtBackend
+from remora_runtimes.tensorrt.context import Reasons
 from tensorrt_fakes import DataType, FakeContext, FakeEngine, FakeTensorRt, TensorFormat
 
 

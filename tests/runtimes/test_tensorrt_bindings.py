@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from remora.backends.tensorrt.context import DATATYPES
+from remora_runtimes.tensorrt.context import DATATYPES
 
 _MISSING = (
     "createInferBuilder_INTERNAL", "createInferRefitter_INTERNAL", "createInferRuntime_INTERNAL",

@@ -14,14 +14,14 @@ import pytest
 
 from fakes import config_of
 from remora.backends import Placement, Source
-from remora.backends.trees import TreePlan, TreesBackend, TreesModel, finished, output_width, plan_trees
-from remora.backends.trees.forests import Forest
 from remora.config import infer_backend
 from remora.errors import ConfigError, InternalError, NotFoundError
 from remora.messages import Array, Response
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.system.install_advice import install_command
 from remora.testing.backend import request_of, run
+from remora_runtimes.trees import TreePlan, TreesBackend, TreesModel, finished, output_width, plan_trees
+from remora_runtimes.trees.forests import Forest
 
 
 def parameters(**given: str) -> ModelConfig:

@@ -108,7 +108,9 @@ def server(digits: Any, serving: Any) -> Iterator[Any]:
 def test_a_real_server_is_measured_with_its_share(
     words: tuple[str, ...], server: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remora.cli.bench_load.usable_cpus", lambda: 2)  # a saturated generator gets no more processes
+    monkeypatch.setattr(
+        "remora_tools.bench_load.usable_cpus", lambda: 2
+    )  # a saturated generator gets no more processes
     words = tuple(word if word != "--grpc" else f"--grpc=127.0.0.1:{server.grpc}" for word in words)
     load = () if "--rate=50" in words else ("--concurrency=2,4",)
     levels = bench(capsys, "digits", "--url", f"http://127.0.0.1:{server.http}", *words, *load)
@@ -363,8 +365,8 @@ def test_a_saturated_generator_gets_more_processes_and_says_when_there_are_no_mo
     server: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any use of a processor counts as saturation here, so that a fast machine takes part, too."""
-    monkeypatch.setattr("remora.cli.bench_load._SATURATED", 1e-9)
-    monkeypatch.setattr("remora.cli.bench_load.usable_cpus", lambda: 4)
+    monkeypatch.setattr("remora_tools.bench_load._SATURATED", 1e-9)
+    monkeypatch.setattr("remora_tools.bench_load.usable_cpus", lambda: 4)
     words = ["bench", "load", "digits", "--url", f"http://127.0.0.1:{server.http}", "--concurrency=8", *SHORT[:3]]
     assert main([*words, "--json-out"]) == 0
     shown = capsys.readouterr()

@@ -19,8 +19,8 @@ from generation_models import tiny
 from hosting import ask
 from live_server import free_port, process, until, write_version
 from remora.cli import main
-from remora.cli.load import Plan, Results
 from remora.errors import UnavailableError
+from remora_tools.load import Plan, Results
 
 SHORT = ("--duration=3", "--window=0.2", "--warm-up=0.1")
 TERMINAL = """
@@ -63,7 +63,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
             yield next_window
 
-        monkeypatch.setattr("remora.cli.bench_load._generators", generators)
+        monkeypatch.setattr("remora_tools.bench_load._generators", generators)
 
     return play
 
@@ -225,7 +225,7 @@ def test_a_repetition_that_ends_early_leaves_what_was_measured(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("remora.cli.bench_load.usable_cpus", lambda: 4)
+    monkeypatch.setattr("remora_tools.bench_load.usable_cpus", lambda: 4)
     play([window(5, cpu=0.95)] * 3, repetition)
     code = main(["bench", "load", *PLAYED, "--concurrency=8", "--json-out"])
     assert code == (130 if isinstance(repetition[-1], KeyboardInterrupt) else 1)

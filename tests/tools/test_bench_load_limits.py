@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from remora.cli.bench_load import limits_of, mean_times, split_plan
-from remora.cli.load import Plan, Results
+from remora_tools.bench_load import limits_of, mean_times, split_plan
+from remora_tools.load import Plan, Results
 
 
 def results(answers: int = 0, seconds: float = 10.0, *, cpu: float = 0.0, waiting: int = 0) -> Results:

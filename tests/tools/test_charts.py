@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remora.cli.charts import Dot, chart, page
+from remora_tools.charts import Dot, chart, page
 
 
 def test_lines_and_dots_lie_inside_the_frame() -> None:

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from object_store import ObjectStore, store_of_environment
-from remora.cli import main, replay
+from remora.cli import main
 from remora.cli.client import ApiAnswer
 from remora.cli.output import UsageError
 from remora.errors import NotFoundError, RemoraError, UnavailableError, UnsupportedError
 from remora.traffic.captured import CapturedTensor, Exchange, line_of
 from remora.traffic.captured_parquet import write_parquet
+from remora_tools import replay
 
 
 def exchange(value: int) -> Exchange:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.cli.scale_to_zero import LogError, Rates, best, break_even_gap_s, candidates, read_arrivals, replay
+from remora_tools.scale_to_zero import LogError, Rates, best, break_even_gap_s, candidates, read_arrivals, replay
 
 HOURLY = Rates(per_hour=3600.0, cold_start_s=10.0, busy_s=1.0)  # a second costs 1
 

@@ -23,8 +23,8 @@ import onnx_models
 from eventually import eventually
 from object_store import ObjectStore, Seen, store_of_environment
 from remora.cli import main
-from remora.cli.score import describe
-from remora.cli.scoring.run import Progress
+from remora_tools.score import describe
+from remora_tools.scoring.run import Progress
 
 ROWS = 60_000
 WORDS = ("--quiet", "--batch=512", "--segment-secs=0")

@@ -23,7 +23,7 @@ BAD = range(7, 40_000, 10_000)
 MORTAL = """
 import signal, sys
 from remora.cli import main
-from remora.cli.scoring.run import ScoringRun
+from remora_tools.scoring.run import ScoringRun
 seconds, score = float(sys.argv.pop(1)), ScoringRun.score
 def mortal(*arguments):
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # it ends the process as SIGKILL does

@@ -20,12 +20,12 @@ import model_folders
 import onnx_models
 from eventually import eventually
 from remora.cli import main
-from remora.cli.traffic import bytes_of, duration_s_of, objective_of
-from remora.cli.tune import ProgressTable, run_search
-from remora.cli.tuning import Refused, Result, Trial
-from remora.cli.tuning.search import Search
 from remora.config import read_config
-from remora.traffic.objective import Slo
+from remora_tools.commands import bytes_of, duration_s_of, objective_of
+from remora_tools.deciders.objective import Slo
+from remora_tools.tune import ProgressTable, run_search
+from remora_tools.tuning import Refused, Result, Trial
+from remora_tools.tuning.search import Search
 from served_model_formula import Formula, goal_of
 
 QUICK = ("--window=0.1s", "--budget=6s", "--quiet")

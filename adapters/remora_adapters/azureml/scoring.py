@@ -24,11 +24,11 @@ from remora.protocols.rest.answer import Headers, HttpAnswer, Wire, fixed_part
 from remora.server.host import ServerContext
 from remora.server.host_routes import HostRoute
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
-from remora.server.http.hosted_generation import HostedGeneration
 from remora.server.http.probes import PATHS as PROBES
 from remora_adapters.azureml.answers import FAILED, AzureAnswer, empty_answer, message_answer
 from remora_adapters.azureml.cors import Origins
 from remora_adapters.azureml.swagger import ANYTHING, Named, NoDocumentError, find_document
+from remora_llm.routes.hosted_prompts import HostedGeneration
 
 if TYPE_CHECKING:
     from remora_adapters.azureml.entry_script import EntryScript

@@ -22,10 +22,10 @@ from remora.protocols.rest.answer import JSON, HttpAnswer, encode_json_error, fa
 from remora.server.host import ServerContext
 from remora.server.host_routes import HostRoute
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
-from remora.server.http.hosted_generation import HostedGeneration
 from remora.server.http.predict import Predictor
 from remora.server.http.probes import PATHS as PROBES
 from remora_adapters.kserve.cloud_events import Event, answer_event, read_event
+from remora_llm.routes.hosted_prompts import HostedGeneration
 
 _V1 = "/v1/models"
 _V2 = "/v2/models"

@@ -26,7 +26,6 @@ from remora.protocols.rest.answer import JSON, PLAIN, Headers, HttpAnswer, Refus
 from remora.protocols.rest.infer import json_length
 from remora.server.host import ServerContext
 from remora.server.http.exchange import Cancellable, Exchange
-from remora.server.http.hosted_generation import HostedGeneration
 from remora.server.http.rest import RestService
 from remora_adapters.sagemaker import routes, sessions
 from remora_adapters.sagemaker.bodies import is_translated
@@ -35,6 +34,7 @@ from remora_adapters.sagemaker.hosted import Hosted, HostedModels
 from remora_adapters.sagemaker.routes import HOST_ROUTES, OPEN_PATHS
 from remora_adapters.sagemaker.scripted import script_request
 from remora_adapters.sagemaker.settings import Rules
+from remora_llm.routes.hosted_prompts import HostedGeneration
 
 _log = logging.getLogger("remora.sagemaker")
 

@@ -24,8 +24,8 @@ from remora.protocols.rest.routes import HOME, method_of, route
 from remora.server.host import ServerContext
 from remora.server.host_routes import HostRoute
 from remora.server.http.exchange import Cancellable, Exchange
-from remora.server.http.hosted_generation import HostedGeneration
 from remora.server.http.predict import Predictor
+from remora_llm.routes.hosted_prompts import HostedGeneration
 
 REDIRECT = b"x-vertex-ai-triton-redirect"
 BINARY = b"application/vnd.vertex-ai-triton.binary+json;json-header-size="

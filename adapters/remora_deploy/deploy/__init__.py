@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
-    from remora_adapters.deploy.golden import Golden
-    from remora_adapters.deploy.plan import Call, Platform
+    from remora_deploy.deploy.golden import Golden
+    from remora_deploy.deploy.plan import Call, Platform
 
 PLATFORMS = ("sagemaker", "lambda", "knative", "kserve", "helm", "compose", "cloud-run", "vertex", "azureml")
 """Supported platforms, each a module of this package (``_`` for ``-``)."""

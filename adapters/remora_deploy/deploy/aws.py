@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from remora.system.install_advice import install_command
-from remora_adapters.deploy.plan import GONE, Call, CallError, Check, Kind, Read, RefusedError, State, Step, find
+from remora_deploy.deploy.plan import GONE, Call, CallError, Check, Kind, Read, RefusedError, State, Step, find
 
 _KINDS: tuple[tuple[str, Kind], ...] = (
     (r"NoSuchEntity|NotFound|NoSuchBucket|NoSuchKey|^404$|RepositoryNotFound|ImageNotFound|Could not find", "missing"),

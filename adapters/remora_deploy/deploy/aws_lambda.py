@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remora_adapters.deploy import aws
-from remora_adapters.deploy.golden import Golden, golden_step
-from remora_adapters.deploy.images import Needs, image_check, pinned
-from remora_adapters.deploy.plan import (
+from remora_deploy.deploy import aws
+from remora_deploy.deploy.golden import Golden, golden_step
+from remora_deploy.deploy.images import Needs, image_check, pinned
+from remora_deploy.deploy.plan import (
     BUSY,
     GONE,
     Call,
@@ -32,8 +32,8 @@ from remora_adapters.deploy.plan import (
     digest_of,
     find,
 )
-from remora_adapters.deploy.shares import check_share
-from remora_adapters.deploy.uploads import Source, source_of, upload_steps
+from remora_deploy.deploy.shares import check_share
+from remora_deploy.deploy.uploads import Source, source_of, upload_steps
 
 add_place, connect = aws.add_place, aws.connect
 _NAME = re.compile(r"[A-Za-z0-9-_]{1,64}")

@@ -18,10 +18,10 @@ from urllib.parse import urlencode, urlsplit
 
 from remora.system.install_advice import install_command
 from remora.system.json_text import read_json
-from remora_adapters.deploy.azureml_documents import Settings, check_mirror, settings_of
-from remora_adapters.deploy.golden import Golden, golden_step
-from remora_adapters.deploy.images import Needs, image_check, pinned
-from remora_adapters.deploy.plan import (
+from remora_deploy.deploy.azureml_documents import Settings, check_mirror, settings_of
+from remora_deploy.deploy.golden import Golden, golden_step
+from remora_deploy.deploy.images import Needs, image_check, pinned
+from remora_deploy.deploy.plan import (
     GONE,
     Call,
     CallError,
@@ -36,9 +36,9 @@ from remora_adapters.deploy.plan import (
     desired,
     find,
 )
-from remora_adapters.deploy.programs import body_of
-from remora_adapters.deploy.rest import TIMEOUT_S, RestCalls, rest, service_call
-from remora_adapters.deploy.shares import Shares, before, check_share, main_of, others, split
+from remora_deploy.deploy.programs import body_of
+from remora_deploy.deploy.rest import TIMEOUT_S, RestCalls, rest, service_call
+from remora_deploy.deploy.shares import Shares, before, check_share, main_of, others, split
 
 _HOST = "management.azure.com"
 _API = "2024-04-01"

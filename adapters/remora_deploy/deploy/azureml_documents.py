@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from remora.system.json_text import read_json
-from remora_adapters.deploy.plan import digest_of, find
+from remora_deploy.deploy.plan import digest_of, find
 
 _GPU = re.compile(r"standard_n", re.IGNORECASE)
 _SETTINGS = "remora"

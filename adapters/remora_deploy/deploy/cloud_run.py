@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remora_adapters.deploy import google
-from remora_adapters.deploy.golden import Golden, golden_step
-from remora_adapters.deploy.google import operation_step
-from remora_adapters.deploy.images import Needs, pinned
-from remora_adapters.deploy.plan import (
+from remora_deploy.deploy import google
+from remora_deploy.deploy.golden import Golden, golden_step
+from remora_deploy.deploy.google import operation_step
+from remora_deploy.deploy.images import Needs, pinned
+from remora_deploy.deploy.plan import (
     GONE,
     Call,
     Check,
@@ -29,9 +29,9 @@ from remora_adapters.deploy.plan import (
     digest_of,
     find,
 )
-from remora_adapters.deploy.programs import body_of
-from remora_adapters.deploy.rest import rest, service_call
-from remora_adapters.deploy.shares import (
+from remora_deploy.deploy.programs import body_of
+from remora_deploy.deploy.rest import rest, service_call
+from remora_deploy.deploy.shares import (
     Shares,
     before,
     check_replicas,
@@ -44,7 +44,7 @@ from remora_adapters.deploy.shares import (
     tagged,
     target_of_rollback,
 )
-from remora_adapters.deploy.uploads import Source, source_of, upload_steps
+from remora_deploy.deploy.uploads import Source, source_of, upload_steps
 
 add_place, connect = google.add_place, google.connect
 _HOST = "run.googleapis.com"

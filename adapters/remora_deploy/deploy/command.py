@@ -12,7 +12,7 @@ from typing import Any
 
 from remora.cli.stderr import Parser, print_error
 from remora.errors import RemoraError
-from remora_adapters.deploy import (
+from remora_deploy.deploy import (
     ACTIONS,
     PLATFORMS,
     Connection,
@@ -22,10 +22,10 @@ from remora_adapters.deploy import (
     programs,
     uploads,
 )
-from remora_adapters.deploy.golden import Golden
-from remora_adapters.deploy.plan import Call, CallError, Platform, RefusedError, shown
-from remora_adapters.deploy.running import Runner
-from remora_adapters.deploy.shares import flags_of
+from remora_deploy.deploy.golden import Golden
+from remora_deploy.deploy.plan import Call, CallError, Platform, RefusedError, shown
+from remora_deploy.deploy.running import Runner
+from remora_deploy.deploy.shares import flags_of
 
 _LINES = 50
 

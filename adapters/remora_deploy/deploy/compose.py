@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from remora.system.json_text import read_json
-from remora_adapters.deploy import plan
-from remora_adapters.deploy.golden import Golden, golden_step
-from remora_adapters.deploy.images import Needs, problem_of
-from remora_adapters.deploy.plan import BUSY, Call, Check, Read, RefusedError, State, Step, desired, find
-from remora_adapters.deploy.programs import Programs, body_of, command, http
-from remora_adapters.deploy.uploads import Source, digest_of, upload_steps
+from remora_deploy.deploy import plan
+from remora_deploy.deploy.golden import Golden, golden_step
+from remora_deploy.deploy.images import Needs, problem_of
+from remora_deploy.deploy.plan import BUSY, Call, Check, Read, RefusedError, State, Step, desired, find
+from remora_deploy.deploy.programs import Programs, body_of, command, http
+from remora_deploy.deploy.uploads import Source, digest_of, upload_steps
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?")
 _DOCUMENT, _BEFORE, _VERSION = "remora.document", "remora.before", "remora.version"

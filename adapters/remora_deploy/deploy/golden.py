@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from remora.system.json_text import read_json
-from remora_adapters.deploy.plan import Call, CallError, Progress, Step
+from remora_deploy.deploy.plan import Call, CallError, Progress, Step
 
 _RELATIVE = 1e-3
 _ABSOLUTE = 1e-5

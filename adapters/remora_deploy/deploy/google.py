@@ -8,10 +8,10 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from remora.system.install_advice import install_command
-from remora_adapters.deploy.images import Needs, image_check
-from remora_adapters.deploy.plan import Call, CallError, Check, Kept, Progress, RefusedError, Step, advice, find
-from remora_adapters.deploy.rest import RestCalls, rest
-from remora_adapters.deploy.uploads import Source
+from remora_deploy.deploy.images import Needs, image_check
+from remora_deploy.deploy.plan import Call, CallError, Check, Kept, Progress, RefusedError, Step, advice, find
+from remora_deploy.deploy.rest import RestCalls, rest
+from remora_deploy.deploy.uploads import Source
 
 _PROJECTS = "cloudresourcemanager.googleapis.com"
 _USAGE = "serviceusage.googleapis.com"

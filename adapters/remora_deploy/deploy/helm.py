@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remora_adapters.deploy import kubernetes
-from remora_adapters.deploy.golden import Golden, golden_step
-from remora_adapters.deploy.images import parse_image, pinned
-from remora_adapters.deploy.kubernetes import Place, Pod
-from remora_adapters.deploy.plan import Call, Check, Read, RefusedError, State, Step, desired, find
-from remora_adapters.deploy.programs import Programs, body_of, command, http
-from remora_adapters.deploy.uploads import upload_steps
+from remora_deploy.deploy import kubernetes
+from remora_deploy.deploy.golden import Golden, golden_step
+from remora_deploy.deploy.images import parse_image, pinned
+from remora_deploy.deploy.kubernetes import Place, Pod
+from remora_deploy.deploy.plan import Call, Check, Read, RefusedError, State, Step, desired, find
+from remora_deploy.deploy.programs import Programs, body_of, command, http
+from remora_deploy.deploy.uploads import upload_steps
 
 _CHART = "infra/helm/remora"
 _PORT = 8000

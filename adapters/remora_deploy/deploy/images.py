@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from remora.system.json_text import read_json
-from remora_adapters.deploy.plan import Call, CallError, Check, Kind, State, find
+from remora_deploy.deploy.plan import Call, CallError, Check, Kind, State, find
 
 _DOCKER = "application/vnd.docker.distribution.manifest.v2+json"
 _OCI = "application/vnd.oci.image.manifest.v1+json"

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remora_adapters.deploy import kubernetes
-from remora_adapters.deploy.golden import Golden, golden_step
-from remora_adapters.deploy.images import pinned
-from remora_adapters.deploy.kubernetes import Place, Pod, condition
-from remora_adapters.deploy.plan import Call, Check, Progress, Read, RefusedError, State, Step, desired, digest_of, find
-from remora_adapters.deploy.programs import body_of
-from remora_adapters.deploy.shares import (
+from remora_deploy.deploy import kubernetes
+from remora_deploy.deploy.golden import Golden, golden_step
+from remora_deploy.deploy.images import pinned
+from remora_deploy.deploy.kubernetes import Place, Pod, condition
+from remora_deploy.deploy.plan import Call, Check, Progress, Read, RefusedError, State, Step, desired, digest_of, find
+from remora_deploy.deploy.programs import body_of
+from remora_deploy.deploy.shares import (
     Shares,
     before,
     main_of,
@@ -27,7 +27,7 @@ from remora_adapters.deploy.shares import (
     tagged,
     target_of_rollback,
 )
-from remora_adapters.deploy.uploads import upload_steps
+from remora_deploy.deploy.uploads import upload_steps
 
 _TAG = "candidate"
 _KIND = "services.serving.knative.dev"

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from remora.system.json_text import read_json
-from remora_adapters.deploy import kubernetes
-from remora_adapters.deploy.golden import Golden, golden_step
-from remora_adapters.deploy.images import pinned
-from remora_adapters.deploy.kubernetes import Place, Pod, condition
-from remora_adapters.deploy.plan import (
+from remora_deploy.deploy import kubernetes
+from remora_deploy.deploy.golden import Golden, golden_step
+from remora_deploy.deploy.images import pinned
+from remora_deploy.deploy.kubernetes import Place, Pod, condition
+from remora_deploy.deploy.plan import (
     GONE,
     Call,
     Check,
@@ -31,8 +31,8 @@ from remora_adapters.deploy.plan import (
     digest_of,
     find,
 )
-from remora_adapters.deploy.programs import body_of
-from remora_adapters.deploy.uploads import upload_steps
+from remora_deploy.deploy.programs import body_of
+from remora_deploy.deploy.uploads import upload_steps
 
 _KIND = "inferenceservices.serving.kserve.io"
 _RUNTIME = "servingruntimes.serving.kserve.io"

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from remora_adapters.deploy import plan
-from remora_adapters.deploy.golden import Golden
-from remora_adapters.deploy.images import Needs, image_check
-from remora_adapters.deploy.plan import Call, Check, Kept, Kind, Progress, Read, State, Step, find
-from remora_adapters.deploy.programs import Programs, command, http
-from remora_adapters.deploy.shares import check_replicas, check_share
-from remora_adapters.deploy.uploads import Source, source_of
+from remora_deploy.deploy import plan
+from remora_deploy.deploy.golden import Golden
+from remora_deploy.deploy.images import Needs, image_check
+from remora_deploy.deploy.plan import Call, Check, Kept, Kind, Progress, Read, State, Step, find
+from remora_deploy.deploy.programs import Programs, command, http
+from remora_deploy.deploy.shares import check_replicas, check_share
+from remora_deploy.deploy.uploads import Source, source_of
 
 MANAGER = "remora"
 NEW: frozenset[Kind] = frozenset({"missing"})

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remora.system.json_text import read_json
-from remora_adapters.deploy.plan import Call, CallError, Kind, RefusedError
+from remora_deploy.deploy.plan import Call, CallError, Kind, RefusedError
 
 _KINDS: tuple[tuple[str, Kind], ...] = (
     (r"exceeded quota|quota", "quota"),

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from remora.system.json_text import read_json
-from remora_adapters.deploy.plan import Call, CallError, Kind
+from remora_deploy.deploy.plan import Call, CallError, Kind
 
 TIMEOUT_S = 120.0
 _MOST_BYTES = 64 << 20

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from remora_adapters.deploy.plan import Call, CallError, Check, Platform, Progress, RefusedError, State, Step, resolve
+from remora_deploy.deploy.plan import Call, CallError, Check, Platform, Progress, RefusedError, State, Step, resolve
 
 _LOG_LINES = 20
 _RETRY_LIMIT_S = 90.0

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remora_adapters.deploy import aws
-from remora_adapters.deploy.golden import Golden, golden_step
-from remora_adapters.deploy.images import pinned
-from remora_adapters.deploy.plan import (
+from remora_deploy.deploy import aws
+from remora_deploy.deploy.golden import Golden, golden_step
+from remora_deploy.deploy.images import pinned
+from remora_deploy.deploy.plan import (
     BUSY,
     GONE,
     Call,
@@ -30,7 +30,7 @@ from remora_adapters.deploy.plan import (
     desired,
     find,
 )
-from remora_adapters.deploy.sagemaker_calls import (
+from remora_deploy.deploy.sagemaker_calls import (
     CANARY,
     INSTANCE,
     VARIANT,
@@ -43,9 +43,9 @@ from remora_adapters.deploy.sagemaker_calls import (
     scaling_of,
     wake_alarm,
 )
-from remora_adapters.deploy.sagemaker_checks import ACCOUNT, Wanted, checks_of, statements_of
-from remora_adapters.deploy.shares import before
-from remora_adapters.deploy.uploads import source_of, upload_steps
+from remora_deploy.deploy.sagemaker_checks import ACCOUNT, Wanted, checks_of, statements_of
+from remora_deploy.deploy.shares import before
+from remora_deploy.deploy.uploads import source_of, upload_steps
 
 add_place = aws.add_place
 _WAITING = ("Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting")
@@ -505,7 +505,7 @@ def connect(options: argparse.Namespace) -> aws.AwsCalls:
     """Return the connection, and complete the region. Raises RefusedError without the SDK."""
     calls = aws.AwsCalls
     if getattr(options, "via", "boto3") == "sdk":
-        from remora_adapters.deploy.sagemaker_sdk import SdkCalls
+        from remora_deploy.deploy.sagemaker_sdk import SdkCalls
 
         calls = SdkCalls
     return aws.connect(options, calls)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from remora.system.url_secrets import shown_place
-from remora_adapters.deploy.plan import Call, Kept, digest_of
-from remora_adapters.deploy.shares import check_share
+from remora_deploy.deploy.plan import Call, Kept, digest_of
+from remora_deploy.deploy.shares import check_share
 
 NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,51}")
 """Pattern that leaves room for the digest within the 63 characters of a name."""

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remora_adapters.deploy.aws import account_checks, allow, bucket_check, trust_check
-from remora_adapters.deploy.golden import Golden
-from remora_adapters.deploy.images import Needs, image_check
-from remora_adapters.deploy.plan import Call, Check
-from remora_adapters.deploy.sagemaker_calls import Plan
-from remora_adapters.deploy.uploads import Source
+from remora_deploy.deploy.aws import account_checks, allow, bucket_check, trust_check
+from remora_deploy.deploy.golden import Golden
+from remora_deploy.deploy.images import Needs, image_check
+from remora_deploy.deploy.plan import Call, Check
+from remora_deploy.deploy.sagemaker_calls import Plan
+from remora_deploy.deploy.uploads import Source
 
 _CUDA = 13
 """Of the driver in the AMI that `sagemaker_calls` chooses for GPUs."""

@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import Any
 
 from remora.system.install_advice import install_command
-from remora_adapters.deploy.aws import AwsCalls, error_of
-from remora_adapters.deploy.plan import Call, RefusedError
+from remora_deploy.deploy.aws import AwsCalls, error_of
+from remora_deploy.deploy.plan import Call, RefusedError
 
 
 class SdkCalls(AwsCalls):

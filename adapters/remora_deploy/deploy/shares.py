@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remora.traffic.releases import Release, percent
-from remora_adapters.deploy.plan import RefusedError
+from remora_deploy.deploy.plan import RefusedError
 
 Shares = Mapping[str, int]
 

@@ -18,7 +18,7 @@ from remora.errors import RemoraError
 from remora.storage.credentials import settings_for
 from remora.storage.location import is_url, parse_location
 from remora.system.install_advice import install_command
-from remora_adapters.deploy.plan import Call, CallError, Progress, Step
+from remora_deploy.deploy.plan import Call, CallError, Progress, Step
 
 _PIECE_BYTES = 1 << 20
 _DIGEST_LETTERS = 16

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from remora.system.url_secrets import shown_place
-from remora_adapters.deploy import google
-from remora_adapters.deploy.golden import Golden, golden_step
-from remora_adapters.deploy.google import operation_step
-from remora_adapters.deploy.images import Needs, pinned
-from remora_adapters.deploy.plan import (
+from remora_deploy.deploy import google
+from remora_deploy.deploy.golden import Golden, golden_step
+from remora_deploy.deploy.google import operation_step
+from remora_deploy.deploy.images import Needs, pinned
+from remora_deploy.deploy.plan import (
     GONE,
     Call,
     Check,
@@ -30,10 +30,10 @@ from remora_adapters.deploy.plan import (
     digest_of,
     find,
 )
-from remora_adapters.deploy.programs import body_of
-from remora_adapters.deploy.rest import rest
-from remora_adapters.deploy.shares import check_share, main_of, others, split
-from remora_adapters.deploy.uploads import Source, source_of, upload_steps
+from remora_deploy.deploy.programs import body_of
+from remora_deploy.deploy.rest import rest
+from remora_deploy.deploy.shares import check_share, main_of, others, split
+from remora_deploy.deploy.uploads import Source, source_of, upload_steps
 
 add_place, connect = google.add_place, google.connect
 _API = "aiplatform.googleapis.com"

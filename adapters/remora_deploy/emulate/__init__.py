@@ -14,10 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from remora_adapters.emulate.stage import Stage
+from typing import Any, NamedTuple
 
 PLATFORMS = (
     "azureml",
@@ -30,6 +27,8 @@ PLATFORMS = (
     "vertex",
 )
 """Supported platforms, each a module of this package (``_`` for ``-``) with a ``PLATFORM``."""
+Stage = Any
+"""`remora_deploy.emulate.stage.Stage`, which is made of a `Platform`."""
 _MODULES = {"lambda": "aws_lambda"}
 """Modules with another name than their platform, because ``lambda`` is a keyword."""
 

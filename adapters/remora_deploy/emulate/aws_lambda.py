@@ -13,14 +13,14 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from remora.system.json_text import read_json
-from remora_adapters.emulate import Check, EmulateSettings, Failed, Inapplicable, Launch, Platform, Probe, Skipped
-from remora_adapters.emulate import container as any_container
-from remora_adapters.emulate.asking import HttpReply
-from remora_adapters.emulate.examples import only_model
-from remora_adapters.emulate.generation import generation_checks
-from remora_adapters.emulate.lambda_runtime import ANSWER_BYTES, PAYLOAD_BYTES, READY, RuntimeApi, RuntimeReply
-from remora_adapters.emulate.process import Process
-from remora_adapters.emulate.stage import Stage
+from remora_deploy.emulate import Check, EmulateSettings, Failed, Inapplicable, Launch, Platform, Probe, Skipped
+from remora_deploy.emulate import container as any_container
+from remora_deploy.emulate.asking import HttpReply
+from remora_deploy.emulate.examples import only_model
+from remora_deploy.emulate.generation import generation_checks
+from remora_deploy.emulate.lambda_runtime import ANSWER_BYTES, PAYLOAD_BYTES, READY, RuntimeApi, RuntimeReply
+from remora_deploy.emulate.process import Process
+from remora_deploy.emulate.stage import Stage
 
 INIT_S = 10.0
 TIMEOUT_S = 30.0

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe
-from remora_adapters.emulate import container as any_container
-from remora_adapters.emulate.asking import HttpReply
-from remora_adapters.emulate.examples import v2_request
-from remora_adapters.emulate.generation import generation_checks
-from remora_adapters.emulate.stage import Stage
+from remora_deploy.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe
+from remora_deploy.emulate import container as any_container
+from remora_deploy.emulate.asking import HttpReply
+from remora_deploy.emulate.examples import v2_request
+from remora_deploy.emulate.generation import generation_checks
+from remora_deploy.emulate.stage import Stage
 
 GRACE_S = 30.0
 REQUEST_S = 5.0

@@ -6,11 +6,11 @@ container's variables are Knative's.
 
 from __future__ import annotations
 
-from remora_adapters.emulate import Check, Platform, Probe
-from remora_adapters.emulate import container as any_container
-from remora_adapters.emulate.examples import v2_request
-from remora_adapters.emulate.generation import generation_checks
-from remora_adapters.emulate.knative import (
+from remora_deploy.emulate import Check, Platform, Probe
+from remora_deploy.emulate import container as any_container
+from remora_deploy.emulate.examples import v2_request
+from remora_deploy.emulate.generation import generation_checks
+from remora_deploy.emulate.knative import (
     ANSWERS,
     CHATS,
     REFUSES,

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from remora.system.json_text import read_json
-from remora_adapters.emulate import Failed, Skipped
-from remora_adapters.emulate.asking import HttpReply
-from remora_adapters.emulate.stage import Stage
+from remora_deploy.emulate import Failed, Skipped
+from remora_deploy.emulate.asking import HttpReply
+from remora_deploy.emulate.stage import Stage
 
 Run = Callable[[Stage], None]
 Call = Callable[[Stage], HttpReply]

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from remora.system.json_text import read_json
-from remora_adapters.emulate import Failed
-from remora_adapters.emulate.asking import HttpReply
-from remora_adapters.emulate.stage import Stage
+from remora_deploy.emulate import Failed
+from remora_deploy.emulate.asking import HttpReply
+from remora_deploy.emulate.stage import Stage
 
 Send = Callable[[Stage, str, str, bytes], HttpReply]
 """Function that sends a request with this method, path and body as the platform does."""

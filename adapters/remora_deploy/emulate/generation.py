@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from remora.system.json_text import read_json
-from remora_adapters.emulate import Check, Failed, Inapplicable, Skipped
-from remora_adapters.emulate.asking import Address, HttpReply, Line, ask
-from remora_adapters.emulate.container import json_object, must_answer
-from remora_adapters.emulate.examples import Send, find_when_ready, send_to_container
-from remora_adapters.emulate.stage import Stage
+from remora_deploy.emulate import Check, Failed, Inapplicable, Skipped
+from remora_deploy.emulate.asking import Address, HttpReply, Line, ask
+from remora_deploy.emulate.container import json_object, must_answer
+from remora_deploy.emulate.examples import Send, find_when_ready, send_to_container
+from remora_deploy.emulate.stage import Stage
 
 Wrap = Callable[[dict[str, Any]], dict[str, Any]]
 

@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Iterator
 
-from remora_adapters.emulate.asking import Address
+from remora_deploy.emulate.asking import Address
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RST, _SETTINGS, _PING, _GOAWAY = 0, 1, 3, 4, 6, 7

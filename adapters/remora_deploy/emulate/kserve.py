@@ -9,13 +9,13 @@ import json
 from pathlib import Path
 from urllib.parse import quote
 
-from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe, Skipped
-from remora_adapters.emulate import container as any_container
-from remora_adapters.emulate.asking import HttpReply
-from remora_adapters.emulate.container import json_object
-from remora_adapters.emulate.examples import predict_request
-from remora_adapters.emulate.generation import generation_checks
-from remora_adapters.emulate.stage import Stage
+from remora_deploy.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe, Skipped
+from remora_deploy.emulate import container as any_container
+from remora_deploy.emulate.asking import HttpReply
+from remora_deploy.emulate.container import json_object
+from remora_deploy.emulate.examples import predict_request
+from remora_deploy.emulate.generation import generation_checks
+from remora_deploy.emulate.stage import Stage
 
 GRACE_S = 30.0
 MODEL = "emulated"

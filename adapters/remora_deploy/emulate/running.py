@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from remora.cli.stderr import print_error
-from remora_adapters.emulate import EmulateSettings, Failed, Inapplicable, Platform, Skipped, adapter_of, find_platform
-from remora_adapters.emulate.stage import Stage
+from remora_deploy.emulate import EmulateSettings, Failed, Inapplicable, Platform, Skipped, adapter_of, find_platform
+from remora_deploy.emulate.stage import Stage
 
 PASSED, FAILED, SKIPPED = "passed", "FAILED", "skipped"
 

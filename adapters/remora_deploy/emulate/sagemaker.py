@@ -14,13 +14,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from remora.system.json_text import read_json
-from remora_adapters.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe, Skipped
-from remora_adapters.emulate import container as any_container
-from remora_adapters.emulate.asking import HttpReply, Line
-from remora_adapters.emulate.container import must_answer
-from remora_adapters.emulate.generation import generation_checks
-from remora_adapters.emulate.sagemaker_runtime import ANSWER_S, PAYLOAD_BYTES
-from remora_adapters.emulate.stage import Stage
+from remora_deploy.emulate import Check, EmulateSettings, Failed, Launch, Platform, Probe, Skipped
+from remora_deploy.emulate import container as any_container
+from remora_deploy.emulate.asking import HttpReply, Line
+from remora_deploy.emulate.container import must_answer
+from remora_deploy.emulate.generation import generation_checks
+from remora_deploy.emulate.sagemaker_runtime import ANSWER_S, PAYLOAD_BYTES
+from remora_deploy.emulate.stage import Stage
 
 PING_S = 2.0
 ACCEPT_S = 0.25
@@ -401,7 +401,7 @@ INVOCATIONS = _table(
 
 def api(stage: Stage, port: int) -> AbstractContextManager[object]:
     """Serve the SageMaker Runtime API, with S3 objects below ``--with objects=DIR``."""
-    from remora_adapters.emulate.sagemaker_runtime import Endpoint, runtime_api
+    from remora_deploy.emulate.sagemaker_runtime import Endpoint, runtime_api
 
     objects = Path(stage.settings.given.get("objects", stage.mounts / "objects"))
     return runtime_api(Endpoint(stage.address, objects), port)

@@ -20,11 +20,11 @@ from typing import Any
 from remora.errors import ConfigError
 from remora.storage.archive import unpack
 from remora.system.json_text import read_json
-from remora_adapters.emulate import Check, EmulateSettings, Failed, Inapplicable, Launch, Platform, Probe, Skipped
-from remora_adapters.emulate.asking import HttpReply
-from remora_adapters.emulate.container import must_answer
-from remora_adapters.emulate.sagemaker import END, GRACE_S, LISTENERS, PING_S, START, launch
-from remora_adapters.emulate.stage import Stage
+from remora_deploy.emulate import Check, EmulateSettings, Failed, Inapplicable, Launch, Platform, Probe, Skipped
+from remora_deploy.emulate.asking import HttpReply
+from remora_deploy.emulate.container import must_answer
+from remora_deploy.emulate.sagemaker import END, GRACE_S, LISTENERS, PING_S, START, launch
+from remora_deploy.emulate.stage import Stage
 
 TARGET = "X-Amzn-SageMaker-Target-Model"
 _FIRST, _SECOND, _THIRD = "a" * 32, "b" * 32, "c" * 32
@@ -63,7 +63,7 @@ def api(stage: Stage, port: int) -> AbstractContextManager[object]:
 
     A TargetModel is an archive or a folder below ``--with archives=DIR``. Raises ValueError without that folder.
     """
-    from remora_adapters.emulate.sagemaker_runtime import Endpoint, runtime_api
+    from remora_deploy.emulate.sagemaker_runtime import Endpoint, runtime_api
 
     if not Path(stage.settings.given.get("archives", "")).is_dir() or "archives" not in stage.settings.given:
         raise ValueError("needs the archives that a TargetModel names: --with archives=DIR")

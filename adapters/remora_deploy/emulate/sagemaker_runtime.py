@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from remora.system.json_text import read_json
-from remora_adapters.emulate.asking import Address, HttpReply, ask
+from remora_deploy.emulate.asking import Address, HttpReply, ask
 
 ANSWER_S = 60.0
 PAYLOAD_BYTES = 6_291_456

@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from remora_adapters.emulate import EmulateSettings, Platform, Skipped
-from remora_adapters.emulate.asking import Address, HttpReply, ask
-from remora_adapters.emulate.process import Process, free_port
+from remora_deploy.emulate import EmulateSettings, Platform, Skipped
+from remora_deploy.emulate.asking import Address, HttpReply, ask
+from remora_deploy.emulate.process import Process, free_port
 
 _LOOK_S = 0.02
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from remora.cli.output import UsageError
 from remora.errors import UnavailableError
 from remora.system.json_text import read_json
-from remora_adapters.images import ENGINES, IMAGES, NO_CUDA, Image, context_folder, problem_of
-from remora_adapters.images.wheel import WheelError, make_wheel
+from remora_deploy.images import ENGINES, IMAGES, NO_CUDA, Image, context_folder, problem_of
+from remora_deploy.images.wheel import WheelError, make_wheel
 
 STDERR = 2
 """File descriptor for the output of engines, because standard output has the result."""

@@ -22,11 +22,11 @@ from remora.environments.installed import UnknownLineError, files_of, specificat
 from remora.errors import UnavailableError
 from remora.model_files import REQUIREMENTS
 from remora.repository.files import Found, recognise
-from remora_adapters.images import CONSTRAINTS, ENGINES, IMAGES, INSTALL, Image, context_folder
-from remora_adapters.images.building import STDERR, arguments_of, assemble, without_comments
-from remora_adapters.images.extras import extras_of
-from remora_adapters.images.sources import files_in, files_of_file, is_app, split_source
-from remora_adapters.images.wheel import WheelError
+from remora_deploy.images import CONSTRAINTS, ENGINES, IMAGES, INSTALL, Image, context_folder
+from remora_deploy.images.building import STDERR, arguments_of, assemble, without_comments
+from remora_deploy.images.extras import extras_of
+from remora_deploy.images.sources import files_in, files_of_file, is_app, split_source
+from remora_deploy.images.wheel import WheelError
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _WRITTEN = "# Written by `remora build`."

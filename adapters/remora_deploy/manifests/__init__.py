@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from remora.errors import RemoraError
-from remora_adapters.manifests.facts import MODES, SPOT, TASK, Choices, Facts
+from remora_deploy.manifests.facts import MODES, SPOT, TASK, Choices, Facts
 
 if TYPE_CHECKING:
     from remora.traffic.releases import Release

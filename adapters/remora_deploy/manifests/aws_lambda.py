@@ -6,10 +6,10 @@ import re
 from typing import Any
 
 from remora.traffic.releases import HUNDRED, Release
-from remora_adapters.deploy.aws_lambda import ALIAS, routing
-from remora_adapters.manifests import releases
-from remora_adapters.manifests.documents import document
-from remora_adapters.manifests.facts import Facts
+from remora_deploy.deploy.aws_lambda import ALIAS, routing
+from remora_deploy.manifests import releases
+from remora_deploy.manifests.documents import document
+from remora_deploy.manifests.facts import Facts
 
 _ROLE = "arn:aws:iam::000000000000:role/ROLE"
 _NAME = re.compile(r"[A-Za-z0-9-_]{1,64}")

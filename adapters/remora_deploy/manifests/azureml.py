@@ -6,10 +6,10 @@ import math
 import re
 
 from remora.traffic.releases import Release
-from remora_adapters.deploy.azureml_documents import check_mirror
-from remora_adapters.manifests import releases
-from remora_adapters.manifests.documents import document
-from remora_adapters.manifests.facts import Facts
+from remora_deploy.deploy.azureml_documents import check_mirror
+from remora_deploy.manifests import releases
+from remora_deploy.manifests.documents import document
+from remora_deploy.manifests.facts import Facts
 
 _PERIOD_S = 10
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{2,31}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from remora_adapters.manifests import releases
-from remora_adapters.manifests.documents import document
-from remora_adapters.manifests.facts import Facts
-from remora_adapters.manifests.jobs import render_cloud_run
+from remora_deploy.manifests import releases
+from remora_deploy.manifests.documents import document
+from remora_deploy.manifests.facts import Facts
+from remora_deploy.manifests.jobs import render_cloud_run
 
 _MOST_CONCURRENT = 1000
 _GPU = "nvidia-l4"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from remora_adapters.manifests.documents import document
-from remora_adapters.manifests.facts import Facts
+from remora_deploy.manifests.documents import document
+from remora_deploy.manifests.facts import Facts
 
 _DRAIN_S = 30
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from remora_adapters.manifests import pods
-from remora_adapters.manifests.documents import document
-from remora_adapters.manifests.facts import SPOT, Facts
+from remora_deploy.manifests import pods
+from remora_deploy.manifests.documents import document
+from remora_deploy.manifests.facts import SPOT, Facts
 
 
 def render(facts: Facts) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from remora_adapters.manifests import pods
-from remora_adapters.manifests.documents import document
-from remora_adapters.manifests.facts import TASK, Facts
+from remora_deploy.manifests import pods
+from remora_deploy.manifests.documents import document
+from remora_deploy.manifests.facts import TASK, Facts
 
 _WORK = "/tmp/score"
 _RETRIES = 3

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from remora_adapters.manifests import pods, releases
-from remora_adapters.manifests.documents import documents
-from remora_adapters.manifests.facts import MOST_IN_POD, Facts
-from remora_adapters.manifests.monitoring import monitoring_objects
+from remora_deploy.manifests import pods, releases
+from remora_deploy.manifests.documents import documents
+from remora_deploy.manifests.facts import MOST_IN_POD, Facts
+from remora_deploy.manifests.monitoring import monitoring_objects
 
 _LONGEST_S = 600
 """Default limit of a request's duration in a cluster."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from remora_adapters.manifests import pods
-from remora_adapters.manifests.documents import documents
-from remora_adapters.manifests.facts import Facts
-from remora_adapters.manifests.jobs import render_kubernetes
-from remora_adapters.manifests.monitoring import monitoring_objects
+from remora_deploy.manifests import pods
+from remora_deploy.manifests.documents import documents
+from remora_deploy.manifests.facts import Facts
+from remora_deploy.manifests.jobs import render_kubernetes
+from remora_deploy.manifests.monitoring import monitoring_objects
 
 _DRAIN_S = 30
 _PAUSE_S = 5

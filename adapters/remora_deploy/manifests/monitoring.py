@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from remora_adapters.manifests import pods
-from remora_adapters.manifests.facts import Facts
+from remora_deploy.manifests import pods
+from remora_deploy.manifests.facts import Facts
 
 
 def monitoring_objects(facts: Facts, selector: dict[str, str], port: str) -> list[dict[str, Any]]:

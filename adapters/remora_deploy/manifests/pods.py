@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from remora_adapters.manifests.facts import SPOT, Facts
+from remora_deploy.manifests.facts import SPOT, Facts
 
 SCRATCH_MOUNT = {"name": "scratch", "mountPath": "/tmp"}
 SCRATCH: dict[str, Any] = {"name": "scratch", "emptyDir": {}}

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from remora.traffic.releases import CANARY, HUNDRED, STABLE, Release, percent
-from remora_adapters.deploy.shares import Shares
-from remora_adapters.manifests.facts import Facts
+from remora_deploy.deploy.shares import Shares
+from remora_deploy.manifests.facts import Facts
 
 _WHOLE = 100
 """Hundredths of a percent in the weights of platforms with whole percentages."""

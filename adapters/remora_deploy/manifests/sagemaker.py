@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from remora.traffic.releases import CANARY, Release
-from remora_adapters.deploy.plan import Call
-from remora_adapters.deploy.sagemaker_calls import CANARY as VARIANT_OF_CANARY
-from remora_adapters.deploy.sagemaker_calls import (
+from remora_deploy.deploy.plan import Call
+from remora_deploy.deploy.sagemaker_calls import CANARY as VARIANT_OF_CANARY
+from remora_deploy.deploy.sagemaker_calls import (
     Plan,
     calls_of,
     endpoint_call,
@@ -15,9 +15,9 @@ from remora_adapters.deploy.sagemaker_calls import (
     release_call,
     scaling_of,
 )
-from remora_adapters.manifests import releases
-from remora_adapters.manifests.documents import document
-from remora_adapters.manifests.facts import Facts
+from remora_deploy.manifests import releases
+from remora_deploy.manifests.documents import document
+from remora_deploy.manifests.facts import Facts
 
 _ROLE = "arn:aws:iam::000000000000:role/ROLE"
 _MOST = 4

@@ -6,9 +6,9 @@ from typing import Any
 
 from remora.system.url_secrets import shown_place
 from remora.traffic.releases import Release
-from remora_adapters.manifests import releases
-from remora_adapters.manifests.documents import document
-from remora_adapters.manifests.facts import Facts
+from remora_deploy.manifests import releases
+from remora_deploy.manifests.documents import document
+from remora_deploy.manifests.facts import Facts
 
 _MACHINE = {False: "n2-standard-4", True: "g2-standard-8"}
 _ACCELERATOR = "nvidia-l4"

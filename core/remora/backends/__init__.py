@@ -238,7 +238,7 @@ class BackendModel(Protocol):
 
     It may have ``preferred_kinds``; see `Backend`. It may have ``batching``, the `BatchingChoice` of ``complete``
     for a model whose configuration leaves it open (since 1.6). The model of a language model may have ``generation``, a
-    `remora.generation.Generation`, by which front ends run tasks without tensors (since 1.5).
+    `remora_llm.generation.Generation`, by which front ends run tasks without tensors (since 1.5).
     """
 
     def complete(self, config: ModelConfig) -> None:

@@ -1,7 +1,7 @@
 """Files and folders that other libraries wrote, as a `Repository`.
 
 A recognised file becomes an ordinary model folder: one with a link to the file for a backend that reads it, or one with
-a ``model.py`` that reads it through `remora.formats`. The file itself is not opened here beyond its first bytes.
+a ``model.py`` that reads it through `remora_runtimes.formats`. Only the first bytes of the file are read here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CONFIG_BYTES = 1 << 20
 _SOURCES_AT_MOST = 1000
 """Files of a folder that are checked for changes."""
 _DOCUMENTS = "rows,entities"
-"""Tensors with JSON documents, in the models of `remora.formats` that have them."""
+"""Tensors with JSON documents, in the models of `remora_runtimes.formats` that have them."""
 _PICKLES = (".joblib", ".pkl", ".pickle")
 _MARKERS = frozenset(("MLmodel", "saved_model.pb", "modules.json"))
 """Files that mark the folder of another library."""
@@ -64,7 +64,7 @@ class Found(NamedTuple):
         links: for a backend: the original of each file of each version directory.
         backend: the backend's name, if the names of the linked files do not imply it.
         parameters: those of the backend.
-        define: for `remora.formats`: module and function.
+        define: for `remora_runtimes.formats`: module and function.
         refusal: why it is served only with ``--trust-pickle``, "" for other files.
     """
 
@@ -303,8 +303,8 @@ def _write_model(folder: Path, place: Path, found: Found, *, trust_pickle: bool)
         parameters[TRUST_PICKLE] = "true"
     _write_config(folder, {"backend": "python"}, parameters)
     (folder / "1" / "model.py").write_text(
-        f'"""Model of {found.title}, written by remora."""\n\nfrom remora.formats import FileModel\n'
-        f"from remora.formats.{module} import {function}\n\n\n"
+        f'"""Model of {found.title}, written by remora."""\n\nfrom remora_runtimes.formats import FileModel\n'
+        f"from remora_runtimes.formats.{module} import {function}\n\n\n"
         f"class TritonPythonModel(FileModel):\n    define = staticmethod({function})\n",
         encoding="utf-8",
     )

@@ -1,7 +1,7 @@
 """Protocols ``TokenEngine``, ``Stepper`` and ``Sink`` of language models.
 
 A ``TokenEngine`` runs tasks and decides which of them share a step; libraries with their own scheduler implement it. A
-``Stepper`` computes one forward pass; ``remora.generation.step_loop`` makes a TokenEngine of it. A backend's model
+``Stepper`` computes one forward pass; ``remora_llm.generation.step_loop`` makes a TokenEngine of it. A backend's model
 offers both sides to the front ends as a `Generation` in its attribute ``generation``.
 
 Invariant: this package imports no framework at its start.
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from remora.generation.measurements import Measurements
-from remora.generation.tasks import EngineStats, ModelFacts, Piece, Sink, Task
+from remora_llm.generation.measurements import Measurements
+from remora_llm.generation.tasks import EngineStats, ModelFacts, Piece, Sink, Task
 
 Logits = npt.NDArray[np.float32]
 
@@ -184,7 +184,7 @@ class Generation:
         defaults: sampling parameters that the model's folder recommends, by their names in `Sampling`.
         default_max_tokens: limit of an answer where the request sets none; 0 for the rest of the context.
         served_names: additional names for OpenAI's ``model``.
-        tool_parser: name of the parser for tool calls, "" for none; see `remora.generation.tool_calls`.
+        tool_parser: name of the parser for tool calls, "" for none; see `remora_llm.generation.tool_calls`.
     """
 
     engine: TokenEngine

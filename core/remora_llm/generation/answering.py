@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from remora.generation import Logits, Sink, Tokens
-from remora.generation.sampling import Sampler, prompt_logprobs
-from remora.generation.stopping import StopSearch
-from remora.generation.tasks import EndReason, ModelFacts, Piece, Task, TokenLogprob
+from remora_llm.generation import Logits, Sink, Tokens
+from remora_llm.generation.sampling import Sampler, prompt_logprobs
+from remora_llm.generation.stopping import StopSearch
+from remora_llm.generation.tasks import EndReason, ModelFacts, Piece, Task, TokenLogprob
 
 _log = logging.getLogger("remora.generation")
 

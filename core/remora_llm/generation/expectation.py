@@ -6,7 +6,7 @@ Pure: the figures of an engine come in as `EngineStats`.
 from __future__ import annotations
 
 from remora.errors import QueueFullError
-from remora.generation.tasks import EngineStats
+from remora_llm.generation.tasks import EngineStats
 
 
 def expected_first_token_ns(stats: EngineStats) -> float:

@@ -1,7 +1,7 @@
 """Enforcement of JSON schemas, regular expressions, choices and Lark grammars.
 
-llguidance is imported with the first grammar. It compiles what `remora.generation.grammar_limits` permits, in threads
-with a large stack, a few at once and for a limited time.
+llguidance is imported with the first grammar. It compiles what `remora_llm.generation.grammar_limits` permits, in
+threads with a large stack, a few at once and for a limited time.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from remora.errors import ConfigError, InternalError, QueueFullError, UnavailableError
-from remora.generation.grammar_limits import GRAMMAR_STACK_BYTES, grammar_excess
-from remora.generation.tasks import Grammar, ParameterError
 from remora.system.threads import run_in_daemon
+from remora_llm.generation.grammar_limits import GRAMMAR_STACK_BYTES, grammar_excess
+from remora_llm.generation.tasks import Grammar, ParameterError
 
 KINDS = frozenset({"json_schema", "json_object", "regex", "choice", "lark"})
 _PARAMETER = "response_format"

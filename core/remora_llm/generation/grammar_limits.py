@@ -36,7 +36,7 @@ def grammar_excess(kind: str, text: str) -> str:
     A text that is not what its kind needs exceeds none, because its compiler names the reason.
 
     Args:
-        kind: one of `remora.generation.tasks.GrammarKind`.
+        kind: one of `remora_llm.generation.tasks.GrammarKind`.
         text: the grammar's.
     """
     if len(text) > MAX_GRAMMAR_BYTES or len(text.encode("utf-8", "replace")) > MAX_GRAMMAR_BYTES:

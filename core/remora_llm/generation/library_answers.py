@@ -12,10 +12,10 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from remora.errors import RemoraError
-from remora.generation import Sink, Tokens
-from remora.generation.answering import Answer, Outbox
-from remora.generation.measurements import Measurements
-from remora.generation.tasks import End, EndReason, EngineStats, ModelFacts, Piece, Task, TokenLogprob, Usage
+from remora_llm.generation import Sink, Tokens
+from remora_llm.generation.answering import Answer, Outbox
+from remora_llm.generation.measurements import Measurements
+from remora_llm.generation.tasks import End, EndReason, EngineStats, ModelFacts, Piece, Task, TokenLogprob, Usage
 
 
 class LibraryAnswer:

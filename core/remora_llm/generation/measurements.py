@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from remora.custom_metrics import MetricKind, MetricSample, Series
-from remora.generation.tasks import End, Piece, Sink, Task
+from remora_llm.generation.tasks import End, Piece, Sink, Task
 
 RECENT_ANSWERS = 512
 """Number of ended answers kept for explanations."""

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from remora.generation.tasks import Grammar, ParameterError, Sampling, Task
+from remora_llm.generation.tasks import Grammar, ParameterError, Sampling, Task
 
 _SEED_MASK = (1 << 64) - 1
 _DEFAULT_MAX_TOKENS = 16

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from remora.generation import Extension
-from remora.generation.rows import Copy, RowTable, Run
+from remora_llm.generation import Extension
+from remora_llm.generation.rows import Copy, RowTable, Run
 
 _LEAST_PART = 2
 _BLOCK = 4

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from remora.generation.tasks import Task
+from remora_llm.generation.tasks import Task
 
 _Prompt = npt.NDArray[np.int32]
 

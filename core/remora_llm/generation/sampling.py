@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from remora.errors import InternalError
-from remora.generation.tasks import LEAST_TEMPERATURE, Sampling, Task, TokenLogprob
+from remora_llm.generation.tasks import LEAST_TEMPERATURE, Sampling, Task, TokenLogprob
 
 _Row = npt.NDArray[np.float32]
 _Ids = npt.NDArray[np.int64]

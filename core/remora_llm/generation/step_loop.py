@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from remora.errors import InternalError, QueueFullError, RemoraError, UnavailableError
-from remora.generation import Extension, Logits, Sink, Stepper, StepResult, Tokens
-from remora.generation.answering import Answer, Matcher, Outbox
-from remora.generation.grammar_limits import GRAMMAR_STACK_BYTES
-from remora.generation.measurements import Measurements
-from remora.generation.planner import Planner, PlannerLimits, StepPlan
-from remora.generation.rows import Run
-from remora.generation.tasks import (
+from remora.system.threads import start_daemon
+from remora_llm.generation import Extension, Logits, Sink, Stepper, StepResult, Tokens
+from remora_llm.generation.answering import Answer, Matcher, Outbox
+from remora_llm.generation.grammar_limits import GRAMMAR_STACK_BYTES
+from remora_llm.generation.measurements import Measurements
+from remora_llm.generation.planner import Planner, PlannerLimits, StepPlan
+from remora_llm.generation.rows import Run
+from remora_llm.generation.tasks import (
     End,
     EndReason,
     EngineStats,
@@ -33,7 +34,6 @@ from remora.generation.tasks import (
     Usage,
     check_task,
 )
-from remora.system.threads import start_daemon
 
 _log = logging.getLogger("remora.generation")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from remora.errors import InvalidArgumentError, RemoraError
-from remora.generation.grammar_limits import grammar_excess
+from remora_llm.generation.grammar_limits import grammar_excess
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 EndReason = Literal["stop", "length", "deadline", "cancelled", "error"]

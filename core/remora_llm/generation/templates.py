@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from remora.errors import ConfigError
-from remora.generation.tasks import ContextError, ParameterError
+from remora_llm.generation.tasks import ContextError, ParameterError
 
 _SIZE_LIMIT = 8 << 20
 _TIME_LIMIT_NS = 5_000_000_000
@@ -40,7 +40,7 @@ class TemplateTokens(Protocol):
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = True, most: int = 0
     ) -> tuple[int, ...]:
-        """Return the tokens of a text; see `remora.generation.Tokens`."""
+        """Return the tokens of a text; see `remora_llm.generation.Tokens`."""
 
 
 class JinjaTemplate:
@@ -99,7 +99,7 @@ class JinjaTemplate:
         arguments: Mapping[str, Any] | None = None,
         most: int = 0,
     ) -> tuple[int, ...]:
-        """Return the tokens of the prompt; see `remora.generation.ChatTemplate`."""
+        """Return the tokens of the prompt; see `remora_llm.generation.ChatTemplate`."""
         if most:
             self._refuse_long(messages, most)
         text, mark = self._text(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from remora.errors import ConfigError
-from remora.generation.tasks import ContextError, ParameterError
+from remora_llm.generation.tasks import ContextError, ParameterError
 
 _REPLACEMENT = "\ufffd"
 UNKNOWN_BYTES = 1 << 10
@@ -66,7 +66,7 @@ class TokenizerFile:
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = True, most: int = 0
     ) -> tuple[int, ...]:
-        """Return the tokens of a text; see `remora.generation.Tokens`.
+        """Return the tokens of a text; see `remora_llm.generation.Tokens`.
 
         Raises:
             ParameterError: the text contains lone surrogates, or has more than ``most`` tokens.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from remora.protocols.openai.requests import ROLES
+from remora_llm.openai.requests import ROLES
 
 Json = dict[str, Any]
 

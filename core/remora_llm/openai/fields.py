@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import orjson
 
 from remora.errors import InvalidArgumentError
-from remora.generation.tasks import ParameterError
 from remora.messages import Buffer
 from remora.protocols.json.reader import loads
+from remora_llm.generation.tasks import ParameterError
 
 
 class Field(NamedTuple):

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from remora.generation.tasks import ParameterError
 from remora.messages import Buffer
 from remora.protocols.json.long_lists import release
 from remora.protocols.json.reader import LONG_BYTES, loads
-from remora.protocols.openai.routes import Route
+from remora_llm.generation.tasks import ParameterError
+from remora_llm.openai.routes import Route
 
 _SHAPES = (
     ({"messages"}, "chat"),

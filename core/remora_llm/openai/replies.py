@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import orjson
 
 from remora.errors import CancelledError, RemoraError
-from remora.generation import Tokens
-from remora.generation.tasks import End, Piece, Task, TokenLogprob
-from remora.generation.tool_calls import ArgumentsPart, CallBegin, TextPart, ToolEvent, ToolParser
-from remora.protocols.openai.requests import Query
-from remora.protocols.openai.routes import error_object
+from remora_llm.generation import Tokens
+from remora_llm.generation.tasks import End, Piece, Task, TokenLogprob
+from remora_llm.generation.tool_calls import ArgumentsPart, CallBegin, TextPart, ToolEvent, ToolParser
+from remora_llm.openai.requests import Query
+from remora_llm.openai.routes import error_object
 
 DONE = b"data: [DONE]\n\n"
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from remora.generation import Generation
-from remora.generation.parameters import parse_parameters
-from remora.generation.tasks import MAX_CHOICES, ParameterError, Task
 from remora.messages import Buffer
-from remora.protocols.openai.fields import (
+from remora_llm.generation import Generation
+from remora_llm.generation.parameters import parse_parameters
+from remora_llm.generation.tasks import MAX_CHOICES, ParameterError, Task
+from remora_llm.openai.fields import (
     CHAT,
     COMPLETION,
     DETOKENIZE,
@@ -20,7 +20,7 @@ from remora.protocols.openai.fields import (
     is_ids,
     read_body,
 )
-from remora.protocols.openai.tools import ToolUse, closed, read_tools, with_form
+from remora_llm.openai.tools import ToolUse, closed, read_tools, with_form
 
 Prompt = str | tuple[int, ...]
 

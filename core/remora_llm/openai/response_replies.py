@@ -11,18 +11,18 @@ from typing import Any
 import orjson
 
 from remora.errors import CancelledError, RemoraError
-from remora.generation import Tokens
-from remora.generation.tasks import End, Piece, Task, TokenLogprob
-from remora.generation.tool_calls import ArgumentsPart, CallBegin, TextPart, ToolEvent
-from remora.protocols.openai.replies import Heading, Usage
-from remora.protocols.openai.requests import Query
-from remora.protocols.openai.routes import message_of
+from remora_llm.generation import Tokens
+from remora_llm.generation.tasks import End, Piece, Task, TokenLogprob
+from remora_llm.generation.tool_calls import ArgumentsPart, CallBegin, TextPart, ToolEvent
+from remora_llm.openai.replies import Heading, Usage
+from remora_llm.openai.requests import Query
+from remora_llm.openai.routes import message_of
 
 _DELTA = "response.output_text.delta"
 
 
 class ResponseReply:
-    """Answer to the task of one request; see `remora.protocols.openai.replies.Reply`.
+    """Answer to the task of one request; see `remora_llm.openai.replies.Reply`.
 
     Args:
         query: the request.

@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from remora.generation.tasks import ParameterError
 from remora.messages import Buffer
-from remora.protocols.openai.fields import (
+from remora_llm.generation.tasks import ParameterError
+from remora_llm.openai.fields import (
     RESPONSE,
     RESPONSE_FORMATS,
     describe,
     read_body,
 )
-from remora.protocols.openai.requests import Query, chat_query
+from remora_llm.openai.requests import Query, chat_query
 
 _LOGPROBS = "message.output_text.logprobs"
 _ROLES = ("user", "assistant", "system", "developer")

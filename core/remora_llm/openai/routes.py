@@ -9,9 +9,9 @@ from typing import NamedTuple
 import orjson
 
 from remora.errors import RemoraError, UnavailableError
-from remora.generation.tasks import ContextError, ParameterError
 from remora.protocols.path_names import decode_name
 from remora.protocols.rest.answer import BEARER, INTERNAL, JSON, PLAIN, Headers, HttpAnswer
+from remora_llm.generation.tasks import ContextError, ParameterError
 
 PREFIXES = ("/v1/", "/openai/v1/")
 """Where the routes are; the second one because KServe's own routes take the first."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from remora.protocols.openai.answer_schema import ANSWERS, EVENTS, SCHEMAS
-from remora.protocols.openai.fields import (
+from remora_llm.openai.answer_schema import ANSWERS, EVENTS, SCHEMAS
+from remora_llm.openai.fields import (
     CHAT,
     COMPLETION,
     DETOKENIZE,
@@ -14,8 +14,8 @@ from remora.protocols.openai.fields import (
     TOKENIZE,
     Field,
 )
-from remora.protocols.openai.routes import MANAGES
-from remora.protocols.openai.vectors import EMBEDDINGS, RERANK, SCORE
+from remora_llm.openai.routes import MANAGES
+from remora_llm.openai.vectors import EMBEDDINGS, RERANK, SCORE
 
 Json = dict[str, Any]
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from remora.errors import RemoraError
-from remora.generation.stopping import StopSearch
-from remora.generation.tasks import End, EndReason, ParameterError, Piece, Task, Usage
 from remora.messages import Array, Response
-from remora.protocols.openai.mapping import COUNT, FILLED_INPUTS, Tensor, TensorUse
-from remora.protocols.openai.requests import Query
+from remora_llm.generation.stopping import StopSearch
+from remora_llm.generation.tasks import End, EndReason, ParameterError, Piece, Task, Usage
+from remora_llm.openai.mapping import COUNT, FILLED_INPUTS, Tensor, TensorUse
+from remora_llm.openai.requests import Query
 
 _AS_JSON = "sampling_parameters"
 """Input of Triton's vLLM backend that takes all parameters as JSON."""

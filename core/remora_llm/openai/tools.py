@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remora.generation.tasks import ParameterError
-from remora.generation.tool_calls import PARSERS, ArgumentsPart, CallBegin, TextPart, ToolEvent, ToolParser
-from remora.protocols.openai.fields import describe
+from remora_llm.generation.tasks import ParameterError
+from remora_llm.generation.tool_calls import PARSERS, ArgumentsPart, CallBegin, TextPart, ToolEvent, ToolParser
+from remora_llm.openai.fields import describe
 
 _MAX_TOOLS = 128
 _MOST_REFERENCES = 8

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from remora.generation.tasks import ParameterError
 from remora.messages import Buffer
 from remora.protocols.json.printer import dumps
-from remora.protocols.openai.fields import Field, describe, is_ids, read_body
-from remora.protocols.openai.replies import Heading
+from remora_llm.generation.tasks import ParameterError
+from remora_llm.openai.fields import Field, describe, is_ids, read_body
+from remora_llm.openai.replies import Heading
 
 _MAX_TEXTS = 2048
 _MODEL = {"model": Field("text"), "user": Field("text", meaning=False, why="concerns OpenAI's own platform")}

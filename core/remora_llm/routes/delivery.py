@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import orjson
 
 from remora.errors import CancelledError, InternalError, RemoraError, UnavailableError
-from remora.generation import Generation, Sink, Tokens
-from remora.generation.measurements import TracedSink
-from remora.generation.tasks import ParameterError, Piece, Task
 from remora.models.served_model import ServedModel
-from remora.protocols.openai.replies import Heading, Reply
-from remora.protocols.openai.requests import Query, encode_prompts, most_tokens
-from remora.protocols.openai.response_replies import ResponseReply
-from remora.protocols.openai.routes import ApiError, Route, error_answer, refused
 from remora.protocols.rest.answer import INTERNAL, JSON, PLAIN, Headers, HttpAnswer, Refusal
 from remora.server.http.exchange import Exchange, ForwardingExchange
+from remora_llm.generation import Generation, Sink, Tokens
+from remora_llm.generation.measurements import TracedSink
+from remora_llm.generation.tasks import ParameterError, Piece, Task
+from remora_llm.openai.replies import Heading, Reply
+from remora_llm.openai.requests import Query, encode_prompts, most_tokens
+from remora_llm.openai.response_replies import ResponseReply
+from remora_llm.openai.routes import ApiError, Route, error_answer, refused
 
 if TYPE_CHECKING:
     from remora.tracing.traced import TracedTask

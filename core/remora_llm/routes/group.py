@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from remora.errors import ConfigError
-from remora.protocols.openai.routes import MANAGES, Route, denied, find_route, speaks_openai, unknown_path
 from remora.protocols.rest.answer import HttpAnswer
+from remora_llm.openai.routes import MANAGES, Route, denied, find_route, speaks_openai, unknown_path
 
 if TYPE_CHECKING:
     from remora.messages import Buffer
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from remora.protocols.http1 import Head
     from remora.server.http.access_rules import Denied
     from remora.server.http.exchange import Answerer, Cancellable, Exchange
-    from remora.server.http.openai import OpenAiRoutes
     from remora.server.http.route_groups import RouteParts
+    from remora_llm.routes.openai import OpenAiRoutes
 
 
 def action_of(_method: str, path: str) -> str | None:
@@ -32,7 +32,7 @@ def refuse(denial: Denied, path: str) -> HttpAnswer:
 
 def task_of(model: ServedModel) -> str:
     """Return "text", "embeddings" or "score" if the routes could use a model so, else ""."""
-    from remora.protocols.openai.mapping import derive_use  # imported here, because key checks do not need it
+    from remora_llm.openai.mapping import derive_use  # imported here, because key checks do not need it
 
     if model.generation is not None:
         return "text"
@@ -62,7 +62,7 @@ class OpenAiGroup:
     def routes(self) -> OpenAiRoutes:
         """Handler of the routes, imported by its first use."""
         if self._routes is None:
-            from remora.server.http.openai import OpenAiRoutes
+            from remora_llm.routes.openai import OpenAiRoutes
 
             self._routes = OpenAiRoutes(self._parts)
         return self._routes

@@ -12,7 +12,11 @@ from remora.engine import Engine
 from remora.errors import InvalidArgumentError, NotFoundError, RemoraError
 from remora.messages import Buffer
 from remora.models.table import LoadingError
-from remora.protocols.hosted_generation import (
+from remora.protocols.http1 import Head
+from remora.protocols.rest.answer import JSON, Headers, HttpAnswer
+from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
+from remora.server.http.rest import RestService
+from remora_llm.openai.prompt_rows import (
     Shaped,
     Texts,
     TextStream,
@@ -21,15 +25,11 @@ from remora.protocols.hosted_generation import (
     predictions_of,
     read_shape,
 )
-from remora.protocols.http1 import Head
-from remora.protocols.openai.routes import MANAGES, error_answer, find_route
-from remora.protocols.rest.answer import JSON, Headers, HttpAnswer
-from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
-from remora.server.http.openai_group import OpenAiGroup
-from remora.server.http.rest import RestService
+from remora_llm.openai.routes import MANAGES, error_answer, find_route
+from remora_llm.routes.group import OpenAiGroup
 
 if TYPE_CHECKING:
-    from remora.server.http.openai import OpenAiRoutes
+    from remora_llm.routes.openai import OpenAiRoutes
 
 _EVENTS: Headers = ((b"Content-Type", b"text/event-stream; charset=utf-8"), (b"Cache-Control", b"no-cache"))
 _LINES: Headers = ((b"Content-Type", b"application/jsonlines"), (b"Cache-Control", b"no-cache"))

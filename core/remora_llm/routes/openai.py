@@ -22,24 +22,25 @@ import orjson
 from remora._version import __version__
 from remora.engine import Engine
 from remora.errors import ConfigError, NotFoundError, RemoraError
-from remora.generation import Generation
-from remora.generation.expectation import refuse_if_late
-from remora.generation.tasks import ContextError, ParameterError
 from remora.messages import Buffer
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.protocols.http1 import Head
-from remora.protocols.openai.mapping import TensorUse, derive_use
-from remora.protocols.openai.replies import Heading
-from remora.protocols.openai.requests import Query, decode
-from remora.protocols.openai.responses import decode_response
-from remora.protocols.openai.routes import ApiError, Route, context_exceeded, denied, error_answer
-from remora.protocols.openai.vectors import VECTORS, VectorQuery, decode_vectors
 from remora.protocols.rest.answer import JSON, Headers, HttpAnswer
 from remora.protocols.rest.content_encoding import inflate
 from remora.server.http import deadlines
 from remora.server.http.exchange import Answerer, Cancellable, Exchange, VersionExchange, arrival_of
-from remora.server.http.openai_delivery import (
+from remora.system.clock import SystemClock
+from remora_llm.generation import Generation
+from remora_llm.generation.expectation import refuse_if_late
+from remora_llm.generation.tasks import ContextError, ParameterError
+from remora_llm.openai.mapping import TensorUse, derive_use
+from remora_llm.openai.replies import Heading
+from remora_llm.openai.requests import Query, decode
+from remora_llm.openai.responses import decode_response
+from remora_llm.openai.routes import ApiError, Route, context_exceeded, denied, error_answer
+from remora_llm.openai.vectors import VECTORS, VectorQuery, decode_vectors
+from remora_llm.routes.delivery import (
     ErrorExchange,
     ManagedExchange,
     answer_to,
@@ -48,8 +49,7 @@ from remora.server.http.openai_delivery import (
     tokens_answer,
     unloaded,
 )
-from remora.server.http.openai_tasks import News, TaskRequest
-from remora.system.clock import SystemClock
+from remora_llm.routes.tasks import News, TaskRequest
 
 if TYPE_CHECKING:
     from remora.models.routing import RoutedModel
@@ -184,7 +184,7 @@ class OpenAiRoutes:
         return self._uses[model]
 
     def _schema(self, head: Head) -> HttpAnswer:
-        from remora.protocols.openai.schema import openapi_document  # imported here, because few clients read it
+        from remora_llm.openai.schema import openapi_document  # imported here, because few clients read it
 
         root = head.path.removesuffix("/v1/openapi.json")
         document = openapi_document(__version__, root, ignore_unknown=self._ignore_unknown)
@@ -426,7 +426,7 @@ class _Call:
     def _begin_tensors(
         self, query: Query | VectorQuery, model: ServedModel, timeout_ns: int, *, keeps_version: bool
     ) -> Cancellable | None:
-        from remora.server.http.openai_tensors import (  # imported here, because few servers need it
+        from remora_llm.routes.tensors import (  # imported here, because few servers need it
             Origin,
             TensorRequests,
         )

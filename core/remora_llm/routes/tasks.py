@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from remora.errors import RemoraError
-from remora.generation import Generation
-from remora.generation.tasks import Piece, Task
 from remora.models.served_model import ServedModel
-from remora.protocols.openai.replies import Heading
-from remora.protocols.openai.requests import Query, tasks_of
 from remora.server.http.exchange import Exchange
-from remora.server.http.openai_delivery import Delivery, FollowedTasks, reply_to
+from remora_llm.generation import Generation
+from remora_llm.generation.tasks import Piece, Task
+from remora_llm.openai.replies import Heading
+from remora_llm.openai.requests import Query, tasks_of
+from remora_llm.routes.delivery import Delivery, FollowedTasks, reply_to
 
 if TYPE_CHECKING:
     from remora.tracing.traced import TracedTask

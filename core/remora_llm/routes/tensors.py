@@ -16,24 +16,24 @@ import numpy.typing as npt
 
 from remora.engine import Engine, FrontEnd
 from remora.errors import InternalError, RemoraError
-from remora.generation.tasks import ParameterError
-from remora.generation.templates import JinjaTemplate
 from remora.in_process import as_form, as_request
 from remora.messages import Array, Mailbox, Outcome, Ticket, split_outcome
 from remora.models.served_model import ServedModel
 from remora.protocols.http1 import Head
-from remora.protocols.openai.mapping import COUNT, FILLED_INPUTS, TensorUse, tensors_of
-from remora.protocols.openai.replies import Heading
-from remora.protocols.openai.requests import Query
-from remora.protocols.openai.routes import ApiError, error_answer
-from remora.protocols.openai.tensors import TextAnswer, stops_of, task_for, text_inputs, token_inputs
-from remora.protocols.openai.vectors import VectorQuery, encode_embeddings, encode_scores, similarities
 from remora.protocols.rest.answer import JSON, HttpAnswer
 from remora.server.held_mailbox import HeldMailbox
 from remora.server.http.exchange import Cancellable, Exchange, arrival_of
 from remora.server.http.large_bodies import LARGE_BYTES, LargeBodies
-from remora.server.http.openai_delivery import AnyReply, Delivery, cancelled, ignored_header, reply_to, unloaded
 from remora.system.clock import SystemClock
+from remora_llm.generation.tasks import ParameterError
+from remora_llm.generation.templates import JinjaTemplate
+from remora_llm.openai.mapping import COUNT, FILLED_INPUTS, TensorUse, tensors_of
+from remora_llm.openai.replies import Heading
+from remora_llm.openai.requests import Query
+from remora_llm.openai.routes import ApiError, error_answer
+from remora_llm.openai.tensors import TextAnswer, stops_of, task_for, text_inputs, token_inputs
+from remora_llm.openai.vectors import VectorQuery, encode_embeddings, encode_scores, similarities
+from remora_llm.routes.delivery import AnyReply, Delivery, cancelled, ignored_header, reply_to, unloaded
 
 if TYPE_CHECKING:
     from remora.models.routing import RoutedModel

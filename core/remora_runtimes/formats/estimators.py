@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from remora.formats import ROWS, needed, rows_of
 from remora.functions.definition import InputField, Model, OutputField, Signature
 from remora.functions.errors import BadRequestError
 from remora.functions.hints import Kind, kind_of
+from remora_runtimes.formats import ROWS, needed, rows_of
 
 _REMEDY = "save a fitted estimator, or describe the model in an app.py with @remora.model"
 Method = Callable[[Any], Any]
@@ -36,7 +36,7 @@ def define_skops(file: Path, name: str, trusted: bool) -> Model:
 
     Raises ValueError for other types that skops does not know to be safe, and for damaged trees.
     """
-    from remora.formats.tree_checks import CHECKED_TYPES, PLAIN_TYPES, check_trees
+    from remora_runtimes.formats.tree_checks import CHECKED_TYPES, PLAIN_TYPES, check_trees
 
     io = needed("skops.io", file)
     unknown = io.get_untrusted_types(file=file)

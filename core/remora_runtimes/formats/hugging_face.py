@@ -11,10 +11,10 @@ from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 
-from remora.formats import needed, rows_of
 from remora.functions.definition import InputField, Model, OutputField, Settings, Signature
 from remora.functions.hints import kind_of, open_image
 from remora.system.json_text import read_json
+from remora_runtimes.formats import needed, rows_of
 
 _BATCH = 32
 _SETTINGS = Settings(batch=_BATCH, max_delay_s=0.001)

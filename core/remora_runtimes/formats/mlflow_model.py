@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from remora.formats import ROWS, needed, rows_of
 from remora.functions.definition import InputField, Model, OutputField, Signature
 from remora.functions.errors import BadRequestError
 from remora.functions.hints import Kind, kind_of
+from remora_runtimes.formats import ROWS, needed, rows_of
 
 _COLUMNS: Mapping[str, Any] = {
     "boolean": np.bool_,

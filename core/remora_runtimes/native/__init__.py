@@ -13,13 +13,13 @@ from google.protobuf.json_format import MessageToDict
 
 from remora.backends import Instance, Placement, Source
 from remora.backends.model_files import load_failure, model_path, require_file
-from remora.backends.native.calls import NativeLibrary, NativeRun
-from remora.backends.native.elf import why_incomplete
 from remora.backends.onnxruntime.plan import concurrent_instances
 from remora.backends.ragged import array_instance
 from remora.config import parse_config
 from remora.errors import ConfigError
 from remora.proto.model_config_pb2 import ModelConfig
+from remora_runtimes.native.calls import NativeLibrary, NativeRun
+from remora_runtimes.native.elf import why_incomplete
 
 INCLUDE = Path(__file__).parent
 """Directory of ``remora_backend.h``, for a compiler's ``-I``."""

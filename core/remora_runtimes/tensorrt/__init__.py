@@ -1,7 +1,7 @@
 """TensorRT backend for engines built ahead of time.
 
 Each GPU has one engine, each instance a context and a stream. TensorRT and the CUDA runtime are loaded when the first
-model is opened. All calls of TensorRT are in `remora.backends.tensorrt.context`, so that tests can replace it.
+model is opened. All calls of TensorRT are in `remora_runtimes.tensorrt.context`, so that tests can replace it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 from remora.backends import Instance, Placement, Source
 from remora.backends.model_files import import_framework, load_failure, model_path, require_file
 from remora.backends.ragged import array_instance
-from remora.backends.tensorrt.context import TrtContext, TrtEngine, describe, log_of
 from remora.backends.transfers import transfer_for
 from remora.config import BatchingChoice, complete_from_tensors
 from remora.errors import ConfigError, UnsupportedError
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.system import cuda
 from remora.tensors.device import CudaMemory
+from remora_runtimes.tensorrt.context import TrtContext, TrtEngine, describe, log_of
 
 _EXTRA = "tensorrt"
 

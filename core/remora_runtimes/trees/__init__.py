@@ -24,13 +24,13 @@ from remora.backends.model_files import (
 )
 from remora.backends.onnxruntime.plan import concurrent_instances
 from remora.backends.ragged import array_instance
-from remora.backends.trees.forests import Forest, lightgbm_forest, treelite_forest, xgboost_forest
 from remora.calls import TensorInfo
 from remora.config import complete_from_tensors
 from remora.errors import ConfigError
 from remora.messages import Array, Tensor
 from remora.model_files import NAMED_OUTPUTS
 from remora.proto.model_config_pb2 import ModelConfig
+from remora_runtimes.trees.forests import Forest, lightgbm_forest, treelite_forest, xgboost_forest
 
 _INPUT, _OUTPUT, _CONTRIBUTIONS = "input__0", "output__0", "treeshap_output"
 _TYPES: Mapping[str, tuple[str, Callable[[str, Path, int], Forest]]] = {

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from remora.backends.model_files import import_framework
-from remora.backends.trees.lightgbm_text import checked_text
-from remora.backends.trees.treelite_checkpoint import check_checkpoint
-from remora.backends.trees.xgboost_document import read_xgboost
 from remora.messages import Array
+from remora_runtimes.trees.lightgbm_text import checked_text
+from remora_runtimes.trees.treelite_checkpoint import check_checkpoint
+from remora_runtimes.trees.xgboost_document import read_xgboost
 
 _EXTRA = "trees"
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from remora.backends.trees.checks import check_tree
 from remora.errors import InternalError
 from remora.messages import Array
+from remora_runtimes.trees.checks import check_tree
 
 _END = "\nend of trees"
 _CATEGORICAL = 1  # a bit of decision_type

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from remora.backends.trees.checks import check_tree
 from remora.errors import InternalError
 from remora.messages import Array
+from remora_runtimes.trees.checks import check_tree
 
 _VALUES = {2: "<f4", 3: "<f8"}
 _LEAF, _NUMERICAL, _CATEGORICAL = 0, 1, 2

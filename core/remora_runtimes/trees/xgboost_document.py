@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from remora.backends.trees.checks import check_tree
-from remora.backends.trees.ubjson import read_ubjson
 from remora.errors import InternalError
 from remora.messages import Array
 from remora.system.json_text import read_json
+from remora_runtimes.trees.checks import check_tree
+from remora_runtimes.trees.ubjson import read_ubjson
 
 _PER_NODE = ("right_children", "split_indices", "split_conditions", "parents", "default_left", "split_type",
              "loss_changes", "sum_hessian")  # fmt: skip

@@ -6,7 +6,7 @@ import base64
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from remora.traffic.latencies import Histogram, from_json, merge
+from remora_tools.deciders.latencies import Histogram, from_json, merge
 
 HTTP, GRPC, GRPC_STREAM = "http", "grpc", "grpc-stream"
 MOST_WAITING = 100_000
@@ -62,7 +62,7 @@ class Plan:
         connections: connections with one request in flight each.
         rate_per_s: rate of all processes together; 0 for a closed loop.
         shape: schedule of an open loop.
-        seed, part, parts: see `remora.traffic.arrivals.arrivals`.
+        seed, part, parts: see `remora_tools.deciders.arrivals.arrivals`.
         sequence: number of requests of a sequence, 0 without sequences; ``messages`` are then the first, a middle
             and the last request of a sequence.
         window_ns: length of a window.

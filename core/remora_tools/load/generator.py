@@ -1,9 +1,9 @@
 """Process that sends requests by a plan and reports each window.
 
-It runs as `python -m remora.cli.load.generator`. The plan comes as a line of JSON on stdin, a line with the start time
-follows, and the end of stdin ends the process. SIGINT is ignored, because the command handles it. Each window is a line
-of JSON on stdout. The loop waits in `select`, because its timeout has microseconds; those of epoll and of event loops
-have milliseconds.
+It runs as `python -m remora_tools.load.generator`. The plan comes as a line of JSON on stdin, a line with the start
+time follows, and the end of stdin ends the process. SIGINT is ignored, because the command handles it. Each window is a
+line of JSON on stdout. The loop waits in `select`, because its timeout has microseconds; those of epoll and of event
+loops have milliseconds.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TextIO
 
-from remora.cli.load import GRPC_STREAM, HTTP, MOST_WAITING, Answer, Codec, Plan, Results, plan_from_json
-from remora.cli.load.grpc_codec import GrpcCodec
-from remora.cli.load.http_codec import HttpCodec, reason_in
-from remora.traffic.arrivals import arrivals
+from remora_tools.deciders.arrivals import arrivals
+from remora_tools.load import GRPC_STREAM, HTTP, MOST_WAITING, Answer, Codec, Plan, Results, plan_from_json
+from remora_tools.load.grpc_codec import GrpcCodec
+from remora_tools.load.http_codec import HttpCodec, reason_in
 
 SEQUENCE_ID = 1_000_000_000_000_000_000
 """Sequence id in a message, which is replaced by that of the sequence, with as many digits or bytes."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from remora.cli.load import Answer
 from remora.errors import UnsupportedError
 from remora.system.install_advice import install_command
+from remora_tools.load import Answer
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8

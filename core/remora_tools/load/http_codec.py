@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from remora.cli.load import Answer
 from remora.cli.output import one_line
 from remora.system.json_text import read_json
+from remora_tools.load import Answer
 
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked", re.IGNORECASE)

@@ -8,11 +8,11 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from remora.cli.charts import chart, page
-from remora.cli.load import Results
-from remora.cli.load.resources import Usage
 from remora.cli.output import columns
-from remora.traffic.latencies import Histogram
+from remora_tools.charts import chart, page
+from remora_tools.deciders.latencies import Histogram
+from remora_tools.load import Results
+from remora_tools.load.resources import Usage
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 ROWS_PER_BATCH = "rows per batch"

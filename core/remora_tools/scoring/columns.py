@@ -10,9 +10,9 @@ import numpy as np
 
 from remora.calls import ModelInfo, TensorInfo
 from remora.cli.inputs import as_typed, find_input
-from remora.cli.scoring import Chunk, Refusal, Values
 from remora.errors import InvalidArgumentError, RemoraError
 from remora.messages import DTYPES, Array
+from remora_tools.scoring import Chunk, Refusal, Values
 
 _SHOWN_COLUMNS = 20
 _WORDS = {"true": True, "false": False, "1": True, "0": False}

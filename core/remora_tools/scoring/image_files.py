@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol, TypeVar
 
-from remora.cli.scoring.identity import WHOLE_BYTES, digest_of_input
 from remora.errors import InvalidArgumentError
 from remora.storage import Storage, StoredObject
 from remora.system.cpus import usable_cpus
+from remora_tools.scoring.identity import WHOLE_BYTES, digest_of_input
 
 SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"))
 MOST_FILE_BYTES = 1 << 28

@@ -13,13 +13,13 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from remora.calls import ModelInfo
-from remora.cli.scoring import CHUNK_BYTES, Chunk, Refusal, Values
-from remora.cli.scoring.image_files import MOST_FILE_BYTES, ImageFiles, ReadAhead
 from remora.errors import InvalidArgumentError, UnsupportedError
 from remora.functions.images import decode_image
 from remora.messages import Array
 from remora.system.cpus import usable_cpus
 from remora.system.install_advice import install_command
+from remora_tools.scoring import CHUNK_BYTES, Chunk, Refusal, Values
+from remora_tools.scoring.image_files import MOST_FILE_BYTES, ImageFiles, ReadAhead
 
 PATH_COLUMN, IMAGE_COLUMN = "path", "image"
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from remora.cli.output import synchronise
-from remora.cli.scoring import Refusal
-from remora.cli.scoring.identity import as_stored
 from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
 from remora.system import locks
 from remora.system.json_text import read_json
+from remora_tools.scoring import Refusal
+from remora_tools.scoring.identity import as_stored
 
 _LOCK = "lock"
 _UNFINISHED = "unfinished"

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 import numpy as np
 
 from remora.calls import TensorInfo
-from remora.cli.scoring import CHUNK_BYTES, Chunk, Refusal, Source, Values
-from remora.cli.scoring.columns import InputColumns, convert_chunk
-from remora.cli.scoring.journal import Journal, explain_write_error
-from remora.cli.scoring.sinks import Sink, make_sink
 from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
 from remora.messages import Array, Tensor
 from remora.system.clock import Clock
-from remora.traffic.batch_size import BatchSearch
+from remora_tools.deciders.batch_size import BatchSearch
+from remora_tools.scoring import CHUNK_BYTES, Chunk, Refusal, Source, Values
+from remora_tools.scoring.columns import InputColumns, convert_chunk
+from remora_tools.scoring.journal import Journal, explain_write_error
+from remora_tools.scoring.sinks import Sink, make_sink
 
 if TYPE_CHECKING:
     from remora.engine import Engine, InferResult

@@ -19,10 +19,10 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 
 from remora.calls import TensorInfo
-from remora.cli.scoring import Values
-from remora.cli.scoring.sources import import_parquet
 from remora.errors import InvalidArgumentError, UnsupportedError
 from remora.messages import DTYPES, Array, Tensor
+from remora_tools.scoring import Values
+from remora_tools.scoring.sources import import_parquet
 
 ROW_COLUMN = "row"
 """Column with the number of the row in the input."""

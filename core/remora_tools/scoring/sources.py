@@ -12,11 +12,11 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
-from remora.cli.scoring import CHUNK_BYTES, Chunk, Refusal, Source, Values, format_of
 from remora.errors import InvalidArgumentError, RemoraError, UnsupportedError
 from remora.messages import Array
 from remora.system.install_advice import install_command
 from remora.system.json_text import read_json
+from remora_tools.scoring import CHUNK_BYTES, Chunk, Refusal, Source, Values, format_of
 
 ARRAY_COLUMN = "array"
 """Name of the only column of an .npy file."""

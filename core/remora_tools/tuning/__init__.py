@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from remora.config import BatchPolicy
-from remora.traffic.objective import Slo
+from remora_tools.deciders.objective import Slo
 
 
 class Runtime(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from remora.cli.tuning import ModelSpace, Plan, Runtime, Settings
+from remora_tools.tuning import ModelSpace, Plan, Runtime, Settings
 
 _MOST_CONNECTIONS = 1024
 _DELAYS = (0.0, 0.5, 1.0)

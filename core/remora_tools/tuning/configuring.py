@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from remora.backends.onnxruntime.plan import OPENVINO_PROVIDER, TENSORRT_PROVIDER, concurrent_instances
 from remora.cli.output import write_whole
-from remora.cli.tuning import Runtime, Settings
 from remora.config import batch_policy, find_config, parse_config, placements, read_config, to_text
 from remora.errors import ConfigError
 from remora.model_files import parse_version
@@ -18,6 +17,7 @@ from remora.repository.local import LocalRepository
 from remora.repository.sources import function_source
 from remora.storage.archive import is_archive
 from remora.storage.location import is_url
+from remora_tools.tuning import Runtime, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

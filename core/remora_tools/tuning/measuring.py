@@ -18,8 +18,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remora import calls
 from remora.cli.infer import make_request
-from remora.cli.load.requests import with_rows
-from remora.cli.tuning import (
+from remora.config import to_dict
+from remora.config.function_arguments import function_arguments
+from remora.errors import InvalidArgumentError, NotFoundError, RemoraError
+from remora.in_process import as_form
+from remora.messages import Data, InferForm, InputSpec, Outcome, Ticket
+from remora.models.ensembles import step_models
+from remora.proto.model_config_pb2 import ModelConfig
+from remora.server.loop import LoopMailbox
+from remora.system.clock import SystemClock
+from remora.system.cpus import usable_cpus
+from remora.system.machine import usage_with_children
+from remora.system.threads import run_in_daemon
+from remora_tools.deciders.arrivals import POISSON, arrivals
+from remora_tools.deciders.latencies import Histogram, merge
+from remora_tools.deciders.stability import WINDOWS, Window, is_stable
+from remora_tools.load.requests import with_rows
+from remora_tools.tuning import (
     CostResult,
     CostTrial,
     Load,
@@ -33,23 +48,8 @@ from remora.cli.tuning import (
     System,
     Trial,
 )
-from remora.cli.tuning.candidates import batch_sizes, slots_of
-from remora.cli.tuning.configuring import THREADS, has_fixed_instances, providers_of, read_settings, with_settings
-from remora.config import to_dict
-from remora.config.function_arguments import function_arguments
-from remora.errors import InvalidArgumentError, NotFoundError, RemoraError
-from remora.in_process import as_form
-from remora.messages import Data, InferForm, InputSpec, Outcome, Ticket
-from remora.models.ensembles import step_models
-from remora.proto.model_config_pb2 import ModelConfig
-from remora.server.loop import LoopMailbox
-from remora.system.clock import SystemClock
-from remora.system.cpus import usable_cpus
-from remora.system.machine import usage_with_children
-from remora.system.threads import run_in_daemon
-from remora.traffic.arrivals import POISSON, arrivals
-from remora.traffic.latencies import Histogram, merge
-from remora.traffic.stability import WINDOWS, Window, is_stable
+from remora_tools.tuning.candidates import batch_sizes, slots_of
+from remora_tools.tuning.configuring import THREADS, has_fixed_instances, providers_of, read_settings, with_settings
 
 if TYPE_CHECKING:
     from remora.engine import Engine

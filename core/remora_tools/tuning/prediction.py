@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from remora.cli.tuning import Goal, Load, LoadResult, Plan, Runtime, Settings, System
 from remora.management.explain import Curve
 from remora.scheduling.network_simulation import Offered, Station, simulate_network
+from remora_tools.tuning import Goal, Load, LoadResult, Plan, Runtime, Settings, System
 
 _REQUESTS = 400
 _LESS = 0.8

@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from remora.cli.charts import Dot, chart, page
 from remora.cli.output import columns
-from remora.cli.tuning import Decision, Goal, Plan, Point, System, describe
+from remora_tools.charts import Dot, chart, page
+from remora_tools.tuning import Decision, Goal, Plan, Point, System, describe
 
 _MIB = 1 << 20
 _PLOT_COLUMNS, _PLOT_ROWS = 60, 12

@@ -13,7 +13,8 @@ from collections.abc import Generator, Iterable, Sequence
 from functools import partial
 from statistics import median
 
-from remora.cli.tuning import (
+from remora_tools.deciders.pairs import verdict
+from remora_tools.tuning import (
     CostResult,
     CostTrial,
     Decision,
@@ -31,9 +32,8 @@ from remora.cli.tuning import (
     Trial,
     describe,
 )
-from remora.cli.tuning.candidates import changed, complexity, is_neighbour, ladder, reverted, settings_of
-from remora.cli.tuning.prediction import Costs, Predictor
-from remora.traffic.pairs import verdict
+from remora_tools.tuning.candidates import changed, complexity, is_neighbour, ladder, reverted, settings_of
+from remora_tools.tuning.prediction import Costs, Predictor
 
 _SIZES = (1, 4, 16, 64, 256)
 _GAIN = 1.03

@@ -19,9 +19,9 @@ from hosting import write_parts, write_scale
 from remora.engine import Engine
 from remora_adapters.aws_lambda import Function, Settings
 from remora_adapters.aws_lambda.streaming import Invocation, RuntimeClient, head_of, run
-from remora_adapters.emulate import EmulateSettings, find_platform, generation
-from remora_adapters.emulate.lambda_runtime import RuntimeApi
-from remora_adapters.emulate.running import FAILED, PASSED, SKIPPED, run_checks
+from remora_deploy.emulate import EmulateSettings, find_platform, generation
+from remora_deploy.emulate.lambda_runtime import RuntimeApi
+from remora_deploy.emulate.running import FAILED, PASSED, SKIPPED, run_checks
 
 pytest.importorskip("mangum", reason="mangum is not installed: pip install '.[lambda]'")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
@@ -227,7 +227,7 @@ def test_a_language_model_passes_its_checks(
     tiny(tmp_path / "models")
     command = (sys.executable, "-m", "remora_adapters.aws_lambda")
     if mode == "buffered":  # AWS's client in miniature
-        faulty = ROOT / "tests" / "adapters" / "emulate" / "faulty_lambda.py"
+        faulty = ROOT / "tests" / "deploy" / "emulate" / "faulty_lambda.py"
         command = (sys.executable, str(faulty), "remora_adapters.aws_lambda.handler")
     settings = EmulateSettings(
         command=command,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hosting import write_scale
-from remora_adapters.emulate import EmulateSettings, find_platform
-from remora_adapters.emulate.running import FAILED, SKIPPED, Verdict, run_checks
+from remora_deploy.emulate import EmulateSettings, find_platform
+from remora_deploy.emulate.running import FAILED, SKIPPED, Verdict, run_checks
 from sagemaker_door import COUNTER, COUNTS, V2, python_model
 
 ENTRY = (sys.executable, "-m", "remora_adapters.sagemaker")

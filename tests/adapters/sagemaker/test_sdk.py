@@ -24,9 +24,9 @@ from generation_models import tiny
 from hosting import ask, hosted, write_scale
 from moto_server import CREDENTIALS, moto_version, running_moto
 from remora.cli import main
-from remora_adapters.emulate.asking import Address
-from remora_adapters.emulate.sagemaker_runtime import Endpoint, runtime_api
 from remora_adapters.sagemaker.settings import settings_of
+from remora_deploy.emulate.asking import Address
+from remora_deploy.emulate.sagemaker_runtime import Endpoint, runtime_api
 
 boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[deploy-sagemaker]'")
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.protocols.openai.routes import find_route
 from remora.protocols.path_names import decode_name
 from remora.protocols.rest.routes import typed_route
+from remora_llm.openai.routes import find_route
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,15 @@ from conftest import ROOT
 from remora.system.json_text import MAX_DEPTH, read_json
 
 OURS = (
-    "core/remora/generation",  # texts of models and clients, with separate limits
+    "core/remora_llm/generation",  # texts of models and clients, with separate limits
     "core/remora/protocols",  # the request path
     "core/remora/server/fronts",
     "core/remora/backends/worker",
-    "core/remora/backends/vllm",
+    "core/remora_llm/backends/vllm",
     "core/remora/models/trial_load.py",
-    "core/remora/cli/load/generator.py",
+    "core/remora_tools/load/generator.py",
     "core/remora/config/documents.py",  # has the line of every key
-    "core/remora/formats/__init__.py",
+    "core/remora_runtimes/formats/__init__.py",
     "core/remora/functions/json_values.py",  # runs without remora in an exported model
     "core/remora/system/json_text.py",
     "core/remora/traffic",

@@ -8,7 +8,7 @@ import pytest
 
 from deploy_clouds.azure import ENDPOINT, WORKSPACE, FakeAzure
 from deploy_clouds.journeys import Deployments
-from remora_adapters.deploy.plan import find
+from remora_deploy.deploy.plan import find
 
 PLACE = ["--subscription", "s", "--resource-group", "g", "--workspace", "w"]
 

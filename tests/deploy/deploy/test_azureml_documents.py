@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from remora_adapters.deploy.azureml_documents import Settings, settings_of
+from remora_deploy.deploy.azureml_documents import Settings, settings_of
 
 SETTINGS = Settings("w.azurecr.io/remora:1", "azureml://d/1", environ=(("A", "b"),))
 

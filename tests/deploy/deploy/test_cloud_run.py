@@ -8,7 +8,7 @@ import pytest
 
 from deploy_clouds.google import FakeGoogle
 from deploy_clouds.journeys import Deployments
-from remora_adapters.deploy.plan import find
+from remora_deploy.deploy.plan import find
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from remora.cli import main
 from remora.system.install_advice import install_command
-from remora_adapters.deploy import ACTIONS, PLATFORMS
+from remora_deploy.deploy import ACTIONS, PLATFORMS
 
 PLAN = ["digits", "--image", "123456789012.dkr.ecr.eu-west-1.amazonaws.com/remora:1", "--model", "s3://bucket/digits/"]
 

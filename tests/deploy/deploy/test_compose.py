@@ -10,7 +10,7 @@ import pytest
 
 from deploy_clouds.docker import FakeDocker
 from deploy_clouds.journeys import Deployments
-from remora_adapters.deploy.uploads import upload
+from remora_deploy.deploy.uploads import upload
 
 
 @pytest.fixture

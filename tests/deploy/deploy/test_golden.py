@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from remora_adapters.deploy.golden import Golden, golden_step, problem_of
-from remora_adapters.deploy.plan import Call, CallError
+from remora_deploy.deploy.golden import Golden, golden_step, problem_of
+from remora_deploy.deploy.plan import Call, CallError
 
 OUTPUTS = {"outputs": [{"name": "y", "data": [1.0, 2.0]}, {"name": "z", "data": ["a"]}], "id": "1"}
 

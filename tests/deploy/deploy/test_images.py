@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from deploy_clouds.registry import DOCKER, OCI, OCI_INDEX, Registry, running
-from remora_adapters.deploy.images import Needs, docker_login, inspect, parse_image, pinned, problem_of
-from remora_adapters.deploy.plan import CallError
+from remora_deploy.deploy.images import Needs, docker_login, inspect, parse_image, pinned, problem_of
+from remora_deploy.deploy.plan import CallError
 
 GOOD: dict[str, Any] = {"media_type": DOCKER, "architectures": ["amd64"], "labels": {}}
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from remora_adapters.deploy.kubernetes import Pod, condition, node_problem, pod_reason, quantity, quota_problem
-from remora_adapters.deploy.programs import error_of
-from remora_adapters.deploy.uploads import Source
+from remora_deploy.deploy.kubernetes import Pod, condition, node_problem, pod_reason, quantity, quota_problem
+from remora_deploy.deploy.programs import error_of
+from remora_deploy.deploy.uploads import Source
 
 POD = Pod("registry.example/remora:1", Source("s3://bucket/models/"))
 

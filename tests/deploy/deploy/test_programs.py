@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from deploy_clouds.registry import Registry, running
-from remora_adapters.deploy.plan import CallError, RefusedError
-from remora_adapters.deploy.programs import Programs, body_of, command, http, request
+from remora_deploy.deploy.plan import CallError, RefusedError
+from remora_deploy.deploy.programs import Programs, body_of, command, http, request
 
 
 def test_answers_of_json_are_parsed_and_others_are_text() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from remora_adapters.deploy.plan import Call, CallError
-from remora_adapters.deploy.rest import RestCalls, rest
+from remora_deploy.deploy.plan import Call, CallError
+from remora_deploy.deploy.rest import RestCalls, rest
 
 ANSWERS: dict[str, tuple[int, Any]] = {
     "/v1/things/a": (200, {"name": "a"}),

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from remora_adapters.deploy.plan import BUSY, GONE, Call, CallError, Check, Kept, Progress, Read, State, Step, resolve
-from remora_adapters.deploy.running import Runner
+from remora_deploy.deploy.plan import BUSY, GONE, Call, CallError, Check, Kept, Progress, Read, State, Step, resolve
+from remora_deploy.deploy.running import Runner
 
 NOTHING: dict[str, Any] = {}
 

@@ -13,8 +13,8 @@ pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[depl
 from conftest import ROOT
 from deploy_clouds.aws import FakeAws, problems
 from deploy_clouds.journeys import Deployments, changing
-from remora_adapters.deploy.plan import find
-from remora_adapters.deploy.sagemaker_calls import (
+from remora_deploy.deploy.plan import find
+from remora_deploy.deploy.sagemaker_calls import (
     Plan,
     Rollout,
     calls_of,

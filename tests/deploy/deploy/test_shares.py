@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.models.release_sources import parse_release
-from remora_adapters.deploy import shares
-from remora_adapters.deploy.plan import RefusedError
+from remora_deploy.deploy import shares
+from remora_deploy.deploy.plan import RefusedError
 
 percents = st.integers(1, 100)
 

@@ -11,8 +11,8 @@ import pytest
 from hosting import write_scale
 from object_store import ObjectStore, object_store
 from remora.engine import Engine
-from remora_adapters.deploy.plan import CallError
-from remora_adapters.deploy.uploads import digest_of, files_of, source_of, upload, upload_steps
+from remora_deploy.deploy.plan import CallError
+from remora_deploy.deploy.uploads import digest_of, files_of, source_of, upload, upload_steps
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from conftest import START_TIMEOUT_S
-from remora_adapters.emulate import EmulateSettings, find_platform
-from remora_adapters.emulate.examples import example_in, instances_of
-from remora_adapters.emulate.running import PASSED, run_checks
+from remora_deploy.emulate import EmulateSettings, find_platform
+from remora_deploy.emulate.examples import example_in, instances_of
+from remora_deploy.emulate.running import PASSED, run_checks
 
 FUNCTION = """
 import numpy as np

@@ -16,11 +16,11 @@ import pytest
 import faulty_generation as language
 from conftest import START_TIMEOUT_S, free_ports
 from remora.cli import main
-from remora_adapters.emulate import PLATFORMS, EmulateSettings, Failed, find_platform
-from remora_adapters.emulate.asking import Address, HttpReply, ask
-from remora_adapters.emulate.running import FAILED, run_checks
-from remora_adapters.emulate.sagemaker import PLATFORM, accepts_quickly
-from remora_adapters.emulate.stage import Seen
+from remora_deploy.emulate import PLATFORMS, EmulateSettings, Failed, find_platform
+from remora_deploy.emulate.asking import Address, HttpReply, ask
+from remora_deploy.emulate.running import FAILED, run_checks
+from remora_deploy.emulate.sagemaker import PLATFORM, accepts_quickly
+from remora_deploy.emulate.stage import Seen
 
 SERVER = Path(__file__).parent / "faulty_sagemaker.py"
 BODY = b'{"numbers": [1, 2]}'

@@ -15,8 +15,8 @@ from generation_models import tiny
 from hosting import PATIENCE_S, running
 from remora import Engine
 from remora_adapters import sagemaker
-from remora_adapters.emulate.asking import Address
-from remora_adapters.emulate.sagemaker_runtime import Endpoint, runtime_api
+from remora_deploy.emulate.asking import Address
+from remora_deploy.emulate.sagemaker_runtime import Endpoint, runtime_api
 from sagemaker_door import runtime_client
 
 pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[deploy-sagemaker]'")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from remora.cli import main
-from remora_adapters.images import DOCKER_MANIFEST, IMAGES
-from remora_adapters.images.building import Build, build_command, convert_command, described, push_command
+from remora_deploy.images import DOCKER_MANIFEST, IMAGES
+from remora_deploy.images.building import Build, build_command, convert_command, described, push_command
 
 BUILD = Build(IMAGES["sagemaker-cuda12"], "r/remora:1", "amd64", "/context", {"EXTRAS": "gpu", "CUDA": "12"})
 # Answers as the engines print them, with the fields that are read.

@@ -20,8 +20,8 @@ from conftest import free_ports
 from containers.dockerfiles import instructions
 from live_server import client, until
 from remora.cli import main
-from remora_adapters.images import IMAGES
-from remora_adapters.images.wheel import repack
+from remora_deploy.images import IMAGES
+from remora_deploy.images.wheel import repack
 from small_wheels import write_wheel
 
 APP = """

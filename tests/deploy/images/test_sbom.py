@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from remora_adapters.images import sbom
+from remora_deploy.images import sbom
 
 SCRIPT = Path(sbom.__file__)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from remora_adapters.images.wheel import WheelError, make_wheel, repack
+from remora_deploy.images.wheel import WheelError, make_wheel, repack
 
 ROOT = Path(__file__).resolve().parents[3]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-index"]
@@ -81,6 +81,6 @@ def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path, monkeypatch: py
 
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("remora_adapters.images.wheel.distribution", missing)
+    monkeypatch.setattr("remora_deploy.images.wheel.distribution", missing)
     with pytest.raises(WheelError, match="neither installed from a wheel nor run from a checkout"):
         make_wheel(tmp_path, tmp_path)

@@ -16,8 +16,8 @@ import yaml
 import onnx_models
 from object_store import object_store
 from remora.cli import main
-from remora_adapters.manifests import find_renderer
-from remora_adapters.manifests.facts import Choices, Facts, Model
+from remora_deploy.manifests import find_renderer
+from remora_deploy.manifests.facts import Choices, Facts, Model
 
 ONE = ("gs://bucket/in.csv", "gs://bucket/out.csv")
 MANY = ("gs://bucket/in-{task}.csv", "gs://bucket/out-{task}.csv")

@@ -16,9 +16,9 @@ from infra import manifests
 from remora.cli import main
 from remora.models.release_sources import parse_release
 from remora.traffic.releases import Arm, Release
-from remora_adapters.deploy.plan import Call
-from remora_adapters.manifests import find_renderer
-from remora_adapters.manifests.facts import Choices, Facts, Model
+from remora_deploy.deploy.plan import Call
+from remora_deploy.manifests import find_renderer
+from remora_deploy.manifests.facts import Choices, Facts, Model
 
 SCHEMAS = Path(os.environ.get("CRD_SCHEMAS", ROOT.parent / "shared" / "schemas"))
 CANARY = "stable=2,canary=3:10%"

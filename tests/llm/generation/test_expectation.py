@@ -1,12 +1,12 @@
-"""Tests of ``remora.generation.expectation``."""
+"""Tests of ``remora_llm.generation.expectation``."""
 
 from __future__ import annotations
 
 import pytest
 
 from remora.errors import QueueFullError
-from remora.generation.expectation import expected_first_token_ns, refuse_if_late
-from remora.generation.tasks import EngineStats
+from remora_llm.generation.expectation import expected_first_token_ns, refuse_if_late
+from remora_llm.generation.tasks import EngineStats
 
 STEP_NS = 10_000_000
 BUSY = EngineStats(running=4, steps=100, step_ns=100 * STEP_NS, generated_tokens=200, ended={"stop": 6, "length": 4})

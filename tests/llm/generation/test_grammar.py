@@ -1,4 +1,4 @@
-"""Tests of ``remora.generation.grammar`` with a model whose logits are random."""
+"""Tests of ``remora_llm.generation.grammar`` with a model whose logits are random."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pytest
 from eventually import eventually
 from generation_models import tiny
 from remora.errors import InternalError, QueueFullError
-from remora.generation.grammar import GrammarCompiler
-from remora.generation.tasks import Grammar, ParameterError
-from remora.generation.tokenizing import TokenizerFile
+from remora_llm.generation.grammar import GrammarCompiler
+from remora_llm.generation.tasks import Grammar, ParameterError
+from remora_llm.generation.tokenizing import TokenizerFile
 
 pytest.importorskip("llguidance")
 END = 2

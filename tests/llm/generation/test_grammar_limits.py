@@ -1,4 +1,4 @@
-"""Tests of ``remora.generation.grammar_limits``, some of which attack the compiler in a child process."""
+"""Tests of ``remora_llm.generation.grammar_limits``, some of which attack the compiler in a child process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from generation_models import ROOT, tiny
-from remora.generation.grammar_limits import MAX_SCHEMA_LEVELS, grammar_excess, schema_levels
-from remora.generation.tasks import Grammar
+from remora_llm.generation.grammar_limits import MAX_SCHEMA_LEVELS, grammar_excess, schema_levels
+from remora_llm.generation.tasks import Grammar
 
 
 def chain(length: int, link: str) -> dict[str, Any]:
@@ -80,9 +80,9 @@ def deepest() -> dict[str, Grammar]:
 
 SCRIPT = """
     import json, sys, time
-    from remora.generation.grammar import GrammarCompiler
-    from remora.generation.tasks import Grammar, ParameterError
-    from remora.generation.grammar_limits import GRAMMAR_STACK_BYTES
+    from remora_llm.generation.grammar import GrammarCompiler
+    from remora_llm.generation.tasks import Grammar, ParameterError
+    from remora_llm.generation.grammar_limits import GRAMMAR_STACK_BYTES
     from remora.system.threads import run_in_daemon
 
     compiler = GrammarCompiler(open(sys.argv[1]).read(), 512, {2})

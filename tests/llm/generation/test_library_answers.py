@@ -1,4 +1,4 @@
-"""Tests of ``remora.generation.library_answers``."""
+"""Tests of ``remora_llm.generation.library_answers``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from remora.errors import InternalError
-from remora.generation.library_answers import LibraryAnswers
-from remora.generation.tasks import ModelFacts, Sampling, Task, TokenLogprob
-from remora.testing.generation import BYTE_VOCABULARY, END_TOKEN, ByteTokens, Collector
+from remora_llm.generation.library_answers import LibraryAnswers
+from remora_llm.generation.tasks import ModelFacts, Sampling, Task, TokenLogprob
+from remora_llm.testing import BYTE_VOCABULARY, END_TOKEN, ByteTokens, Collector
 
 FACTS = ModelFacts(context=100, vocabulary=BYTE_VOCABULARY, end_tokens=frozenset({END_TOKEN}))
 TASK = Task(tuple(b"Once"), 20, Sampling(temperature=0))

@@ -1,4 +1,4 @@
-"""Tests of ``remora.generation.measurements``."""
+"""Tests of ``remora_llm.generation.measurements``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from remora.errors import InternalError
-from remora.generation.measurements import RECENT_ANSWERS, Measurements, TracedSink
-from remora.generation.tasks import End, EndReason, Piece, Task, Usage
-from remora.testing.generation import Collector
+from remora_llm.generation.measurements import RECENT_ANSWERS, Measurements, TracedSink
+from remora_llm.generation.tasks import End, EndReason, Piece, Task, Usage
+from remora_llm.testing import Collector
 
 TASK = Task((1, 2, 3), 8, id="r1", received_ns=1_000_000_000)
 USAGE = Usage(3, 2, queue_ns=20_000_000, prefill_ns=50_000_000, decode_ns=30_000_000)

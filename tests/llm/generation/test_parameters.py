@@ -1,4 +1,4 @@
-"""Tests of ``remora.generation.parameters``."""
+"""Tests of ``remora_llm.generation.parameters``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from remora.generation.parameters import parse_grammar, parse_parameters
-from remora.generation.tasks import Grammar, ParameterError, Sampling, Task
+from remora_llm.generation.parameters import parse_grammar, parse_parameters
+from remora_llm.generation.tasks import Grammar, ParameterError, Sampling, Task
 
 
 def parse(**parameters: Any) -> Task:

@@ -1,4 +1,4 @@
-"""Tests of ``remora.generation.planner`` and ``remora.generation.rows``: safety, maximality and promptness."""
+"""Tests of ``remora_llm.generation.planner`` and ``remora_llm.generation.rows``: safety, maximality and promptness."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remora.generation.planner import Planner, PlannerLimits, StepPlan
-from remora.generation.rows import Run
-from remora.generation.tasks import Task
+from remora_llm.generation.planner import Planner, PlannerLimits, StepPlan
+from remora_llm.generation.rows import Run
+from remora_llm.generation.tasks import Task
 
 
 class Simulation:

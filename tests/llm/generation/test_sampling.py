@@ -1,4 +1,4 @@
-"""Tests of ``remora.generation.sampling``."""
+"""Tests of ``remora_llm.generation.sampling``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remora.errors import InternalError
-from remora.generation.sampling import Sampler, draw, logprob_of, prompt_logprobs, random_number
-from remora.generation.tasks import Sampling, Task
+from remora_llm.generation.sampling import Sampler, draw, logprob_of, prompt_logprobs, random_number
+from remora_llm.generation.tasks import Sampling, Task
 
 Row = npt.NDArray[np.float32]
 GREEDY = Sampling(temperature=0)

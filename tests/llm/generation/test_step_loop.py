@@ -1,4 +1,4 @@
-"""Tests of ``remora.generation.step_loop``."""
+"""Tests of ``remora_llm.generation.step_loop``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 from no_threads import refuse_threads
 from remora.errors import InternalError, QueueFullError, UnavailableError
-from remora.generation import Extension, Stepper
-from remora.generation.step_loop import LoopSettings, StepLoop
-from remora.generation.tasks import ParameterError, Piece, Sampling, Task
-from remora.testing.generation import ENGINE_CHECKS, ByteTokens, Collector, EngineCheck, EngineExample, ScriptedStepper
+from remora_llm.generation import Extension, Stepper
+from remora_llm.generation.step_loop import LoopSettings, StepLoop
+from remora_llm.generation.tasks import ParameterError, Piece, Sampling, Task
+from remora_llm.testing import ENGINE_CHECKS, ByteTokens, Collector, EngineCheck, EngineExample, ScriptedStepper
 
 EXAMPLE = EngineExample(prompt=tuple(b"Once upon a time"), other=tuple(b"The quick brown fox jumps over it"))
 GREEDY = Sampling(temperature=0)

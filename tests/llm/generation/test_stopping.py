@@ -1,4 +1,4 @@
-"""Tests of ``remora.generation.stopping``."""
+"""Tests of ``remora_llm.generation.stopping``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.generation.stopping import StopSearch
+from remora_llm.generation.stopping import StopSearch
 
 LETTERS = st.text("abc", max_size=30)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=4)

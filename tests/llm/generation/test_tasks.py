@@ -1,4 +1,4 @@
-"""Tests of ``remora.generation.tasks``."""
+"""Tests of ``remora_llm.generation.tasks``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from remora.errors import InvalidArgumentError
-from remora.generation.tasks import Grammar, ModelFacts, ParameterError, Sampling, Task, check_task
+from remora_llm.generation.tasks import Grammar, ModelFacts, ParameterError, Sampling, Task, check_task
 
 FACTS = ModelFacts(context=100, vocabulary=50, end_tokens=frozenset({2}), max_logprobs=5, grammars=frozenset({"regex"}))
 

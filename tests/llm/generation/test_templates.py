@@ -1,4 +1,4 @@
-"""Tests of ``remora.generation.templates``."""
+"""Tests of ``remora_llm.generation.templates``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from generation_models import tiny
 from remora.errors import ConfigError
-from remora.generation.tasks import ParameterError
-from remora.generation.templates import JinjaTemplate
-from remora.generation.tokenizing import TokenizerFile, read_tokenizer
+from remora_llm.generation.tasks import ParameterError
+from remora_llm.generation.templates import JinjaTemplate
+from remora_llm.generation.tokenizing import TokenizerFile, read_tokenizer
 
 pytest.importorskip("jinja2")
 CHATML = (

@@ -1,4 +1,4 @@
-"""Tests of ``remora.generation.tokenizing``."""
+"""Tests of ``remora_llm.generation.tokenizing``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.errors import ConfigError
-from remora.generation.tasks import ParameterError
-from remora.generation.tokenizing import ByteDetokenizer, TokenizerFile, WindowDetokenizer, read_tokenizer, refuse_long
+from remora_llm.generation.tasks import ParameterError
+from remora_llm.generation.tokenizing import (
+    ByteDetokenizer,
+    TokenizerFile,
+    WindowDetokenizer,
+    read_tokenizer,
+    refuse_long,
+)
 
 tokenizers: Any = pytest.importorskip("tokenizers")
 TEXTS = ["The quick brown fox jumps over the lazy dog. " * 3, "Größe 寿司 🦊 naïve café " * 4]
@@ -94,7 +100,7 @@ def test_a_character_is_never_split() -> None:
 
 
 def _letter(byte: int) -> str:
-    from remora.generation.tokenizing import byte_letters
+    from remora_llm.generation.tokenizing import byte_letters
 
     return byte_letters()[byte]
 

@@ -1,4 +1,4 @@
-"""Tests of ``remora.generation.tool_calls``."""
+"""Tests of ``remora_llm.generation.tool_calls``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remora.generation.tool_calls import PARSERS, ArgumentsPart, CallBegin, TextPart, ToolEvent, detect_parser
+from remora_llm.generation.tool_calls import PARSERS, ArgumentsPart, CallBegin, TextPart, ToolEvent, detect_parser
 
 
 def parse(name: str, parts: list[str]) -> tuple[str, list[tuple[str, str]]]:

@@ -1,4 +1,4 @@
-"""Tests of ``remora.protocols.openai.fields``: no field is dropped silently, and types are strict."""
+"""Tests of ``remora_llm.openai.fields``: no field is dropped silently, and types are strict."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from remora.generation.tasks import ParameterError
-from remora.protocols.openai.fields import CHAT, COMPLETION, RESPONSE, STREAM_OPTIONS, describe, read_fields
+from remora_llm.generation.tasks import ParameterError
+from remora_llm.openai.fields import CHAT, COMPLETION, RESPONSE, STREAM_OPTIONS, describe, read_fields
 
 
 def test_fields_that_are_null_count_as_absent() -> None:

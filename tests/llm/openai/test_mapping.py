@@ -1,4 +1,4 @@
-"""Tests of ``remora.protocols.openai.mapping``: what a model is for, seen from its tensors."""
+"""Tests of ``remora_llm.openai.mapping``: what a model is for, seen from its tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from fakes import config_of
 from remora.errors import ConfigError
 from remora.proto.model_config_pb2 import ModelConfig
-from remora.protocols.openai.mapping import TensorUse, derive_use
+from remora_llm.openai.mapping import TensorUse, derive_use
 
 
 def config(inputs: str, outputs: str, declared: Any = None) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""Tests of ``remora.protocols.hosted_generation``; tests/adapters asks models through it."""
+"""Tests of ``remora_llm.openai.prompt_rows``; tests/adapters asks models through it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.generation.tasks import ParameterError
-from remora.protocols.hosted_generation import Texts, TextStream, answer_of_texts, error_of_texts, read_shape
+from remora_llm.generation.tasks import ParameterError
+from remora_llm.openai.prompt_rows import Texts, TextStream, answer_of_texts, error_of_texts, read_shape
 
 
 def body(document: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""Tests of ``remora.protocols.openai.replies``: whole answers and events from the same pieces."""
+"""Tests of ``remora_llm.openai.replies``: whole answers and events from the same pieces."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from remora.errors import InternalError
-from remora.generation.tasks import End, EndReason, Piece, Task, TokenLogprob, Usage
-from remora.protocols.openai.replies import DONE, Heading, Reply
-from remora.protocols.openai.requests import Query, decode
-from remora.testing.generation import ByteTokens
+from remora_llm.generation.tasks import End, EndReason, Piece, Task, TokenLogprob, Usage
+from remora_llm.openai.replies import DONE, Heading, Reply
+from remora_llm.openai.requests import Query, decode
+from remora_llm.testing import ByteTokens
 
 HEADING = Heading("1", 5, "m", "print")
 TOOLS = [{"type": "function", "function": {"name": "f"}}]

@@ -1,4 +1,4 @@
-"""Tests of ``remora.protocols.openai.requests``: bodies to queries and tasks."""
+"""Tests of ``remora_llm.openai.requests``: bodies to queries and tasks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from remora.errors import InvalidArgumentError
-from remora.generation import Generation
-from remora.generation.step_loop import LoopSettings, StepLoop
-from remora.generation.tasks import ParameterError, Task
-from remora.protocols.openai.fields import CHAT, COMPLETION
-from remora.protocols.openai.requests import Query, decode, tasks_of
-from remora.testing.generation import ByteTokens, ScriptedStepper
+from remora_llm.generation import Generation
+from remora_llm.generation.step_loop import LoopSettings, StepLoop
+from remora_llm.generation.tasks import ParameterError, Task
+from remora_llm.openai.fields import CHAT, COMPLETION
+from remora_llm.openai.requests import Query, decode, tasks_of
+from remora_llm.testing import ByteTokens, ScriptedStepper
 
 TOOL = {"type": "function", "function": {"name": "f"}}
 

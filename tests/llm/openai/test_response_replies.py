@@ -1,4 +1,4 @@
-"""Tests of ``remora.protocols.openai.response_replies``: whole answers and events from the same pieces."""
+"""Tests of ``remora_llm.openai.response_replies``: whole answers and events from the same pieces."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from remora.errors import InternalError
-from remora.generation.tasks import End, EndReason, Piece, Task, TokenLogprob, Usage
-from remora.protocols.openai.replies import Heading
-from remora.protocols.openai.response_replies import ResponseReply
-from remora.protocols.openai.responses import decode_response
-from remora.testing.generation import ByteTokens
+from remora_llm.generation.tasks import End, EndReason, Piece, Task, TokenLogprob, Usage
+from remora_llm.openai.replies import Heading
+from remora_llm.openai.response_replies import ResponseReply
+from remora_llm.openai.responses import decode_response
+from remora_llm.testing import ByteTokens
 
 HEADING = Heading("1", 5, "m", "print")
 TOOLS = [{"type": "function", "name": "f"}]

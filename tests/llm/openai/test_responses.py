@@ -1,4 +1,4 @@
-"""Tests of ``remora.protocols.openai.responses``: items become messages, and nothing is accepted and dropped."""
+"""Tests of ``remora_llm.openai.responses``: items become messages, and nothing is accepted and dropped."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from remora.errors import InvalidArgumentError
-from remora.generation.tasks import ParameterError
-from remora.protocols.openai.fields import RESPONSE
-from remora.protocols.openai.requests import Chat, Query
-from remora.protocols.openai.responses import decode_response
+from remora_llm.generation.tasks import ParameterError
+from remora_llm.openai.fields import RESPONSE
+from remora_llm.openai.requests import Chat, Query
+from remora_llm.openai.responses import decode_response
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TOOL = {"type": "function", "name": "f", "parameters": SCHEMA, "strict": True}

@@ -1,4 +1,4 @@
-"""Tests of ``remora.protocols.openai.routes``: paths, and errors as OpenAI's clients expect them."""
+"""Tests of ``remora_llm.openai.routes``: paths, and errors as OpenAI's clients expect them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import json
 import pytest
 
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError, QueueFullError, UnavailableError
-from remora.generation.tasks import ContextError, ParameterError
-from remora.protocols.openai.routes import (
+from remora.protocols.rest.answer import JSON, HttpAnswer, failure
+from remora_llm.generation.tasks import ContextError, ParameterError
+from remora_llm.openai.routes import (
     ApiError,
     Route,
     context_exceeded,
@@ -17,7 +18,6 @@ from remora.protocols.openai.routes import (
     find_route,
     refused,
 )
-from remora.protocols.rest.answer import JSON, HttpAnswer, failure
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tests of ``remora.protocols.openai.schema``: the published schema says what the tables do."""
+"""Tests of ``remora_llm.openai.schema``: the published schema says what the tables do."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import orjson
 import pytest
 
 from openapi_checks import mismatches
-from remora.generation.tasks import ParameterError
-from remora.protocols.openai.fields import CHAT, COMPLETION, RESPONSE, Field, read_fields
-from remora.protocols.openai.replies import Heading
-from remora.protocols.openai.routes import find_route
-from remora.protocols.openai.schema import openapi_document
-from remora.protocols.openai.vectors import EMBEDDINGS, VectorQuery, encode_embeddings, encode_scores
+from remora_llm.generation.tasks import ParameterError
+from remora_llm.openai.fields import CHAT, COMPLETION, RESPONSE, Field, read_fields
+from remora_llm.openai.replies import Heading
+from remora_llm.openai.routes import find_route
+from remora_llm.openai.schema import openapi_document
+from remora_llm.openai.vectors import EMBEDDINGS, VectorQuery, encode_embeddings, encode_scores
 
 DOCUMENT = openapi_document("1.0")
 

@@ -1,4 +1,4 @@
-"""Tests of ``remora.protocols.openai.tensors``: parameters to inputs, responses to pieces."""
+"""Tests of ``remora_llm.openai.tensors``: parameters to inputs, responses to pieces."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from remora.errors import InternalError
-from remora.generation.tasks import ParameterError
 from remora.messages import Response
 from remora.messages import Tensor as Output
-from remora.protocols.openai.mapping import Tensor, TensorUse
-from remora.protocols.openai.requests import Query, decode
-from remora.protocols.openai.tensors import TextAnswer, stops_of, task_for, text_inputs, token_inputs
+from remora_llm.generation.tasks import ParameterError
+from remora_llm.openai.mapping import Tensor, TensorUse
+from remora_llm.openai.requests import Query, decode
+from remora_llm.openai.tensors import TextAnswer, stops_of, task_for, text_inputs, token_inputs
 
 USE = TensorUse("text", "P", "A", inputs={"max_tokens": "limit", "stop": "stops", "top_k": "k"})
 INPUTS = {

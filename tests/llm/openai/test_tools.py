@@ -1,4 +1,4 @@
-"""Tests of ``remora.protocols.openai.tools``."""
+"""Tests of ``remora_llm.openai.tools``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from remora.generation.tasks import ParameterError
-from remora.generation.tool_calls import ArgumentsPart, CallBegin, TextPart
-from remora.protocols.openai.tools import ToolUse, closed, read_tools, with_form
+from remora_llm.generation.tasks import ParameterError
+from remora_llm.generation.tool_calls import ArgumentsPart, CallBegin, TextPart
+from remora_llm.openai.tools import ToolUse, closed, read_tools, with_form
 
 CITY = {
     "type": "object",

@@ -1,4 +1,4 @@
-"""Tests of ``remora.protocols.openai.vectors``."""
+"""Tests of ``remora_llm.openai.vectors``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from remora.errors import InvalidArgumentError
-from remora.generation.tasks import ParameterError
-from remora.protocols.openai.replies import Heading
-from remora.protocols.openai.vectors import (
+from remora_llm.generation.tasks import ParameterError
+from remora_llm.openai.replies import Heading
+from remora_llm.openai.vectors import (
     VectorQuery,
     decode_vectors,
     encode_embeddings,

@@ -19,12 +19,12 @@ from eventually import eventually
 from generation_models import tiny
 from hosting import PATIENCE_S, Got, ask, running
 from remora import Engine
-from remora.generation import EngineStats
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.options import EngineOptions
 from remora.server.host import Host
 from remora_adapters import azureml, cloud_run, kserve, sagemaker, vertex
+from remora_llm.generation import EngineStats
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 PLATFORMS = ("sagemaker", "vertex", "azureml", "cloud_run", "kserve")

@@ -15,13 +15,13 @@ from eventually import eventually_in_loop
 from fakes import FakeExchange
 from openai_by_hand import TEXT, FakeModel, FakeRouted, Server, running
 from remora.errors import RemoraError
-from remora.generation import Sink
-from remora.generation.tasks import Task
 from remora.protocols.http1 import Head
-from remora.protocols.openai.routes import find_route
 from remora.protocols.rest.answer import HttpAnswer, failure
 from remora.protocols.restriction import Restrictions
 from remora.server.http.access_rules import AccessRules
+from remora_llm.generation import Sink
+from remora_llm.generation.tasks import Task
+from remora_llm.openai.routes import find_route
 
 
 @running

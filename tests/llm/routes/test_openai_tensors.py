@@ -13,7 +13,7 @@ from remora.errors import InternalError
 from remora.messages import Outcome, Response, Streamed, Tensor
 from remora.protocols.rest.answer import HttpAnswer
 from remora.server.http.exchange import Exchange
-from remora.server.http.openai_tensors import TextValues, TicketGroup
+from remora_llm.routes.tensors import TextValues, TicketGroup
 
 
 class Threads:

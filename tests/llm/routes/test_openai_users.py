@@ -7,7 +7,7 @@ import pytest
 from remora.options.roles import INFER
 from remora.protocols.api_keys import Caller
 from remora.protocols.http1 import Head
-from remora.server.http.openai import _caller_of
+from remora_llm.routes.openai import _caller_of
 
 
 def user_of(*headers: tuple[bytes, bytes], caller: Caller | None = None) -> str:

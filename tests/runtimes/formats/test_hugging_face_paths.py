@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from remora.formats.hugging_face import define
+from remora_runtimes.formats.hugging_face import define
 
 CONFIG = {"architectures": ["BertForSequenceClassification"]}
 

@@ -24,7 +24,7 @@ from sklearn.neural_network import MLPClassifier  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import StandardScaler  # noqa: E402
 
-from remora.formats.tree_checks import check_trees  # noqa: E402
+from remora_runtimes.formats.tree_checks import check_trees  # noqa: E402
 
 RANDOM = np.random.default_rng(3)
 X = RANDOM.normal(size=(80, 4))

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.backends.pytorch import archive
-from remora.backends.pytorch.archive import archive_kind, check_exported, check_script, compiled_kind
 from remora.errors import InternalError
+from remora_runtimes.pytorch import archive
+from remora_runtimes.pytorch.archive import archive_kind, check_exported, check_script, compiled_kind
 
 GRAPH: dict[str, Any] = {
     "graph_module": {

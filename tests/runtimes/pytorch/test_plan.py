@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fakes import config_of
-from remora.backends.pytorch.plan import Bound, bind_inputs, bind_outputs, plan_run
 from remora.errors import ConfigError
+from remora_runtimes.pytorch.plan import Bound, bind_inputs, bind_outputs, plan_run
 
 
 def parameters(**given: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from remora.backends.trees.checks import check_tree
 from remora.errors import InternalError
+from remora_runtimes.trees.checks import check_tree
 
 LEFT, RIGHT, SPLIT = [1, 3, -1, -1, -1], [2, 4, -1, -1, -1], [0, 3, 0, 0, 0]
 

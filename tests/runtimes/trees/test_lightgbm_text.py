@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from remora.backends.trees.lightgbm_text import checked_text
 from remora.errors import InternalError
+from remora_runtimes.trees.lightgbm_text import checked_text
 
 TEXT = """tree
 version=v4

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remora.backends.trees.treelite_checkpoint import check_checkpoint
 from remora.errors import InternalError
+from remora_runtimes.trees.treelite_checkpoint import check_checkpoint
 
 
 def array(values: Any, dtype: str) -> bytes:

@@ -11,10 +11,10 @@ import pytest
 import parity_models as parity
 from fakes import config_of
 from remora.backends import Placement, Source
-from remora.backends.trees import TreesBackend
 from remora.errors import ConfigError
 from remora.messages import Response
 from remora.testing.backend import request_of, run
+from remora_runtimes.trees import TreesBackend
 
 FORMS = [form for form in parity.FORMATS if isinstance(form, parity.Trees)]
 SHAPES = {"regression": "7", "binary": "7", "multiclass": "3, 7"}

@@ -22,7 +22,7 @@ import random, re, sys
 from pathlib import Path
 import numpy as np
 from remora.backends import Placement, Source
-from remora.backends.trees import TreesBackend
+from remora_runtimes.trees import TreesBackend
 from remora.errors import RemoraError
 from remora.proto.model_config_pb2 import ModelConfig
 

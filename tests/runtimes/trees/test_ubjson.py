@@ -7,8 +7,8 @@ import struct
 import numpy as np
 import pytest
 
-from remora.backends.trees.ubjson import read_ubjson
 from remora.errors import InternalError
+from remora_runtimes.trees.ubjson import read_ubjson
 
 
 def length(count: int) -> bytes:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from remora.backends.trees.xgboost_document import XGBoostModel, read_xgboost
 from remora.errors import InternalError
+from remora_runtimes.trees.xgboost_document import XGBoostModel, read_xgboost
 
 NOBODY = 2**31 - 1
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.traffic.arrivals import CONSTANT, POISSON, arrivals
+from remora_tools.deciders.arrivals import CONSTANT, POISSON, arrivals
 
 
 @given(rate=st.floats(0.1, 1e5), parts=st.integers(1, 5))

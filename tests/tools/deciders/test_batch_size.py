@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.traffic.batch_size import BatchSearch
+from remora_tools.deciders.batch_size import BatchSearch
 
 PLENTY_NS = 10**15
 

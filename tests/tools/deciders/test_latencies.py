@@ -8,7 +8,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.traffic.latencies import Histogram, from_json, merge
+from remora_tools.deciders.latencies import Histogram, from_json, merge
 
 DURATIONS = st.lists(st.integers(0, 10**12), min_size=1, max_size=200)
 

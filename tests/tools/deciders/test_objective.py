@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remora.traffic.objective import Slo
+from remora_tools.deciders.objective import Slo
 
 
 @pytest.mark.parametrize(("slo", "text"), [(Slo(99.0, 20_000_000), "p99<=20ms"), (Slo(99.9, 500_000), "p99.9<=0.5ms")])

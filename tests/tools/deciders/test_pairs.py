@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from remora.traffic.pairs import verdict
+from remora_tools.deciders.pairs import verdict
 
 
 @pytest.mark.parametrize(

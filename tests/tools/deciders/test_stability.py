@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remora.traffic.stability import Window, is_stable
+from remora_tools.deciders.stability import Window, is_stable
 
 
 @pytest.mark.parametrize(

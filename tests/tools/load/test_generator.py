@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from remora.cli.inputs import InferRequest
-from remora.cli.load import MOST_WAITING, Plan, results_from_json
-from remora.cli.load.generator import SEQUENCE_ID, message_of, wake_ns
-from remora.cli.load.requests import grpc_message, in_sequence
 from remora.messages import Tensor
 from remora.proto.inference_pb2 import ModelInferRequest
+from remora_tools.load import MOST_WAITING, Plan, results_from_json
+from remora_tools.load.generator import SEQUENCE_ID, message_of, wake_ns
+from remora_tools.load.requests import grpc_message, in_sequence
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 MESSAGE = b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n"
@@ -37,7 +37,7 @@ def plan(port: int, **changes: Any) -> Plan:
 
 @contextmanager
 def generator(settings: Plan, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    words = [sys.executable, "-m", "remora.cli.load.generator"]
+    words = [sys.executable, "-m", "remora_tools.load.generator"]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdin is not None

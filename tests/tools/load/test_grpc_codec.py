@@ -10,9 +10,9 @@ import h2.connection
 import h2.events
 import pytest
 
-from remora.cli.load import Answer
-from remora.cli.load.grpc_codec import GrpcCodec
 from remora.proto import inference_pb2 as pb
+from remora_tools.load import Answer
+from remora_tools.load.grpc_codec import GrpcCodec
 
 
 class Peer:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from remora.cli.load import Answer
-from remora.cli.load.http_codec import HttpCodec, reason_in
+from remora_tools.load import Answer
+from remora_tools.load.http_codec import HttpCodec, reason_in
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 EMPTY = b"HTTP/1.1 204 No Content\r\n\r\n"

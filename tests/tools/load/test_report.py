@@ -7,10 +7,10 @@ import io
 import re
 from typing import Any
 
-from remora.cli.load import Results, merge_results, results_from_json
-from remora.cli.load.report import Level, as_csv, as_document, as_html, as_table
-from remora.cli.load.resources import Usage
-from remora.traffic.latencies import Histogram
+from remora_tools.deciders.latencies import Histogram
+from remora_tools.load import Results, merge_results, results_from_json
+from remora_tools.load.report import Level, as_csv, as_document, as_html, as_table
+from remora_tools.load.resources import Usage
 
 
 def results(us: int, count: int = 100, **more: Any) -> Results:

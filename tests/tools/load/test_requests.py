@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 
 from remora.cli.inputs import InferRequest
-from remora.cli.load.generator import SEQUENCE_ID
-from remora.cli.load.requests import (
+from remora.cli.output import UsageError
+from remora.errors import InvalidArgumentError
+from remora.messages import Tensor
+from remora.proto.inference_pb2 import ModelInferRequest
+from remora_tools.load.generator import SEQUENCE_ID
+from remora_tools.load.requests import (
     bodies_of,
     grpc_message,
     http_message,
@@ -21,10 +25,6 @@ from remora.cli.load.requests import (
     json_body,
     server_address,
 )
-from remora.cli.output import UsageError
-from remora.errors import InvalidArgumentError
-from remora.messages import Tensor
-from remora.proto.inference_pb2 import ModelInferRequest
 
 REQUEST = InferRequest(
     (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remora.cli.load.resources import Usage, mean_usage, read_usage
+from remora_tools.load.resources import Usage, mean_usage, read_usage
 
 TRITONS = """# HELP nv_cpu_utilization CPU utilization rate [0.0 - 1.0]
 # TYPE nv_cpu_utilization gauge

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from remora.calls import ModelInfo, TensorInfo
-from remora.cli.scoring import Chunk
-from remora.cli.scoring.columns import InputColumns, convert_chunk, map_columns, tensor_rows
 from remora.errors import InvalidArgumentError
+from remora_tools.scoring import Chunk
+from remora_tools.scoring.columns import InputColumns, convert_chunk, map_columns, tensor_rows
 
 
 def info(*inputs: TensorInfo) -> ModelInfo:

@@ -1,4 +1,4 @@
-"""Tests of ``remora.cli.scoring.identity``."""
+"""Tests of ``remora_tools.scoring.identity``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from remora.cli.scoring.identity import digest_of_models
 from remora.engine import Engine
+from remora_tools.scoring.identity import digest_of_models
 
 FUNCTION = """
 import remora

@@ -16,9 +16,9 @@ import pytest
 import onnx_models
 from remora.calls import ModelInfo, TensorInfo
 from remora.cli import main
-from remora.cli.scoring.image_files import LocalImages
-from remora.cli.scoring.images import ImageSource, Pixels, pixels_of
 from remora.errors import InvalidArgumentError
+from remora_tools.scoring.image_files import LocalImages
+from remora_tools.scoring.images import ImageSource, Pixels, pixels_of
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install '.[images]'")
 
@@ -144,7 +144,7 @@ class SlowFiles:
 
 
 def test_more_images_are_fetched_than_decoded_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remora.cli.scoring.images.usable_cpus", lambda: 2)
+    monkeypatch.setattr("remora_tools.scoring.images.usable_cpus", lambda: 2)
     _save(tmp_path / "a.png")
     source = ImageSource(SlowFiles((tmp_path / "a.png").read_bytes()), _pixels(_info((-1, 3, 2, 4))))
     lock, decoding, peaks, decode = threading.Lock(), [0], [0], source._decoded

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from remora.cli.scoring import Refusal
-from remora.cli.scoring.journal import Journal, excluding_runs, explain_write_error
 from remora.errors import InvalidArgumentError, UnavailableError
+from remora_tools.scoring import Refusal
+from remora_tools.scoring.journal import Journal, excluding_runs, explain_write_error
 
 IDENTITY = {"input": "a.csv", "model": "m"}
 
@@ -94,7 +94,7 @@ def test_a_place_without_locks_is_not_locked(tmp_path: Path) -> None:
 def test_a_file_in_a_read_only_folder_is_locked_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out.csv"
     out.write_text("")
-    monkeypatch.setattr("remora.cli.scoring.journal.os.access", lambda *_: False)  # root may write everywhere
+    monkeypatch.setattr("remora_tools.scoring.journal.os.access", lambda *_: False)  # root may write everywhere
     with excluding_runs(out), pytest.raises(UnavailableError, match="another run writes to"):
         excluding_runs(out).__enter__()
     assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]

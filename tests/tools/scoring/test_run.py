@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remora.cli.scoring import CHUNK_BYTES, Chunk, Refusal
-from remora.cli.scoring.columns import InputColumns
-from remora.cli.scoring.run import ScoringRun, Work
 from remora.errors import InvalidArgumentError
 from remora.system.clock import SystemClock
+from remora_tools.scoring import CHUNK_BYTES, Chunk, Refusal
+from remora_tools.scoring.columns import InputColumns
+from remora_tools.scoring.run import ScoringRun, Work
 
 FILE = bytes(1 << 20)
 

@@ -14,9 +14,9 @@ import pyarrow.parquet
 import pytest
 
 from remora.calls import TensorInfo
-from remora.cli.scoring.sinks import join_segments, make_sink, write_empty
 from remora.errors import InvalidArgumentError, UnsupportedError
 from remora.messages import DTYPES, Tensor
+from remora_tools.scoring.sinks import join_segments, make_sink, write_empty
 
 LABELS = np.array([b"a", b'b "c",\n', b""], object)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from remora.cli.tuning import ModelSpace, Runtime, Settings
-from remora.cli.tuning.candidates import (
+from remora_tools.tuning import ModelSpace, Runtime, Settings
+from remora_tools.tuning.candidates import (
     batch_sizes,
     changed,
     complexity,

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 from google.protobuf import text_format
 
-from remora.cli.tuning import Runtime, Settings
-from remora.cli.tuning.configuring import (
+from remora.config import read_config
+from remora.errors import ConfigError
+from remora.proto.model_config_pb2 import ModelConfig
+from remora_tools.tuning import Runtime, Settings
+from remora_tools.tuning.configuring import (
     apply_settings,
     decorator_of,
     default_threads,
@@ -19,9 +22,6 @@ from remora.cli.tuning.configuring import (
     stanza,
     with_settings,
 )
-from remora.config import read_config
-from remora.errors import ConfigError
-from remora.proto.model_config_pb2 import ModelConfig
 
 COMPLETE = """
 name: "m" backend: "onnxruntime" max_batch_size: 8

@@ -15,11 +15,11 @@ import pytest
 
 import model_folders
 from eventually import eventually
-from remora.cli.tuning import CostResult, CostTrial, Load, LoadResult, LoadTrial, Refused, Runtime
-from remora.cli.tuning.measuring import TrialEngine, loop_in_thread
 from remora.engine import Engine
 from remora.options import EngineOptions
 from remora.server.startup import with_workers
+from remora_tools.tuning import CostResult, CostTrial, Load, LoadResult, LoadTrial, Refused, Runtime
+from remora_tools.tuning.measuring import TrialEngine, loop_in_thread
 
 REQUEST = argparse.Namespace(
     json=None, npy=[], input=[], random=False, shape=[], output=[], classes=0, batch=0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from remora.cli.tuning import Load, LoadResult, ModelSpace, Runtime, Settings, System
-from remora.cli.tuning.prediction import Costs, Predictor, distance, percentile
+from remora_tools.tuning import Load, LoadResult, ModelSpace, Runtime, Settings, System
+from remora_tools.tuning.prediction import Costs, Predictor, distance, percentile
 from served_model_formula import goal_of
 
 ONE, TWO = Runtime(1), Runtime(2)

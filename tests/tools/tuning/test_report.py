@@ -7,8 +7,8 @@ import json
 import math
 import re
 
-from remora.cli.tuning import Decision, Load, ModelSpace, Plan, Point, Runtime, Settings, System, describe
-from remora.cli.tuning.report import Outcome, as_document, as_html, as_plot, as_table, as_text, pareto_front
+from remora_tools.tuning import Decision, Load, ModelSpace, Plan, Point, Runtime, Settings, System, describe
+from remora_tools.tuning.report import Outcome, as_document, as_html, as_plot, as_table, as_text, pareto_front
 from served_model_formula import goal_of
 
 OLD, NEW = Settings(8, True, (), 0, 1), Settings(32, True, (), 500, 2)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remora.cli.tuning import (
+from remora_tools.tuning import (
     CostResult,
     CostTrial,
     Decision,
@@ -26,8 +26,8 @@ from remora.cli.tuning import (
     System,
     Trial,
 )
-from remora.cli.tuning.candidates import ladder
-from remora.cli.tuning.search import Search
+from remora_tools.tuning.candidates import ladder
+from remora_tools.tuning.search import Search
 from served_model_formula import CORES, Formula, goal_of, plan_of
 
 NEAR = 0.95

@@ -14,34 +14,34 @@ from dataclasses import replace
 from typing import Any
 
 from remora.backends import Instance, Placement, Source
-from remora.backends.generation.folder import (
-    CONFIG_FILENAME,
-    DecoderFolder,
-    read_file,
-    read_folder,
-    special_tokens,
-)
-from remora.backends.generation.onnx_stepper import CacheSize, OnnxStepper, cache_type, token_bytes
-from remora.backends.generation.settings import GenerationSettings, parse_settings
-from remora.backends.generation.tensors import complete_config, open_instance
 from remora.backends.gpu_health import free_gpu_bytes, health_of
 from remora.backends.model_files import import_framework, load_failure, require_file
 from remora.backends.onnxruntime.plan import CPU_PROVIDER, CUDA_PROVIDER
 from remora.backends.onnxruntime.session import ProviderLostError, gpu_refusal, open_session, usable_providers
 from remora.errors import ConfigError
-from remora.generation import Generation, Stepper
-from remora.generation.grammar import KINDS, GrammarCompiler
-from remora.generation.step_loop import LoopSettings, StepLoop
-from remora.generation.tasks import ModelFacts
-from remora.generation.templates import JinjaTemplate
-from remora.generation.tokenizing import TokenizerFile, read_tokenizer
-from remora.generation.tool_calls import detect_parser
 from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from remora.system.clock import SystemClock
 from remora.system.cpus import memory_in_use_bytes, memory_limit_bytes
 from remora.system.environment import keep_runtimes_quiet
 from remora.system.machine import memory_bytes
 from remora.tensors.device import CUDA, HOST, memory_of
+from remora_llm.backends.onnx.folder import (
+    CONFIG_FILENAME,
+    DecoderFolder,
+    read_file,
+    read_folder,
+    special_tokens,
+)
+from remora_llm.backends.onnx.onnx_stepper import CacheSize, OnnxStepper, cache_type, token_bytes
+from remora_llm.backends.onnx.settings import GenerationSettings, parse_settings
+from remora_llm.backends.onnx.tensors import complete_config, open_instance
+from remora_llm.generation import Generation, Stepper
+from remora_llm.generation.grammar import KINDS, GrammarCompiler
+from remora_llm.generation.step_loop import LoopSettings, StepLoop
+from remora_llm.generation.tasks import ModelFacts
+from remora_llm.generation.templates import JinjaTemplate
+from remora_llm.generation.tokenizing import TokenizerFile, read_tokenizer
+from remora_llm.generation.tool_calls import detect_parser
 
 _log = logging.getLogger(__name__)
 

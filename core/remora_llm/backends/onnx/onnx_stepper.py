@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from remora.backends.generation.folder import DecoderFolder
 from remora.errors import ConfigError
-from remora.generation import Extension, Logits, StepResult
-from remora.generation.tasks import ModelFacts
 from remora.tensors.device import HOST, Memory
+from remora_llm.backends.onnx.folder import DecoderFolder
+from remora_llm.generation import Extension, Logits, StepResult
+from remora_llm.generation.tasks import ModelFacts
 
 _TYPES: dict[str, np.dtype[Any]] = {"tensor(float)": np.dtype(np.float32), "tensor(float16)": np.dtype(np.float16)}
 

@@ -18,14 +18,14 @@ import numpy as np
 from remora.backends import Capabilities, Execution, Instance, Placement
 from remora.backends.gpu_health import GpuHealth, GpuInstance
 from remora.errors import CancelledError, ConfigError, InternalError, InvalidArgumentError, RemoraError
-from remora.generation import Generation, Sink
-from remora.generation.measurements import TracedSink
-from remora.generation.parameters import parse_parameters
-from remora.generation.tasks import End, Piece, Task, TokenLogprob
 from remora.messages import Array, Request, Response, Streamed, Tensor
 from remora.proto.model_config_pb2 import DataType, ModelConfig, ModelInstanceGroup
 from remora.system.clock import SystemClock
 from remora.system.json_text import read_json
+from remora_llm.generation import Generation, Sink
+from remora_llm.generation.measurements import TracedSink
+from remora_llm.generation.parameters import parse_parameters
+from remora_llm.generation.tasks import End, Piece, Task, TokenLogprob
 
 PROMPT = "text_input"
 INPUTS = {

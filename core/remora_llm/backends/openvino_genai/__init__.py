@@ -1,6 +1,6 @@
 """Backend for language models on OpenVINO GenAI: exported folders and GGUF files.
 
-The library schedules, samples and keeps the cache by itself; see `remora.backends.openvino_genai.engine`. It is
+The library schedules, samples and keeps the cache by itself; see `remora_llm.backends.openvino_genai.engine`. It is
 imported when the first model is opened.
 """
 
@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from remora.backends import Instance, Placement, Source
-from remora.backends.generation.folder import read_file, read_object, special_tokens, template_of
-from remora.backends.generation.settings import GenerationSettings, parse_settings
-from remora.backends.generation.tensors import complete_config, open_instance
 from remora.backends.model_files import import_framework, load_failure, model_path, require_file
-from remora.backends.openvino_genai.engine import UNSUPPORTED, Library, OpenVinoEngine
-from remora.backends.openvino_genai.gguf import CONTROL_TOKEN, GgufError, read_metadata
-from remora.backends.openvino_genai.vocabulary import VocabularyTokens
 from remora.errors import ConfigError
-from remora.generation import Generation
-from remora.generation.tasks import ModelFacts
-from remora.generation.templates import JinjaTemplate
-from remora.generation.tokenizing import TokenizerFile, read_tokenizer
-from remora.generation.tool_calls import detect_parser
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.system.clock import SystemClock
+from remora_llm.backends.onnx.folder import read_file, read_object, special_tokens, template_of
+from remora_llm.backends.onnx.settings import GenerationSettings, parse_settings
+from remora_llm.backends.onnx.tensors import complete_config, open_instance
+from remora_llm.backends.openvino_genai.engine import UNSUPPORTED, Library, OpenVinoEngine
+from remora_llm.backends.openvino_genai.gguf import CONTROL_TOKEN, GgufError, read_metadata
+from remora_llm.backends.openvino_genai.vocabulary import VocabularyTokens
+from remora_llm.generation import Generation
+from remora_llm.generation.tasks import ModelFacts
+from remora_llm.generation.templates import JinjaTemplate
+from remora_llm.generation.tokenizing import TokenizerFile, read_tokenizer
+from remora_llm.generation.tool_calls import detect_parser
 
 _log = logging.getLogger(__name__)
 

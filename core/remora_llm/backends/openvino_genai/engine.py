@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from remora.errors import InternalError, RemoraError, UnavailableError
-from remora.generation import EngineStats, Sink, Tokens
-from remora.generation.library_answers import LibraryAnswer, LibraryAnswers
-from remora.generation.tasks import ModelFacts, Task, TokenLogprob, check_task
+from remora_llm.generation import EngineStats, Sink, Tokens
+from remora_llm.generation.library_answers import LibraryAnswer, LibraryAnswers
+from remora_llm.generation.tasks import ModelFacts, Task, TokenLogprob, check_task
 
 _log = logging.getLogger("remora.generation")
 
@@ -89,7 +89,7 @@ class OpenVinoEngine:
     # -- Any thread ----------------------------------------------------------------------------------------------------
 
     def begin(self, task: Task, sink: Sink) -> None:
-        """Queue a task; see `remora.generation.TokenEngine`."""
+        """Queue a task; see `remora_llm.generation.TokenEngine`."""
         check_task(task, self.facts)
         with self._changed:
             if self._closing:
@@ -107,7 +107,7 @@ class OpenVinoEngine:
             self._changed.notify()
 
     def cancel(self, task: Task) -> None:
-        """End a task early; see `remora.generation.TokenEngine`."""
+        """End a task early; see `remora_llm.generation.TokenEngine`."""
         with self._changed:
             self._cancelled.add(task)
             self._changed.notify()

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remora.generation.tasks import ParameterError
-from remora.generation.tokenizing import UNKNOWN_BYTES, ByteDetokenizer, WindowDetokenizer, refuse_long
+from remora_llm.generation.tasks import ParameterError
+from remora_llm.generation.tokenizing import UNKNOWN_BYTES, ByteDetokenizer, WindowDetokenizer, refuse_long
 
 _SPACE = "\u2581".encode()
 _BYTE = re.compile(rb"<0x([0-9A-Fa-f]{2})>")
@@ -42,7 +42,7 @@ class VocabularyTokens:
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = True, most: int = 0
     ) -> tuple[int, ...]:
-        """Return the tokens of a text; see `remora.generation.Tokens`."""
+        """Return the tokens of a text; see `remora_llm.generation.Tokens`."""
         try:
             if most:
                 refuse_long(text, most, self.longest, lambda part: len(self.encode(part)))

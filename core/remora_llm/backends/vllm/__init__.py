@@ -1,7 +1,7 @@
 """Backend for language models on vLLM, with the ``model.json`` of Triton's vLLM backend.
 
 ``model.json`` in the version's directory has the arguments of vLLM's ``AsyncEngineArgs``. vLLM schedules, samples and
-keeps the cache by itself, in processes that it starts; see `remora.backends.vllm.engine`.
+keeps the cache by itself, in processes that it starts; see `remora_llm.backends.vllm.engine`.
 """
 
 from __future__ import annotations
@@ -12,20 +12,28 @@ import time
 from typing import Any
 
 from remora.backends import Instance, Placement, Source
-from remora.backends.generation.folder import read_object
-from remora.backends.generation.settings import GenerationSettings, parse_settings
-from remora.backends.generation.tensors import complete_config, open_instance
 from remora.backends.model_files import import_framework, model_path, require_file
-from remora.backends.vllm.engine import GRAMMARS, UNSUPPORTED, CacheGauges, Library, LoopThread, VllmEngine, resolved
 from remora.errors import ConfigError, InternalError
-from remora.generation import Generation
-from remora.generation.tasks import ModelFacts
-from remora.generation.templates import JinjaTemplate
-from remora.generation.tokenizing import TokenizerFile
-from remora.generation.tool_calls import detect_parser
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.system.clock import SystemClock
 from remora.system.environment import start_vllm_processes_afresh
+from remora_llm.backends.onnx.folder import read_object
+from remora_llm.backends.onnx.settings import GenerationSettings, parse_settings
+from remora_llm.backends.onnx.tensors import complete_config, open_instance
+from remora_llm.backends.vllm.engine import (
+    GRAMMARS,
+    UNSUPPORTED,
+    CacheGauges,
+    Library,
+    LoopThread,
+    VllmEngine,
+    resolved,
+)
+from remora_llm.generation import Generation
+from remora_llm.generation.tasks import ModelFacts
+from remora_llm.generation.templates import JinjaTemplate
+from remora_llm.generation.tokenizing import TokenizerFile
+from remora_llm.generation.tool_calls import detect_parser
 
 MODEL_FILE, ADAPTERS_FILE = "model.json", "multi_lora.json"
 _PLACES = 64

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from remora.errors import InternalError, InvalidArgumentError, RemoraError, UnavailableError
-from remora.generation import EngineStats, Sink, Tokens
-from remora.generation.grammar_limits import GRAMMAR_STACK_BYTES
-from remora.generation.library_answers import LibraryAnswer, LibraryAnswers
-from remora.generation.tasks import Grammar, ModelFacts, ParameterError, Task, TokenLogprob, check_task
 from remora.system.threads import start_daemon
+from remora_llm.generation import EngineStats, Sink, Tokens
+from remora_llm.generation.grammar_limits import GRAMMAR_STACK_BYTES
+from remora_llm.generation.library_answers import LibraryAnswer, LibraryAnswers
+from remora_llm.generation.tasks import Grammar, ModelFacts, ParameterError, Task, TokenLogprob, check_task
 
 _log = logging.getLogger("remora.generation")
 
@@ -154,7 +154,7 @@ class VllmEngine:
     # -- Any thread ----------------------------------------------------------------------------------------------------
 
     def begin(self, task: Task, sink: Sink) -> None:
-        """Queue a task; see `remora.generation.TokenEngine`."""
+        """Queue a task; see `remora_llm.generation.TokenEngine`."""
         check_task(task, self.facts)
         if self._closing.is_set():
             raise UnavailableError(f"model '{self._name}' is being unloaded")
@@ -167,7 +167,7 @@ class VllmEngine:
         self._loop.call_soon_threadsafe(self._submit, task, sink, parameters, self._now())
 
     def cancel(self, task: Task) -> None:
-        """End a task early; see `remora.generation.TokenEngine`."""
+        """End a task early; see `remora_llm.generation.TokenEngine`."""
         if not self._closing.is_set():
             self._loop.call_soon_threadsafe(self._cancel, task)
 

@@ -7,11 +7,11 @@ import re
 import pytest
 
 from remora.plugins import HOSTS
-from remora.protocols.openai.answer_schema import ANSWERS
-from remora.protocols.openai.routes import PREFIXES
 from remora.protocols.rest.answer import failure
 from remora.protocols.rest.other_routes import nearest_route, with_hint
 from remora.protocols.rest.routes import PAGES, route, typed_route
+from remora_llm.openai.answer_schema import ANSWERS
+from remora_llm.openai.routes import PREFIXES
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from remora.models.readiness import Readiness
 from remora.options import ServerOptions
 from remora.proto.model_config_pb2 import ModelConfig, ModelInput
 from remora.protocols.http1 import Head
-from remora.protocols.openai.routes import find_route
 from remora.protocols.rest.answer import HttpAnswer
 from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.response import ReplyFormat
@@ -41,11 +40,12 @@ from remora.server.http.large_bodies import (
     joins_long_texts,
     prints_large,
 )
-from remora.server.http.openai import OpenAiRoutes
 from remora.server.http.rest import RestService
 from remora.server.http.route_groups import RouteParts
 from remora.server.loop import LoopMailbox
 from remora.signature import Signature
+from remora_llm.openai.routes import find_route
+from remora_llm.routes.openai import OpenAiRoutes
 
 ROWS = LARGE_BYTES // 4
 ECHO = """

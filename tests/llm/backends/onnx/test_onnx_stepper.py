@@ -1,4 +1,4 @@
-"""Tests of ``remora.backends.generation.onnx_stepper`` with a real graph on ONNX Runtime."""
+"""Tests of ``remora_llm.backends.onnx.onnx_stepper`` with a real graph on ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 
 from cuda_stand_in import StandIn
 from generation_models import tiny
-from remora.backends.generation.folder import read_folder
-from remora.backends.generation.onnx_stepper import CacheSize, OnnxStepper, cache_type, token_bytes
 from remora.errors import ConfigError
-from remora.generation import Extension, Logits
-from remora.generation.planner import Planner, PlannerLimits
-from remora.generation.tasks import ModelFacts
 from remora.tensors.device import HOST, CudaMemory, memory_of
+from remora_llm.backends.onnx.folder import read_folder
+from remora_llm.backends.onnx.onnx_stepper import CacheSize, OnnxStepper, cache_type, token_bytes
+from remora_llm.generation import Extension, Logits
+from remora_llm.generation.planner import Planner, PlannerLimits
+from remora_llm.generation.tasks import ModelFacts
 
 RANDOM = np.random.default_rng(1)
 PROMPTS = [

@@ -1,4 +1,4 @@
-"""Tests of ``remora.backends.openvino_genai.gguf``."""
+"""Tests of ``remora_llm.backends.openvino_genai.gguf``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gguf_models import document
-from remora.backends.openvino_genai.gguf import GgufError, read_metadata
+from remora_llm.backends.openvino_genai.gguf import GgufError, read_metadata
 
 PAIRS = {
     "general.architecture": "llama",
@@ -57,8 +57,8 @@ def array(key: str, kind: int, count: int, size: int) -> bytes:
 
 
 def test_arrays_beyond_those_of_any_vocabulary_take_neither_time_nor_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remora.backends.openvino_genai.gguf._KEPT_ITEMS", 100)
-    monkeypatch.setattr("remora.backends.openvino_genai.gguf._MAX_TEXTS", 100)
+    monkeypatch.setattr("remora_llm.backends.openvino_genai.gguf._KEPT_ITEMS", 100)
+    monkeypatch.setattr("remora_llm.backends.openvino_genai.gguf._MAX_TEXTS", 100)
     head = b"GGUF" + struct.pack("<IQQ", 3, 0, 3)
     numbers = b"".join(array(key, 4, 60, 4) for key in "ab")
     assert read_metadata(memoryview(head + numbers + array("c", 4, 40, 4))) == {"a": [0] * 60, "b": 60, "c": [0] * 40}

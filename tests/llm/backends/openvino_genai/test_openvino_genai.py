@@ -1,4 +1,4 @@
-"""Tests of ``remora.backends.openvino_genai`` with the library itself; `make test-openvino` has it installed."""
+"""Tests of ``remora_llm.backends.openvino_genai`` with the library itself; `make test-openvino` has it installed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from generation_models import text_inputs
 from gguf_models import write_gguf
 from remora import Engine
 from remora.backends import Source
-from remora.backends.openvino_genai import OpenVinoGenAiBackend, OpenVinoGenAiModel
 from remora.errors import ConfigError, InternalError, NotFoundError, RemoraError
-from remora.generation.tasks import ParameterError, Sampling, Task
 from remora.proto.model_config_pb2 import ModelConfig
-from remora.testing.generation import ENGINE_CHECKS, Collector, EngineCheck, EngineExample
+from remora_llm.backends.openvino_genai import OpenVinoGenAiBackend, OpenVinoGenAiModel
+from remora_llm.generation.tasks import ParameterError, Sampling, Task
+from remora_llm.testing import ENGINE_CHECKS, Collector, EngineCheck, EngineExample
 
 pytest.importorskip("openvino_genai", reason="OpenVINO GenAI is not installed")
 

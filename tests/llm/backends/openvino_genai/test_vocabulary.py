@@ -1,4 +1,4 @@
-"""Tests of ``remora.backends.openvino_genai.vocabulary`` with a tokenizer of SentencePiece's kind."""
+"""Tests of ``remora_llm.backends.openvino_genai.vocabulary`` with a tokenizer of SentencePiece's kind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from remora.backends.openvino_genai.vocabulary import VocabularyTokens
+from remora_llm.backends.openvino_genai.vocabulary import VocabularyTokens
 
 NAMES = (b"<s>", b"</s>", "\u2581one".encode(), "\u2581two".encode(), b"<0xC3>", b"<0xA9>", b"<", b"/s>")
 

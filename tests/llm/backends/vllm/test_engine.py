@@ -1,4 +1,4 @@
-"""Tests of ``remora.backends.vllm.engine`` with a fake of vLLM's ``AsyncLLM``; test_vllm.py has vLLM itself."""
+"""Tests of ``remora_llm.backends.vllm.engine`` with a fake of vLLM's ``AsyncLLM``; test_vllm.py has vLLM itself."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from eventually import eventually
-from remora.backends.vllm.engine import GRAMMARS, UNSUPPORTED, CacheGauges, Library, LoopThread, VllmEngine
 from remora.errors import InternalError, InvalidArgumentError, RemoraError, UnavailableError
-from remora.generation.tasks import Grammar, ModelFacts, ParameterError, Sampling, Task
-from remora.testing.generation import BYTE_VOCABULARY, ByteTokens, Collector
+from remora_llm.backends.vllm.engine import GRAMMARS, UNSUPPORTED, CacheGauges, Library, LoopThread, VllmEngine
+from remora_llm.generation.tasks import Grammar, ModelFacts, ParameterError, Sampling, Task
+from remora_llm.testing import BYTE_VOCABULARY, ByteTokens, Collector
 
 FACTS = ModelFacts(
     context=2000,

@@ -1,4 +1,4 @@
-"""Tests of ``remora.backends.vllm`` with vLLM itself, in an environment that has it."""
+"""Tests of ``remora_llm.backends.vllm`` with vLLM itself, in an environment that has it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from generation_models import text_inputs
 from hf_models import write_hf
 from remora import Engine
 from remora.backends import Source
-from remora.backends.vllm import VllmBackend, VllmModel
 from remora.calls import Metrics
 from remora.errors import ConfigError, NotFoundError, RemoraError
-from remora.generation.tasks import ParameterError, Sampling
 from remora.proto.model_config_pb2 import ModelConfig
-from remora.testing.generation import ENGINE_CHECKS, Collector, EngineCheck, EngineExample
+from remora_llm.backends.vllm import VllmBackend, VllmModel
+from remora_llm.generation.tasks import ParameterError, Sampling
+from remora_llm.testing import ENGINE_CHECKS, Collector, EngineCheck, EngineExample
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM and torch warn while they are imported
 EXAMPLE = EngineExample(prompt=tuple(range(20, 40)), other=tuple(range(50, 90)))

@@ -10,7 +10,7 @@ from deploy_clouds.docker import FakeDocker
 from deploy_clouds.google import FakeGoogle
 from deploy_clouds.helm import FakeHelm
 from deploy_clouds.journeys import FAULTS, Deployments, answer_of, changing
-from remora_adapters.deploy.plan import Call
+from remora_deploy.deploy.plan import Call
 
 pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[deploy-sagemaker]'")
 

@@ -14,7 +14,7 @@ import pytest
 from generation_models import text_inputs, tiny
 from remora import Engine
 from remora.errors import InvalidArgumentError
-from remora.generation import Generation
+from remora_llm.generation import Generation
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-import remora.backends.generation as generation_backend
+import remora_llm.backends.onnx as generation_backend
 from generation_models import tiny
 from remora.backends import Placement, Source, capabilities_of
-from remora.backends.generation import GenerationBackend
 from remora.backends.gpu_health import GpuHealth
 from remora.errors import ConfigError
 from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from remora.tensors.device import HOST, memory_of
+from remora_llm.backends.onnx import GenerationBackend
 
 runtime: Any = pytest.importorskip("onnxruntime")
 CUDA = "CUDAExecutionProvider"

@@ -1,4 +1,4 @@
-"""Tests of ``remora.backends.generation``: a language model served as an ordinary decoupled model."""
+"""Tests of ``remora_llm.backends.onnx``: a language model served as an ordinary decoupled model."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from generation_models import tiny
 from held import Held
 from remora import Engine
 from remora.backends import Source
-from remora.backends.generation import GenerationBackend, GenerationModel
 from remora.errors import ConfigError, InvalidArgumentError, NotFoundError, RemoraError
-from remora.generation import Extension, StepResult, TokenEngine
-from remora.generation.tasks import Sampling, Task
 from remora.proto.model_config_pb2 import ModelConfig
-from remora.testing.generation import ENGINE_CHECKS, Collector, EngineCheck, EngineExample
+from remora_llm.backends.onnx import GenerationBackend, GenerationModel
+from remora_llm.generation import Extension, StepResult, TokenEngine
+from remora_llm.generation.tasks import Sampling, Task
+from remora_llm.testing import ENGINE_CHECKS, Collector, EngineCheck, EngineExample
 
 EXAMPLE = EngineExample(prompt=tuple(range(40, 70)), other=tuple(range(100, 200)))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from remora_adapters.emulate import find_platform
+from remora_deploy.emulate import find_platform
 
 TESTS = Path(__file__).resolve().parents[1]
 TABLE: dict[str, list[dict[str, Any]]] = tomllib.loads(
