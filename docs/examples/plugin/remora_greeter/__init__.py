@@ -1,0 +1,1 @@
+"""Plug-in of remora: models that greet, paths that ask them, a command and a metric."""
