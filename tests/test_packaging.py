@@ -18,7 +18,7 @@ from makefiles import included
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-CONTEXT = "remora_adapters/images/context/"
+CONTEXT = "remora_deploy/images/context/"
 SOURCES = {path.name: root for root in (ROOT / "core", ROOT / "adapters") for path in root.iterdir() if path.is_dir()}
 
 
