@@ -1,4 +1,4 @@
-"""A package of somebody else, installed into an environment of its own, plugs into the server by its entry points."""
+"""A package that is not remora's, installed into a fresh environment, plugs into the server by its entry points."""
 
 from __future__ import annotations
 
