@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Collection, Hashable, Iterable, Iterator
@@ -39,6 +40,7 @@ class LocalRepository:
         self._directory = directory.absolute()  # because a model's code may change the working directory
         self._any_layout = any_layout
         self._bare_name = bare_name
+        self._holds_models = False  # as the last look at an unknown layout found
 
     @property
     def location(self) -> str:
@@ -50,7 +52,11 @@ class LocalRepository:
         try:
             if not self._any_layout:
                 return scan_repository(self._directory, name)
-            found = _scan_one(self._directory, self._bare_name)
+            if name and self._holds_models and self._directory.is_dir():
+                return _scan_folder(self._directory, "", name)
+            single = _scan_single(self._directory, self._bare_name)
+            self._holds_models = single is None and not self._bare_name
+            found = _scan_folder(self._directory, self._bare_name) if single is None else single
         except OSError as error:  # such as an unmounted network disk or a missing permission
             raise UnavailableError(f"cannot scan '{self._directory}': {error.strerror or error}") from error
         return {name: found[name]} if name in found else {} if name else found
@@ -83,15 +89,35 @@ def scan_repository(repository: Path, name: str = "") -> dict[str, list[ModelFol
             f"failed to open model repository '{repository}': it is not a directory that can be read. "
             f"Give the directory that holds one folder per model{_nearest(repository)}."
         )
+    return _folders_of(_entries(repository, name))
+
+
+def _folders_of(entries: Iterable[Path]) -> dict[str, list[ModelFolder]]:
     found: dict[str, list[ModelFolder]] = {}
-    for entry in sorted(repository.iterdir()):
-        if (name and entry.name != name) or not entry.is_dir():
+    for entry in entries:
+        if not entry.is_dir():
             continue
         if is_stray(entry.name):
             _report_stray(entry)
         else:
             found[entry.name] = [model_folder(entry, entry.name)]
     return found
+
+
+def _entries(directory: Path, name: str) -> list[Path]:
+    """Return the entries of a directory in order, or the one with this name; a name with a separator names none."""
+    if not name:
+        return sorted(directory.iterdir())
+    entry = directory / name
+    if name != entry.name or name in (".", "..") or "\0" in name:
+        return []
+    try:
+        os.lstat(entry)  # an error that does not say that it is missing must not make a model disappear
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENAMETOOLONG):
+            return []
+        raise
+    return [entry]
 
 
 @lru_cache(maxsize=256)  # because a repository may be scanned every few seconds
@@ -113,7 +139,13 @@ def scan(paths: Iterable[Path]) -> dict[str, list[ModelFolder]]:
     return found
 
 
-def _scan_one(path: Path, bare_name: str = "") -> dict[str, list[ModelFolder]]:
+def _scan_one(path: Path) -> dict[str, list[ModelFolder]]:
+    single = _scan_single(path, "")
+    return _scan_folder(path, "") if single is None else single
+
+
+def _scan_single(path: Path, bare_name: str) -> dict[str, list[ModelFolder]] | None:
+    """Return the only model of a path, None for a directory that may hold several. Raises NotFoundError."""
     if path.is_file():
         return _scan_file(path, bare_name)
     if not path.is_dir():
@@ -124,11 +156,18 @@ def _scan_one(path: Path, bare_name: str = "") -> dict[str, list[ModelFolder]]:
     if _is_model(path):
         name = bare_name or path.resolve().name
         return {name: [model_folder(path, name)]}
-    found = scan_repository(path)
-    files = [entry for entry in sorted(path.iterdir()) if entry.is_file() and entry.suffix in BARE_SUFFIXES]
+    return None
+
+
+def _scan_folder(path: Path, bare_name: str, name: str = "") -> dict[str, list[ModelFolder]]:
+    """Return the folders and bare files of a directory that are models, or only those called ``name``."""
+    entries = _entries(path, name)
+    found = _folders_of(entries)
+    named = [each for suffix in BARE_SUFFIXES for each in _entries(path, f"{name}{suffix}")] if name else entries
+    files = sorted(entry for entry in named if entry.is_file() and entry.suffix in BARE_SUFFIXES)
     for entry in files:
-        name = bare_name if bare_name and len(files) == 1 else entry.stem
-        found.setdefault(name, []).append(ModelFolder(name, path, path, {1: entry}))
+        stem = bare_name if bare_name and len(files) == 1 else entry.stem
+        found.setdefault(stem, []).append(ModelFolder(stem, path, path, {1: entry}))
     return found
 
 

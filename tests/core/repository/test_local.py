@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -330,11 +331,48 @@ def test_a_directory_that_cannot_be_read_now_is_unavailable_and_not_empty_or_bro
     def away(path: Path) -> Iterator[Path]:
         raise OSError(116, "Stale file handle", str(path))
 
+    lstat = os.lstat
     monkeypatch.setattr(Path, "iterdir", away)
+    monkeypatch.setattr(
+        os, "lstat", lambda path, **_: away(Path(path)) if tmp_path in Path(path).parents else lstat(path)
+    )
     repository = LocalRepository(tmp_path, any_layout=any_layout)
     for look in (repository.models, lambda: repository.fetch("m")):
         with pytest.raises(UnavailableError, match=r"cannot scan '.*': Stale file handle"):
             look()
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Path]:
+    """Return the list that gets each whole read of a folder."""
+    reads: list[Path] = []
+    iterdir, listdir, scandir = Path.iterdir, os.listdir, os.scandir
+
+    def count(path: object) -> None:
+        if Path(str(path)) == folder:
+            reads.append(folder)
+
+    monkeypatch.setattr(Path, "iterdir", lambda self: (count(self), iterdir(self))[1])
+    monkeypatch.setattr(os, "listdir", lambda path=".": (count(path), listdir(path))[1])
+    monkeypatch.setattr(os, "scandir", lambda path=".": (count(path), scandir(path))[1])
+    return reads
+
+
+def test_a_model_is_found_by_its_name_without_a_look_at_all_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        write_model(tmp_path, f"m{number}")
+    (tmp_path / "bare.onnx").write_bytes(b"x")
+    repository = LocalRepository(tmp_path, any_layout=True)
+    assert len(repository.models()) == 21
+    reads = counted(monkeypatch, tmp_path)
+    found = {name: repository.models(name) for name in ("m7", "bare", "no", "..", "m7/1", "a" * 300)}
+    assert {name: list(each) for name, each in found.items()} == {
+        "m7": ["m7"],
+        "bare": ["bare"],
+        **{name: [] for name in ("no", "..", "m7/1", "a" * 300)},
+    }
+    assert reads == []
 
 
 def test_a_hint_names_only_what_can_be_served(tmp_path: Path) -> None:
