@@ -15,21 +15,72 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+
+class Runtime(NamedTuple):
+    """Backend with the runtime that it needs.
+
+    Attributes:
+        target: class of `remora.backends.Backend`.
+        files: names of the model files that it reads.
+        distributions: alternative distributions, of which one is enough.
+        on_gpu: those distributions that support GPUs.
+        extra: extra of remora that installs one of them.
+    """
+
+    target: str
+    files: str
+    distributions: tuple[str, ...] = ()
+    on_gpu: tuple[str, ...] = ()
+    extra: str = ""
+
+
 BACKENDS = {
-    "onnxruntime": "remora.backends.onnxruntime:OnnxRuntimeBackend",
-    "python": "remora.backends.python:PythonBackend",
-    "fil": "remora_runtimes.trees:TreesBackend",
-    "generation": "remora_llm.backends.onnx:GenerationBackend",
-    "native": "remora_runtimes.native:NativeBackend",
-    "openvino_genai": "remora_llm.backends.openvino_genai:OpenVinoGenAiBackend",
-    "openvino": "remora_runtimes.openvino:OpenVinoBackend",
-    "tensorflow": "remora_runtimes.tensorflow:TensorFlowBackend",
-    "tensorrt": "remora_runtimes.tensorrt:TensorRtBackend",
-    "pytorch": "remora_runtimes.pytorch:PyTorchBackend",
-    "vllm": "remora_llm.backends.vllm:VllmBackend",
-    "ensemble": "remora.backends.registry:EnsembleBackend",
+    "onnxruntime": Runtime(
+        "remora.backends.onnxruntime:OnnxRuntimeBackend",
+        "model.onnx",
+        ("onnxruntime-gpu", "onnxruntime"),
+        ("onnxruntime-gpu",),
+        "onnx",
+    ),
+    "python": Runtime("remora.backends.python:PythonBackend", "model.py"),
+    "fil": Runtime(
+        "remora_runtimes.trees:TreesBackend",
+        "xgboost.json, xgboost.ubj, model.txt, checkpoint.tl",
+        ("xgboost", "xgboost-cpu", "lightgbm", "treelite"),
+        (),
+        "trees",
+    ),
+    "generation": Runtime(
+        "remora_llm.backends.onnx:GenerationBackend", "genai_config.json", ("tokenizers",), (), "generation"
+    ),
+    "native": Runtime("remora_runtimes.native:NativeBackend", "model.so"),
+    "openvino_genai": Runtime(
+        "remora_llm.backends.openvino_genai:OpenVinoGenAiBackend",
+        "openvino_model.xml, model.gguf",
+        ("openvino-genai",),
+        (),
+        "openvino-genai",
+    ),
+    "openvino": Runtime(
+        "remora_runtimes.openvino:OpenVinoBackend", "model.xml, model.onnx", ("openvino",), (), "openvino"
+    ),
+    "tensorflow": Runtime(
+        "remora_runtimes.tensorflow:TensorFlowBackend",
+        "model.savedmodel",
+        ("tensorflow", "tensorflow-cpu"),
+        ("tensorflow",),
+        "tensorflow",
+    ),
+    "tensorrt": Runtime(
+        "remora_runtimes.tensorrt:TensorRtBackend", "model.plan", ("tensorrt",), ("tensorrt",), "tensorrt"
+    ),
+    "pytorch": Runtime(
+        "remora_runtimes.pytorch:PyTorchBackend", "model.pt, model.pt2", ("torch",), ("torch",), "torch"
+    ),
+    "vllm": Runtime("remora_llm.backends.vllm:VllmBackend", "model.json", ("vllm",), ("vllm",), "vllm"),
+    "ensemble": Runtime("remora.backends.registry:EnsembleBackend", "configuration only"),
 }
-"""Backends by name: classes of `remora.backends.Backend`."""
+"""Backends by name."""
 
 HOSTS = {
     name: f"remora_adapters.{name}"

@@ -14,7 +14,7 @@ from remora import plugins
 from remora.cli import main
 
 ROWS = {
-    **plugins.BACKENDS,
+    **{name: row.target for name, row in plugins.BACKENDS.items()},
     **plugins.HOSTS,
     **{name: row.target for name, row in plugins.COMMANDS.items()},
 }

@@ -18,14 +18,14 @@ def find_backend(name: str) -> Backend:
     Installed packages register backends in the entry point group ``remora.backends``. Raises InvalidArgumentError with
     Triton's text if neither exists.
     """
-    target = plugins.BACKENDS.get(name)
-    backend = plugins.load(target) if target is not None and plugins.is_present(target) else _installed(name)
+    row = plugins.BACKENDS.get(name)
+    backend = plugins.load(row.target) if row is not None and plugins.is_present(row.target) else _installed(name)
     if backend is None:
         raise InvalidArgumentError(
             f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration."
         )
     made: Backend = backend()
-    if target is None:
+    if row is None:
         _check_version(made, name)
     return made
 
@@ -52,7 +52,7 @@ def backend_in(directory: Path, name: str) -> Backend | None:
 
         return PythonBackend(name=name, file=file)
     if library.is_file():
-        native: Backend = plugins.load(plugins.BACKENDS["native"])(name, library)
+        native: Backend = plugins.load(plugins.BACKENDS["native"].target)(name, library)
         return native
     if (folder / f"libtriton_{name}.so").is_file():
         raise ConfigError(

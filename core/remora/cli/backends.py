@@ -5,51 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from remora import plugins
 from remora.backends.registry import installed_backends
 from remora.cli.output import columns
 from remora.system.gpus import Gpus
 from remora.system.install_advice import install_command
-
-
-class Runtime(NamedTuple):
-    """Runtime of a backend.
-
-    Attributes:
-        files: names of the model files that it reads.
-        distributions: alternative distributions, of which one is enough.
-        on_gpu: those distributions that support GPUs.
-        extra: extra of remora that installs one of them.
-    """
-
-    files: str
-    distributions: tuple[str, ...] = ()
-    on_gpu: tuple[str, ...] = ()
-    extra: str = ""
-
-
-RUNTIMES = {
-    "onnxruntime": Runtime("model.onnx", ("onnxruntime-gpu", "onnxruntime"), ("onnxruntime-gpu",), "onnx"),
-    "pytorch": Runtime("model.pt, model.pt2", ("torch",), ("torch",), "torch"),
-    "tensorflow": Runtime("model.savedmodel", ("tensorflow", "tensorflow-cpu"), ("tensorflow",), "tensorflow"),
-    "openvino": Runtime("model.xml, model.onnx", ("openvino",), (), "openvino"),
-    "fil": Runtime(
-        "xgboost.json, xgboost.ubj, model.txt, checkpoint.tl",
-        ("xgboost", "xgboost-cpu", "lightgbm", "treelite"),
-        (),
-        "trees",
-    ),
-    "tensorrt": Runtime("model.plan", ("tensorrt",), ("tensorrt",), "tensorrt"),
-    "generation": Runtime("genai_config.json", ("tokenizers",), (), "generation"),
-    "openvino_genai": Runtime("openvino_model.xml, model.gguf", ("openvino-genai",), (), "openvino-genai"),
-    "vllm": Runtime("model.json", ("vllm",), ("vllm",), "vllm"),
-    "native": Runtime("model.so"),
-    "python": Runtime("model.py"),
-    "ensemble": Runtime("configuration only"),
-}
-"""Runtimes of the built-in backends by name."""
 
 
 def backends(options: argparse.Namespace) -> int:
@@ -78,7 +39,7 @@ def table(
         folders: names of the backends in ``--backend-directory``.
     """
     rows: list[tuple[str, ...]] = [("BACKEND", "RUNTIME", "DEVICES", "FILES")]
-    for name, runtime in RUNTIMES.items():
+    for name, runtime in plugins.BACKENDS.items():
         installed = [(each, found) for each in runtime.distributions if (found := version(each)) is not None]
         if runtime.distributions and not installed:
             rows.append((name, "not installed", "", runtime.files, install_command(runtime.extra)))
@@ -90,7 +51,7 @@ def table(
     return rows
 
 
-def _devices(runtime: Runtime, installed: Sequence[tuple[str, str]], gpus: int) -> str:
+def _devices(runtime: plugins.Runtime, installed: Sequence[tuple[str, str]], gpus: int) -> str:
     """Return the usable devices, GPUs only if both machine and installed build have them."""
     able = any(each in runtime.on_gpu and not found.endswith("+cpu") for each, found in installed)
     if not (able and gpus):

@@ -75,9 +75,9 @@ def test_a_checkout_that_is_not_installed_is_found_beside_the_code(tmp_path: Pat
 
 
 def test_this_installation_has_an_answer_for_every_extra_of_a_backend() -> None:
-    from remora.cli.backends import RUNTIMES
+    from remora.plugins import BACKENDS
 
-    for extra in filter(None, (runtime.extra for runtime in RUNTIMES.values())):
+    for extra in filter(None, (runtime.extra for runtime in BACKENDS.values())):
         assert install_command(extra).startswith("pip install ")
 
 

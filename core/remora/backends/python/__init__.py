@@ -1,4 +1,4 @@
-"""Python backend that runs Triton's Python models unchanged (spec group Y).
+"""Python backend that runs Triton's Python models unchanged.
 
 Every instance imports the model's file anew, so that its globals are separate, as in Triton where an instance is a
 process. The engine's threads run the model's code; a model that needs an interpreter to itself belongs into a worker

@@ -1,4 +1,4 @@
-"""Calls of other models by a Python model's code (spec group L).
+"""Calls of other models by a Python model's code.
 
 Failures of a request reach the model as error responses, never as exceptions; only misuse of this interface and failed
 model control raise. The same class serves models in threads and in worker processes; only the underlying
