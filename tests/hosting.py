@@ -136,8 +136,8 @@ def running(host: Host, engine: Engine | None = None, loading: Future[Engine] | 
     entry.
     """
     options = replace(host.server, http_address="127.0.0.1", http_port=0, grpc_port=0, metrics_port=0)
-    doors = tuple(replace(door, address="127.0.0.1", port=0) for door in host.doors)
-    server = Server(engine or Engine(options=host.engine), options, host.front, doors)
+    extra_ports = tuple(replace(door, address="127.0.0.1", port=0) for door in host.extra_ports)
+    server = Server(engine or Engine(options=host.engine), options, host.front, extra_ports)
     ready: Future[asyncio.AbstractEventLoop] = Future()
     stop = asyncio.Event()
 

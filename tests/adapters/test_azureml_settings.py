@@ -112,7 +112,7 @@ def test_a_file_says_what_no_variable_does(tmp_path: Path) -> None:
         '{"SERVER_PORT": 8080, "SEPERATE_HEALTH_ENDPOINT": true, "HEALTH_PORT": "8081", "layers": {"a": 1}}'
     )
     host = azureml.host({"AZUREML_CONFIG_FILE": str(named), "HEALTH_PORT": "8082"})
-    assert (host.server.http_port, [door.port for door in host.doors]) == (8080, [8082])
+    assert (host.server.http_port, [door.port for door in host.extra_ports]) == (8080, [8082])
     beside = tmp_path / "code" / "config.json"
     beside.parent.mkdir()
     beside.touch()  # an empty one does not count
@@ -161,7 +161,7 @@ def test_health_may_have_its_own_port(tmp_path: Path) -> None:
     write_scale(tmp_path / "m" / "1" / "scale")
     variables = {"AZUREML_MODEL_DIR": str(tmp_path / "m" / "1"), "SEPERATE_HEALTH_ENDPOINT": "true"}
     with running(azureml.host(variables)) as ports:
-        (health,) = ports.doors
+        (health,) = ports.extra
         assert ask(health, "GET", "/").body == b"Healthy"
 
 
@@ -171,7 +171,7 @@ def test_the_port_for_health_is_not_healthy_before_the_script_is(tmp_path: Path)
     script = f"def init():\n    with open({str(gate)!r}) as gate: gate.read()\ndef run(data): return 1\n"
     variables = environment(tmp_path, script) | {"SEPERATE_HEALTH_ENDPOINT": "true"}
     with running(azureml.host(variables)) as ports:
-        (health,) = ports.doors
+        (health,) = ports.extra
         before = ask(health, "GET", "/")
         gate.write_text("go")  # opening it waits for the script to read
         wait_until_healthy(health)

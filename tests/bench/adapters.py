@@ -255,13 +255,13 @@ class Side:
         loop = asyncio.get_running_loop()
         mailbox, later = LoopMailbox(loop), answer_in_thread(loop)
         rest = RestService(engine, InferCodec(), mailbox, later)
-        inside = ServerContext(engine, rest, mailbox, later, ServerOptions())
+        context = ServerContext(engine, rest, mailbox, later, ServerOptions())
         front, self.body = v2_alone, request()
         if name != "V2":
             adapter = ADAPTERS[name]
             models = base if name == "sagemaker" else base / "model"
             front, self.body = find_adapter(name).host({adapter.models: str(models)}).front, adapter.request()
-        self.listener = Listener(front(inside), max_body_bytes=64 << 20)
+        self.listener = Listener(front(context), max_body_bytes=64 << 20)
         mailbox.alone = self.listener.is_alone
         self.connection: Connection = self.listener.connection()
         self.wire = Written()

@@ -39,7 +39,7 @@ from remora.server.grpc.front import GrpcFront
 from remora.server.grpc.rpcs import Rpcs
 from remora.server.http.http1_listener import Listener
 from remora.server.http.http2 import Http2Listener
-from remora.server.http.port_services import at
+from remora.server.http.port_services import port_service
 from remora.server.http.rest import RestService
 from remora.server.loop import LoopMailbox
 
@@ -151,7 +151,7 @@ def http(
 ) -> Iterator[Wire]:
     """HTTP/1.1 connections to a loopback port, each with one request at a time."""
     rest = RestService(engine, InferCodec(), mailbox, lambda work, exchange, **_: exchange.respond(work()))
-    service = at("127.0.0.1", rest, ())
+    service = port_service("127.0.0.1", rest, ())
     listener = Listener(service if log is None else log.over(service), max_body_bytes=1 << 20)
     request = http_request(model, tensor)
     pairs = [(listener.connection(), FakeTransport()) for _ in range(clients)]

@@ -31,7 +31,7 @@ from remora.server.grpc.front import GrpcFront
 from remora.server.grpc.rpcs import Rpcs
 from remora.server.http.http1_listener import Listener
 from remora.server.http.http2 import Http2Listener
-from remora.server.http.port_services import at
+from remora.server.http.port_services import port_service
 from remora.server.http.rest import RestService
 from remora.server.key_check import KeyCheck
 from remora.system.tuning import Tuning, apply, freeze
@@ -88,7 +88,7 @@ async def measured(engine: Engine, kind: str, *, seen: bool) -> None:
     for keys in (None, KeyCheck((WORD,), "", loop.time)):
         if kind == "HTTP":
             rest = RestService(engine, InferCodec(), mailbox, lambda work, exchange, **_: exchange.respond(work()))
-            listener: Any = Listener(at("127.0.0.1", rest, (), keys), max_body_bytes=1 << 20)
+            listener: Any = Listener(port_service("127.0.0.1", rest, (), keys), max_body_bytes=1 << 20)
             side = Side([(listener.connection(), FakeTransport()) for _ in range(BATCH)], http_requests(seen=seen), 1)
         else:
             front = GrpcFront(engine, Rpcs(engine, Restrictions(), 16), mailbox, 1 << 20)

@@ -219,8 +219,8 @@ def test_a_misspelled_flag_is_named_without_its_value(tmp_path: Path, capsys: py
         (Host(), False),
         (Host(server=ServerOptions(metrics_address="0.0.0.0")), True),
         (Host(server=ServerOptions(grpc_address="0.0.0.0")), True),
-        (Host(doors=(ExtraPort("second", "0.0.0.0", 4711, v2_alone),)), True),
-        (Host(doors=(ExtraPort("second", "127.0.0.1", 4711, v2_alone),)), False),
+        (Host(extra_ports=(ExtraPort("second", "0.0.0.0", 4711, v2_alone),)), True),
+        (Host(extra_ports=(ExtraPort("second", "127.0.0.1", 4711, v2_alone),)), False),
     ],
 )
 def test_each_port_beyond_this_machine_that_every_client_may_use_has_a_warning(

@@ -71,7 +71,7 @@ def host(environ: Mapping[str, str]) -> Host:
     models = environ.get("AZUREML_MODEL_DIR", "")
 
     @cache
-    def front(inside: ServerContext) -> Service:  # cached, because both ports share one script
+    def front(context: ServerContext) -> Service:  # cached, because both ports share one script
         from remora_adapters.azureml.scoring import ScoringService, ScoringSettings  # while the models load
         from remora_adapters.azureml.swagger import Named
 
@@ -82,7 +82,7 @@ def host(environ: Mapping[str, str]) -> Host:
         default = environ.get("REMORA_DEFAULT_MODEL", "")
         names = Named(*(environ.get(name, default_name) for name, default_name in zip(_NAMES, Named(), strict=True)))
         settings = ScoringSettings(script, timeout_ms, default, root, version, origins, names)
-        return ScoringService(inside, settings)
+        return ScoringService(context, settings)
 
     def entry_script() -> EntryScript:
         from remora_adapters.azureml.entry_script import EntryScript
@@ -97,9 +97,10 @@ def host(environ: Mapping[str, str]) -> Host:
     origins = Origins(environ.get("AML_CORS_ORIGINS", ""))
     workers = _number(environ, "WORKER_COUNT", 1)
     timeout_ms = _number(environ, "SCORING_TIMEOUT_MS", 3_600_000)
-    doors: tuple[ExtraPort, ...] = ()
+    extra_ports: tuple[ExtraPort, ...] = ()
     if environ.get("SEPERATE_HEALTH_ENDPOINT") == "true":
-        doors = (ExtraPort("health", "0.0.0.0", _number(environ, "HEALTH_PORT", _HEALTH_PORT, _HIGHEST_PORT), front),)
+        port = _number(environ, "HEALTH_PORT", _HEALTH_PORT, _HIGHEST_PORT)
+        extra_ports = (ExtraPort("health", "0.0.0.0", port, front),)
     if has_script:
         engine = EngineOptions(
             model_repository=(str(models or root),), model_control_mode="explicit", exit_timeout_secs=_EXIT_S
@@ -114,7 +115,7 @@ def host(environ: Mapping[str, str]) -> Host:
         )
     port = _number(environ, "SERVER_PORT", _PORT, _HIGHEST_PORT)
     server = ServerOptions(http_address="0.0.0.0", http_port=port, allow_grpc=False, allow_metrics=False)
-    return Host(engine, replace(server, **_severities(environ)), front, doors)
+    return Host(engine, replace(server, **_severities(environ)), front, extra_ports)
 
 
 def _read_config_file(environ: Mapping[str, str]) -> dict[str, str]:

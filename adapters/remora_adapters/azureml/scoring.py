@@ -88,7 +88,7 @@ class ScoringService:
     """Service of Azure's routes, and of V2 below ``/v2``.
 
     Args:
-        inside: the server.
+        context: the server.
         settings: settings of the environment.
         new_id: returns new request ids.
     """
@@ -97,17 +97,17 @@ class ScoringService:
     """See `remora.server.key_check.OpenService`."""
 
     def __init__(
-        self, inside: ServerContext, settings: ScoringSettings, new_id: Callable[[], bytes] | None = None
+        self, context: ServerContext, settings: ScoringSettings, new_id: Callable[[], bytes] | None = None
     ) -> None:
-        self._inside = inside
+        self._context = context
         self._settings = settings
         methods = ("POST",) if settings.script is None else _METHODS["/score"]
         self.routes = (*_DOCUMENTS, *(HostRoute(method, "/score", "infer") for method in methods))
         """See `remora.server.host.RoutedService`."""
-        self._when_loaded = inside.rest.when_loaded
-        self._v2 = inside.rest.handle
-        self._only_model = inside.engine.only_model
-        self._generation = HostedGeneration(inside.rest, inside.engine)
+        self._when_loaded = context.rest.when_loaded
+        self._v2 = context.rest.handle
+        self._only_model = context.engine.only_model
+        self._generation = HostedGeneration(context.rest, context.engine)
         self._new_id = new_id or _ids()
         self._known = HeadNote[_Known]()
         if settings.script is not None:
@@ -128,7 +128,7 @@ class ScoringService:
         if head.path.startswith("/v2") or head.path in PROBES:
             trouble = self._trouble() if head.path in _WANT_SCRIPT else ""
             if not trouble:
-                return self._inside.rest.handle(head, body, exchange)
+                return self._context.rest.handle(head, body, exchange)
             exchange.respond(HttpAnswer(503, ((b"Content-Type", b"text/plain"),), [trouble.encode()]))
             return None
         methods = _METHODS.get(head.path)
@@ -152,11 +152,11 @@ class ScoringService:
         elif head.path == "/":
             labelled.respond(self._health())
         elif head.path == "/swagger.json":
-            labelled.respond(self._inside.rest.locked(_ACTIONS[head.path], head) or _http(self._swagger(head.query)))
+            labelled.respond(self._context.rest.locked(_ACTIONS[head.path], head) or _http(self._swagger(head.query)))
         elif head.path == "/metrics":
-            labelled.respond(self._inside.rest.locked(_ACTIONS[head.path], head) or self._inside.rest.metrics())
+            labelled.respond(self._context.rest.locked(_ACTIONS[head.path], head) or self._context.rest.metrics())
         elif self._settings.script is not None:
-            locked = self._inside.rest.locked("infer", head)
+            locked = self._context.rest.locked("infer", head)
             if locked is None:
                 return self._run(self._settings.script, head, body, labelled)
             labelled.respond(locked)
@@ -171,7 +171,7 @@ class ScoringService:
     def _health(self) -> HttpAnswer:
         """Answer Azure's single probe, healthy once all is loaded, else with the reason."""
         trouble = self._trouble()
-        if not trouble and not self._inside.engine.perform(ServerReady()):
+        if not trouble and not self._context.engine.perform(ServerReady()):
             trouble = "the models are being loaded, or one of them failed to: see /v2/repository/index"
         if trouble:
             return _http(message_answer(503, trouble))
@@ -194,7 +194,7 @@ class ScoringService:
                 answer = empty_answer()
             return _http(answer)
 
-        self._inside.later(score, once, lasts=True)
+        self._context.later(score, once, lasts=True)
         return once
 
     def _give_up(self, exchange: _FirstAnswerWins) -> None:
@@ -208,7 +208,7 @@ class ScoringService:
         assert known is not None  # from `handle`
         if known.v2 is None or known.model != name:
             if not name:
-                count = len({model.name for model in self._inside.engine.models()})
+                count = len({model.name for model in self._context.engine.models()})
                 exchange.respond(_http(message_answer(404, _NO_MODEL.format(count=count))))
                 return None
             known.model, known.v2 = name, head.to(f"/v2/models/{name}/infer", method="POST")

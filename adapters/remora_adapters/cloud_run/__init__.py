@@ -54,7 +54,7 @@ def _with_push(environ: Mapping[str, str]) -> Callable[[ServerContext], Service]
 
     topic, emulator = environ["REMORA_PUBSUB_TOPIC"], environ.get("PUBSUB_EMULATOR_HOST", "")
     publish = Publisher(topic, f"http://{emulator}", "") if emulator else Publisher(topic)
-    return lambda inside: PushService(inside, all_on_one_port(inside), publish)
+    return lambda context: PushService(context, all_on_one_port(context), publish)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -116,7 +116,7 @@ class PushService:
     """Service of push endpoints in front of another service.
 
     Args:
-        inside: the server.
+        context: the server.
         behind: the service of all other paths.
         publish: publishes a message; may block; raises OSError or ValueError.
     """
@@ -124,8 +124,8 @@ class PushService:
     routes = _ROUTES
     """See `remora.server.host.RoutedService`."""
 
-    def __init__(self, inside: ServerContext, behind: Service, publish: Callable[[Mapping[str, Any]], None]) -> None:
-        self._inside, self._behind, self._publish = inside, behind, publish
+    def __init__(self, context: ServerContext, behind: Service, publish: Callable[[Mapping[str, Any]], None]) -> None:
+        self._context, self._behind, self._publish = context, behind, publish
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request, now or later."""
@@ -153,7 +153,7 @@ class PushService:
                 return failure(503, f"the answer could not be published: {error}", plain=False)
             return HttpAnswer(204, (), [])
 
-        self._inside.later(work, exchange)
+        self._context.later(work, exchange)
 
 
 class PushExchange(ForwardingExchange):

@@ -53,10 +53,10 @@ def host(environ: Mapping[str, str]) -> Host:
 
     prefix = environ.get("KSERVE_OPENAI_ROUTE_PREFIX", "openai").strip("/")
 
-    def front(inside: ServerContext) -> Service:
+    def front(context: ServerContext) -> Service:
         from remora_adapters.kserve.serving import KServeService  # while the models load
 
-        return KServeService(inside, as_kserve=answers == "kserve", openai=prefix)
+        return KServeService(context, as_kserve=answers == "kserve", openai=prefix)
 
     server = ServerOptions(
         http_address="0.0.0.0",

@@ -38,7 +38,7 @@ class KServeService:
     """Service of V1, and of V2 as in KServe's server.
 
     Args:
-        inside: the server.
+        context: the server.
         as_kserve: False leaves V2 as Triton answers it.
         openai: first part of the paths of OpenAI's routes; "" for /v1, where V1's GET routes go first.
         now: returns the time as RFC 3339, for events.
@@ -55,19 +55,19 @@ class KServeService:
 
     def __init__(
         self,
-        inside: ServerContext,
+        context: ServerContext,
         *,
         as_kserve: bool = True,
         openai: str = "openai",
         now: Callable[[], str] | None = None,
     ) -> None:
-        self._inside = inside
-        self._engine = inside.engine
+        self._context = context
+        self._engine = context.engine
         self._as_kserve = as_kserve
         self._now = now or (lambda: datetime.now(UTC).isoformat())
-        self._predictor = Predictor(inside.rest, inside.engine, inside.mailbox, inside.options.http_max_input_size)
+        self._predictor = Predictor(context.rest, context.engine, context.mailbox, context.options.http_max_input_size)
         self._openai = f"/{openai}/v1/" if openai else "/v1/"
-        self._generation = HostedGeneration(inside.rest, inside.engine)
+        self._generation = HostedGeneration(context.rest, context.engine)
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request, now or later."""
@@ -82,15 +82,15 @@ class KServeService:
         if path.startswith(self._openai) and (not path.startswith("/v1/") or head.method == "POST"):
             rest = quote(path.removeprefix(self._openai))  # because these routes decode a name themselves
             whole = head.to(f"/openai/v1/{rest}")
-            found, pending = self._generation.handle_path(whole, body, exchange, self._inside.engine.only_model() or "")
+            found, pending = self._generation.handle_path(whole, body, exchange, self._engine.only_model() or "")
             if found:
                 return pending
         if path in PROBES:
-            return self._inside.rest.handle(head, body, exchange)
+            return self._context.rest.handle(head, body, exchange)
         if path == "/":
             exchange.respond(self._get(head, "", lambda: _json({"status": "alive"})))
         elif path == "/metrics":
-            exchange.respond(self._get(head, "metrics", self._inside.rest.metrics))
+            exchange.respond(self._get(head, "metrics", self._context.rest.metrics))
         elif path.startswith(f"{_V1}/"):
             return self._v1(head, path.removeprefix(f"{_V1}/"), body, exchange)
         else:
@@ -116,7 +116,7 @@ class KServeService:
         return None
 
     def _predict(self, head: Head, name: str, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        locked = self._inside.rest.locked("infer", head)
+        locked = self._context.rest.locked("infer", head)
         if locked is not None:
             exchange.respond(locked)
             return None
@@ -152,13 +152,13 @@ class KServeService:
         """
         if head.method not in ("GET", "HEAD"):
             return HttpAnswer(405, (JSON,), [_NOT_ALLOWED])
-        return self._inside.rest.locked(action, head) or answer()
+        return self._context.rest.locked(action, head) or answer()
 
     # -- V2 ---------------------------------------------------------------------------------------------------------
 
     def _v2(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer a V2 request, with KServe's bodies where they differ."""
-        rest = self._inside.rest
+        rest = self._context.rest
         if not self._as_kserve:
             return rest.handle(head, body, exchange)
         empty_body: dict[str, Any] | None = None

@@ -106,18 +106,18 @@ def _front(
     script: bool = False,
     unused: Sequence[tuple[str, str]] = (),
 ) -> ServiceFactory:
-    def front(inside: ServerContext) -> Service:
+    def front(context: ServerContext) -> Service:
         for name, why in unused:  # once logging is configured
             _log.warning("%s has no effect: %s", name, why)
         from remora_adapters.sagemaker.front import MALFORMED, SageMakerService
         from remora_adapters.sagemaker.hosted import HostedModels  # imported while the models load
         from remora_adapters.sagemaker.routes import binary_headers
 
-        over = partial(inside.rest.over, malformed=MALFORMED, binary_headers=binary_headers)
-        hosted = HostedModels(rules.models_root, inside.engine, scratch / "models", over, find)
-        inside.engine.measure_beside(hosted.served)
+        over = partial(context.rest.over, malformed=MALFORMED, binary_headers=binary_headers)
+        hosted = HostedModels(rules.models_root, context.engine, scratch / "models", over, find)
+        context.engine.measure_beside(hosted.served)
         atexit.register(hosted.close)
-        return SageMakerService(inside, rules, hosted, script=script)
+        return SageMakerService(context, rules, hosted, script=script)
 
     return front
 

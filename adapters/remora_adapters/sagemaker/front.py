@@ -97,7 +97,7 @@ class SageMakerService:
     """Service of the platform's port.
 
     Args:
-        inside: the engine and the V2 service.
+        context: the engine and the V2 service.
         rules: how requests are answered.
         hosted: the models of a multi-model endpoint.
         script: True if the single model is an ``inference.py``.
@@ -108,11 +108,11 @@ class SageMakerService:
     routes = HOST_ROUTES
     """See `remora.server.host.RoutedService`."""
 
-    def __init__(self, inside: ServerContext, rules: Rules, hosted: HostedModels, *, script: bool = False) -> None:
-        self._engine = inside.engine
+    def __init__(self, context: ServerContext, rules: Rules, hosted: HostedModels, *, script: bool = False) -> None:
+        self._engine = context.engine
         malformed = 0 if rules.as_triton else MALFORMED
-        self._rest = inside.rest.over(inside.engine, malformed=malformed, binary_headers=routes.binary_headers)
-        self._later = inside.later
+        self._rest = context.rest.over(context.engine, malformed=malformed, binary_headers=routes.binary_headers)
+        self._later = context.later
         self._rules = rules
         self._hosted = hosted
         self._script = script

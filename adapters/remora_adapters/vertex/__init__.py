@@ -37,10 +37,10 @@ def host(environ: Mapping[str, str]) -> Host:
         raise ValueError(f"AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE are both {health}: they must differ")
     default = environ.get("REMORA_DEFAULT_MODEL", "")
 
-    def front(inside: ServerContext) -> Service:
+    def front(context: ServerContext) -> Service:
         from remora_adapters.vertex.predicting import VertexService  # while the models load
 
-        return VertexService(inside, health, predict, default)
+        return VertexService(context, health, predict, default)
 
     place = environ.get("REMORA_MODEL_REPOSITORY") or environ.get("AIP_STORAGE_URI") or _MODELS
     server = ServerOptions(http_address="0.0.0.0", http_port=port, allow_grpc=False, allow_metrics=False)

@@ -45,21 +45,21 @@ class VertexService:
     """Service of Vertex AI's two routes and the read-only routes of V2.
 
     Args:
-        inside: the server.
+        context: the server.
         health: the path of the health route.
         predict: the path of the predict route.
         default: the target of predict; the only model if empty.
     """
 
-    def __init__(self, inside: ServerContext, health: str, predict: str, default: str) -> None:
-        self._engine = inside.engine
-        self._rest = inside.rest
+    def __init__(self, context: ServerContext, health: str, predict: str, default: str) -> None:
+        self._engine = context.engine
+        self._rest = context.rest
         self._health = health
         self._predict = predict
         self._default = default
-        self._binaries = inside.rest.over(inside.engine, binary_headers=_binary_headers)
-        self._predictor = Predictor(inside.rest, inside.engine, inside.mailbox, inside.options.http_max_input_size)
-        self._generation = HostedGeneration(inside.rest, inside.engine)
+        self._binaries = context.rest.over(context.engine, binary_headers=_binary_headers)
+        self._predictor = Predictor(context.rest, context.engine, context.mailbox, context.options.http_max_input_size)
+        self._generation = HostedGeneration(context.rest, context.engine)
         self._plans = HeadNote[_Plan]()
         self.open_paths = frozenset((health, HOME))
         """See `remora.server.key_check.OpenService`."""

@@ -229,7 +229,7 @@ def _add_serve(serve: argparse.ArgumentParser, flags: Container[str] | None) -> 
 
 def _serve(options: argparse.Namespace) -> int:
     from remora.options import cache_settings
-    from remora.server.host import Host, extra_ports, find_adapter
+    from remora.server.host import Host, find_adapter, optional_ports
 
     try:
         host = find_adapter(options.host_platform).host(os.environ) if options.host_platform else Host()
@@ -257,7 +257,7 @@ def _serve(options: argparse.Namespace) -> int:
         print_error("remora serve", "--load-model requires --model-control-mode=explicit or ondemand")
         return 2
     try:
-        host = replace(host, doors=(*host.doors, *extra_ports(host.server, os.environ)))
+        host = replace(host, extra_ports=(*host.extra_ports, *optional_ports(host.server, os.environ)))
     except ValueError as error:
         print_error("remora serve", error)
         return 2
@@ -410,14 +410,14 @@ def with_flags(host: Host, words: Sequence[str]) -> Host:
 
 def _warn_of_exposure(host: Host) -> None:
     options = host.server
-    others = options.grpc_address, options.metrics_address, host.doors
+    others = options.grpc_address, options.metrics_address, host.extra_ports
     if options.http_address.startswith("127.") and not any(others):  # the default, without another import
         return
     import logging
 
     from remora.server.option_checks import exposure
 
-    warning = exposure(options, host.doors)
+    warning = exposure(options, host.extra_ports)
     if warning:
         logging.getLogger("remora.server").warning("%s", warning)
 

@@ -64,16 +64,16 @@ class ExtraPort:
     front: ServiceFactory
 
 
-def v2_alone(inside: ServerContext) -> Service:
+def v2_alone(context: ServerContext) -> Service:
     """Return the V2 service, for hosts without custom routes."""
-    return inside.rest
+    return context.rest
 
 
-def all_on_one_port(inside: ServerContext) -> Service:
+def all_on_one_port(context: ServerContext) -> Service:
     """Return a V2 service that includes the metrics, for hosts that expose a single port."""
     from remora.server.http.port_services import OnePortService
 
-    return OnePortService(inside.rest)
+    return OnePortService(context.rest)
 
 
 _ENGINE, _SERVER = EngineOptions(), ServerOptions()
@@ -84,13 +84,13 @@ class Host:
     """Configuration of the server for a platform.
 
     ``engine`` and ``server`` are the options, which flags override; ``front`` creates the service of the HTTP port, and
-    ``doors`` are extra ports.
+    ``extra_ports`` are extra ports.
     """
 
     engine: EngineOptions = _ENGINE
     server: ServerOptions = _SERVER
     front: ServiceFactory = v2_alone
-    doors: tuple[ExtraPort, ...] = ()
+    extra_ports: tuple[ExtraPort, ...] = ()
 
 
 class Adapter(Protocol):
@@ -130,11 +130,11 @@ def find_adapter(name: str) -> Adapter:
     return cast(Adapter, found)
 
 
-def extra_ports(options: ServerOptions, environ: Mapping[str, str]) -> tuple[ExtraPort, ...]:
+def optional_ports(options: ServerOptions, environ: Mapping[str, str]) -> tuple[ExtraPort, ...]:
     """Return the platform ports that options enable in addition to V2's [N01].
 
     tritonserver has the same ports. Raises ValueError for invalid settings.
     """
     wanted = [name for option, name in _BESIDE.items() if getattr(options, option)]
-    doors: list[ExtraPort] = [plugins.load(plugins.HOSTS[name]).beside(options, environ) for name in wanted]
-    return tuple(doors)
+    extra_ports: list[ExtraPort] = [plugins.load(plugins.HOSTS[name]).beside(options, environ) for name in wanted]
+    return tuple(extra_ports)

@@ -28,7 +28,7 @@ from remora.server.host_routes import routes_of
 from remora.server.http.asgi import answer_in_thread
 from remora.server.http.exchange import Service
 from remora.server.http.large_bodies import LargeBodies
-from remora.server.http.port_services import MetricsService, SchemeService, at
+from remora.server.http.port_services import MetricsService, SchemeService, port_service
 from remora.server.http.rest import RestService
 from remora.server.loop import Lateness, LoopMailbox
 from remora.server.option_checks import (
@@ -73,13 +73,13 @@ _log = logging.getLogger("remora.server")
 class Ports(NamedTuple):
     """Port numbers of a running server, 0 for disabled ports.
 
-    ``doors`` is in the order of `Server.doors`. ``grpc_on_http`` is True if the HTTP port accepts gRPC.
+    ``extra`` is in the order of `Server.extra_ports`. ``grpc_on_http`` is True if the HTTP port accepts gRPC.
     """
 
     http: int = 0
     grpc: int = 0
     metrics: int = 0
-    doors: tuple[int, ...] = ()
+    extra: tuple[int, ...] = ()
     grpc_on_http: bool = False
 
 
@@ -90,7 +90,7 @@ class Server:
         engine: the engine, not started; `start` starts it and `stop` stops it.
         options: addresses, ports and limits.
         front: creates the service of the HTTP port.
-        doors: extra ports of the host.
+        extra_ports: extra ports of the host.
         early: the HTTP port, if it is already open.
     """
 
@@ -99,12 +99,12 @@ class Server:
         engine: Engine,
         options: ServerOptions,
         front: ServiceFactory = v2_alone,
-        doors: tuple[ExtraPort, ...] = (),
+        extra_ports: tuple[ExtraPort, ...] = (),
         early: EarlyPort | None = None,
     ) -> None:
         self.engine = engine
         self.options = options
-        self.doors = doors
+        self.extra_ports = extra_ports
         self.ports = Ports()
         self.end = 0.0
         """Loop time at which the exit timeout expires."""
@@ -123,7 +123,7 @@ class Server:
         stops the server.
         """
         options, engine = self.options, self.engine
-        check_ports(options, self.doors)
+        check_ports(options, self.extra_ports)
         grpc_opened = _nothing
         if options.allow_grpc:  # set before the ports open, so that no probe sees "ready" too early
             grpc_opened = engine.hold_readiness("gRPC is being opened")
@@ -138,9 +138,9 @@ class Server:
             keys.follow()
             engine.measure_denials(keys.denied)
             engine.traces.key_of = keys.name_by
-        inside = self._context(mailbox, regions, keys)
+        context = self._context(mailbox, regions, keys)
         restricted = Restrictions(grpc_restrictions(options), "--grpc-restricted-protocol")
-        grpc = open_grpc(inside, restricted, regions, self._connections.accept)
+        grpc = open_grpc(context, restricted, regions, self._connections.accept)
         self._parts.insert(0, grpc)
         engine.measure_connections(self._connections.count)
         if options.allow_metrics:
@@ -149,7 +149,7 @@ class Server:
         if self._fronts is not None:
             await self._fronts.start(engine, mailbox)
             engine.ledger.mark("front processes")
-        await self._open_ports(inside, mailbox, grpc)
+        await self._open_ports(context, mailbox, grpc)
         engine.ledger.mark("ports")
         self._connections.sweep()
         if grpc.starts_late:
@@ -180,7 +180,7 @@ class Server:
         )
         return ServerContext(self.engine, rest, mailbox, later, options, self._access, keys, self._connections.held)
 
-    async def _open_ports(self, inside: ServerContext, mailbox: LoopMailbox, grpc: GrpcTransport) -> None:
+    async def _open_ports(self, context: ServerContext, mailbox: LoopMailbox, grpc: GrpcTransport) -> None:
         """Open all ports except grpcio's.
 
         Their services must answer while models are still being loaded.
@@ -189,8 +189,8 @@ class Server:
         origins = options.cors_origin if self._fronts is None else ()  # front processes share their answers
         http_port, metrics_port = 0, 0
         if options.allow_http:
-            platform = self._front(inside)
-            front = at(options.http_address, platform, hosts, inside.keys, origins)
+            platform = self._front(context)
+            front = port_service(options.http_address, platform, hosts, context.keys, origins)
             proxies = open_proxies(options)
             if options.http_server_cert or proxies is not None:
                 front = SchemeService(front, "https" if options.http_server_cert else "http", proxies)
@@ -199,9 +199,9 @@ class Server:
             spec = PortSpec("HTTP", options.http_address, options.http_port, routes_of(platform))
             http_port = await connections.listen(front, spec, http2)
         extra_ports = []
-        for extra in self.doors:
-            platform = extra.front(inside)
-            service = self._logged(at(extra.address, platform, hosts, inside.keys, origins))
+        for extra in self.extra_ports:
+            platform = extra.front(context)
+            service = self._logged(port_service(extra.address, platform, hosts, context.keys, origins))
             spec = PortSpec(extra.what, extra.address, extra.port, routes_of(platform))
             extra_ports.append(await connections.listen(service, spec))
         grpc_port = await grpc.listen()
@@ -209,7 +209,7 @@ class Server:
         mailbox.alone = connections.is_alone
         if options.allow_metrics:
             address = options.metrics_address or options.http_address
-            service = self._logged(at(address, MetricsService(inside.rest), hosts, inside.keys))
+            service = self._logged(port_service(address, MetricsService(context.rest), hosts, context.keys))
             metrics_port = await connections.listen(service, PortSpec("metrics", address, options.metrics_port))
         self.ports = Ports(http_port, grpc_port, metrics_port, tuple(extra_ports), grpc.on_http_port)
 
@@ -285,7 +285,7 @@ def serve(engine: Engine, loading: Future[Engine], host: Host, settings: Tuning,
 
 async def _serve(engine: Engine, loading: Future[Engine], host: Host, settings: Tuning, early: EarlyPort | None) -> int:
     loop = asyncio.get_running_loop()
-    server = Server(engine, host.server, host.front, host.doors, early)
+    server = Server(engine, host.server, host.front, host.extra_ports, early)
     stop_requested = asyncio.Event()
 
     def stop() -> None:
@@ -395,7 +395,7 @@ def ready_line(server: Server, age_s: float) -> str:
             (f"{http} and gRPC" if ports.grpc_on_http else http, options.http_address, ports.http),
             ("gRPC", options.grpc_address or options.http_address, ports.grpc),
             ("metrics", options.metrics_address or options.http_address, ports.metrics),
-            *((door.what, door.address, port) for door, port in zip(server.doors, ports.doors, strict=True)),
+            *((each.what, each.address, port) for each, port in zip(server.extra_ports, ports.extra, strict=True)),
         )
         if port
     ]

@@ -81,7 +81,7 @@ def front_count(text: str, cores: int) -> int:
     return int(text)
 
 
-def check_ports(options: ServerOptions, doors: Sequence[PortPlace]) -> None:
+def check_ports(options: ServerOptions, extra_ports: Sequence[PortPlace]) -> None:
     """Raise StartError if options contradict each other or two ports have the same number.
 
     Raises ValueError for text that is not an origin.
@@ -102,7 +102,7 @@ def check_ports(options: ServerOptions, doors: Sequence[PortPlace]) -> None:
         (options.allow_http, options.http_port, "HTTP"),
         (options.allow_grpc, options.grpc_port, "gRPC"),
         (options.allow_metrics, options.metrics_port, "metrics"),
-        *((True, door.port, door.what) for door in doors),
+        *((True, port.port, port.what) for port in extra_ports),
     ):
         if on and port and port in used:
             raise StartError(
@@ -189,7 +189,7 @@ def open_proxies(options: ServerOptions) -> TrustedProxies | None:
     return TrustedProxies(options.trusted_proxy)
 
 
-def exposure(options: ServerOptions, doors: Sequence[PortPlace] = ()) -> str:
+def exposure(options: ServerOptions, extra_ports: Sequence[PortPlace] = ()) -> str:
     """Return a warning about ports beyond this machine that every client may use, or "".
 
     API keys, tokens, client certificates and a restriction of inference count as protection, and for the metrics a
@@ -203,7 +203,7 @@ def exposure(options: ServerOptions, doors: Sequence[PortPlace] = ()) -> str:
         (options.allow_http, options.http_address, options.http_root_cert or on_http),
         (options.grpc_on_http_port, options.http_address, options.http_root_cert or on_grpc),
         (options.allow_grpc, options.grpc_address or options.http_address, options.grpc_use_ssl_mutual or on_grpc),
-        *((True, door.address, on_http) for door in doors),
+        *((True, port.address, on_http) for port in extra_ports),
     )
     open_to = sorted({address for on, address, guarded in ports if on and not guarded and not is_loopback(address)})
     found = [f"every client that reaches {' or '.join(open_to)} may use this server"] if open_to else []

@@ -26,18 +26,18 @@ QUIET = ServerOptions(http_port=0, metrics_port=0, allow_grpc=False)
 class Greeter:
     """Answers one path and hands the rest to V2."""
 
-    def __init__(self, inside: ServerContext) -> None:
-        self.inside = inside
+    def __init__(self, context: ServerContext) -> None:
+        self.context = context
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Ticket | None:
         if head.path == "/hello":
             exchange.respond(HttpAnswer(200, (), [b"hello"]))
             return None
-        return self.inside.rest.handle(head, body, exchange)
+        return self.context.rest.handle(head, body, exchange)
 
 
-def greeter(inside: ServerContext) -> Service:
-    return Greeter(inside)
+def greeter(context: ServerContext) -> Service:
+    return Greeter(context)
 
 
 def get(port: int, path: str) -> tuple[int, bytes]:
@@ -100,8 +100,8 @@ def test_a_front_answers_its_own_paths_and_v2_the_others(tmp_path: Path) -> None
             assert await loop.run_in_executor(None, get, server.ports.http, "/hello") == (200, b"hello")
             status, _ = await loop.run_in_executor(None, get, server.ports.http, "/v2/health/live")
             assert status == 200
-            assert await loop.run_in_executor(None, get, server.ports.doors[0], "/hello") == (200, b"hello")
-            assert f"second 127.0.0.1:{server.ports.doors[0]}" in ready_table(server, 1.0)
+            assert await loop.run_in_executor(None, get, server.ports.extra[0], "/hello") == (200, b"hello")
+            assert f"second 127.0.0.1:{server.ports.extra[0]}" in ready_table(server, 1.0)
         finally:
             await server.stop()
 
@@ -113,8 +113,8 @@ def test_two_listeners_may_not_share_a_port(tmp_path: Path) -> None:
 
     async def run() -> None:
         options = ServerOptions(http_port=4711, metrics_port=0, allow_grpc=False)
-        doors = (ExtraPort("SageMaker", "127.0.0.1", 4711, greeter),)
-        server = Server(Engine(model_repository=(tmp_path,)), options, doors=doors)
+        extra_ports = (ExtraPort("SageMaker", "127.0.0.1", 4711, greeter),)
+        server = Server(Engine(model_repository=(tmp_path,)), options, extra_ports=extra_ports)
         with pytest.raises(StartError, match="HTTP requests and SageMaker requests at the same address and port"):
             await server.start()
 

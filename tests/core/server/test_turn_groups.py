@@ -32,7 +32,7 @@ from remora.server.grpc.front import GrpcFront, InferenceCall
 from remora.server.grpc.rpcs import Rpcs
 from remora.server.http.http1_listener import Listener
 from remora.server.http.http2 import Http2Listener
-from remora.server.http.port_services import at
+from remora.server.http.port_services import port_service
 from remora.server.http.rest import RestService
 from remora.server.loop import LoopMailbox
 from remora.server.turn_groups import TurnGroups
@@ -262,7 +262,7 @@ def test_http_clients_of_one_turn_are_queued_together_and_get_their_own_answers(
     async def play(engine: Engine, steps: Together) -> None:
         mailbox = LoopMailbox(asyncio.get_running_loop())
         rest = RestService(engine, InferCodec(), mailbox, lambda work, exchange, **_: exchange.respond(work()))
-        listener = Listener(at("127.0.0.1", rest, ()), max_body_bytes=1 << 20)
+        listener = Listener(port_service("127.0.0.1", rest, ()), max_body_bytes=1 << 20)
         pairs = [(listener.connection(), FakeTransport()) for _ in range(CLIENTS)]
         for connection, transport in pairs:
             connection.connection_made(transport)

@@ -36,7 +36,7 @@ from remora.server.http.http1_listener import Handover, Listener
 from remora.server.http.http2 import ALPN, Http2Listener, OpenRequest
 from remora.server.http.http2_requests import Requests
 from remora.server.http.large_bodies import SLOW_BYTES
-from remora.server.http.port_services import at
+from remora.server.http.port_services import port_service
 from remora.server.listening import Port
 from remora.server.option_checks import (
     compile_pattern,
@@ -172,7 +172,7 @@ class Front:
         else:
             service = self._http_service(number, [HostRoute(*row) for row in port["routes"]], infers=port["infers"])
             origins = options.cors_origin if port["shares"] else ()
-            service = at(port["address"], service, host_names(options.allowed_host), origins=origins)
+            service = port_service(port["address"], service, host_names(options.allowed_host), origins=origins)
             service = service if self._access is None else self._access.over(service)
             http2, listeners = self._http2(number, service) if port["http2"] else (None, [])
             listener = Listener(

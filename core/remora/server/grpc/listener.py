@@ -40,20 +40,20 @@ class OwnGrpc:
 
     def __init__(
         self,
-        inside: ServerContext,
+        context: ServerContext,
         restricted: Restrictions,
         regions: Regions,
         accept: Accept,
     ) -> None:
         self.starts_late = False
-        self._inside = inside
+        self._context = context
         self._accept = accept
-        options = inside.options
-        withholds = None if inside.keys is None else inside.keys.withholds
+        options = context.options
+        withholds = None if context.keys is None else context.keys.withholds
         forward = open_forward(options.grpc_header_forward_pattern, withholds)
-        self._calls = Rpcs(inside.engine, restricted, MAX_STREAMS, forward, regions)
-        if inside.keys is not None:
-            self._calls.check_content = inside.keys.check_content
+        self._calls = Rpcs(context.engine, restricted, MAX_STREAMS, forward, regions)
+        if context.keys is not None:
+            self._calls.check_content = context.keys.check_content
         self._fronts: list[GrpcFront] = []
         self.ports: list[Port] = []
         self.listeners: list[Http2Listener] = []
@@ -62,14 +62,14 @@ class OwnGrpc:
     @property
     def on_http_port(self) -> bool:
         """See `GrpcTransport.on_http_port`."""
-        return self._inside.options.grpc_on_http_port
+        return self._context.options.grpc_on_http_port
 
     async def listen(self) -> int:
         """Open the dedicated gRPC port and return its number, or 0 if the options disable it.
 
         Raises UnavailableError if the address cannot be bound, ConfigError if TLS files cannot be used.
         """
-        options = self._inside.options
+        options = self._context.options
         if not options.allow_grpc:
             return 0
         address, port = options.grpc_address or options.http_address, options.grpc_port
@@ -96,29 +96,29 @@ class OwnGrpc:
 
         ``service`` answers requests other than gRPC.
         """
-        return self._listener(service, self._inside.options.http_max_input_size).take
+        return self._listener(service, self._context.options.http_max_input_size).take
 
     def _listener(self, service: Service | None, most_bytes: int) -> Http2Listener:
-        inside = self._inside
+        context = self._context
         front = GrpcFront(
-            inside.engine,
+            context.engine,
             self._calls,
-            inside.mailbox,
+            context.mailbox,
             most_bytes,
-            workers=inside.options.grpc_infer_thread_count,
+            workers=context.options.grpc_infer_thread_count,
             streams=MAX_STREAMS,
             reflection=_reflection_of((SERVICE, HEALTH_SERVICE)),
-            compression=inside.options.grpc_infer_response_compression_level,
+            compression=context.options.grpc_infer_response_compression_level,
         )
         self._fronts.append(front)
-        requests = Requests(service, inside.options.http_max_input_size) if service is not None else None
+        requests = Requests(service, context.options.http_max_input_size) if service is not None else None
         open_call: OpenRequest = front.open
-        if inside.keys is not None:
-            open_call = inside.keys.over_calls(open_call)
-        if inside.access_log is not None:  # outside, so that refused calls are logged, too
-            open_call = inside.access_log.over_calls(open_call)
+        if context.keys is not None:
+            open_call = context.keys.over_calls(open_call)
+        if context.access_log is not None:  # outside, so that refused calls are logged, too
+            open_call = context.access_log.over_calls(open_call)
         open_request = None if requests is None else requests.open
-        listener = Http2Listener(open_call, open_request, terms_of(inside.options), inside.held)
+        listener = Http2Listener(open_call, open_request, terms_of(context.options), context.held)
         if requests is not None:
             listener.answers = requests.answers
         self.listeners.append(listener)

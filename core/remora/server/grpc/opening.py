@@ -62,21 +62,21 @@ class GrpcTransport(Drainable, Protocol):
         """
 
 
-def open_grpc(inside: ServerContext, restricted: Restrictions, regions: Regions, accept: Accept) -> GrpcTransport:
+def open_grpc(context: ServerContext, restricted: Restrictions, regions: Regions, accept: Accept) -> GrpcTransport:
     """Return the transport that the options select, or `NoGrpc` without its package.
 
     Raises ConfigError if the forward pattern is not a regular expression.
     """
-    options = inside.options
+    options = context.options
     if not (options.allow_grpc or options.grpc_on_http_port):
         return NoGrpc()
-    open_own = partial(_open_own, inside, restricted, regions, accept)
+    open_own = partial(_open_own, context, restricted, regions, accept)
     if options.grpc_transport == "grpcio":
-        return Grpcio(inside, regions, (open_own() or NoGrpc()) if options.grpc_on_http_port else NoGrpc())
+        return Grpcio(context, regions, (open_own() or NoGrpc()) if options.grpc_on_http_port else NoGrpc())
     return (open_own() or NoGrpc()) if options.grpc_on_http_port else LateGrpc(open_own)
 
 
-def _open_own(inside: ServerContext, restricted: Restrictions, regions: Regions, accept: Accept) -> OwnGrpc | None:
+def _open_own(context: ServerContext, restricted: Restrictions, regions: Regions, accept: Accept) -> OwnGrpc | None:
     """Return gRPC on the built-in HTTP/2, or None without its package."""
     try:
         from remora.server.grpc.listener import OwnGrpc
@@ -84,7 +84,7 @@ def _open_own(inside: ServerContext, restricted: Restrictions, regions: Regions,
         _raise_unless_foreign(error)
         _log.warning("gRPC is off: %s. Install it with: %s", error, install_command("grpc"))
         return None
-    return OwnGrpc(inside, restricted, regions, accept)
+    return OwnGrpc(context, restricted, regions, accept)
 
 
 def _raise_unless_foreign(error: ImportError) -> None:
@@ -167,15 +167,15 @@ class Grpcio(NoGrpc):
     Both would block the event loop. grpcio cannot take over a connection of the HTTP port.
 
     Args:
-        inside: the parts of the server.
+        context: the parts of the server.
         regions: shared-memory regions of clients.
         on_http: the transport of the HTTP port, whose `GrpcTransport.listen` is not called.
     """
 
     starts_late = True
 
-    def __init__(self, inside: ServerContext, regions: Regions, on_http: GrpcTransport) -> None:
-        self._inside = inside
+    def __init__(self, context: ServerContext, regions: Regions, on_http: GrpcTransport) -> None:
+        self._context = context
         self._regions = regions
         self._on_http = on_http
         self.on_http_port = on_http.on_http_port
@@ -213,7 +213,7 @@ class Grpcio(NoGrpc):
             _raise_unless_foreign(error)
             _log.warning("gRPC is off: %s. Install it with: %s", error, install_command("grpcio"))
             return 0
-        server = GrpcServer(self._inside.engine, self._inside.options, self._regions, keys=self._inside.keys)
+        server = GrpcServer(self._context.engine, self._context.options, self._regions, keys=self._context.keys)
         port = server.start()
         self._server = server
         return port

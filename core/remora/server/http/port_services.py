@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from remora.server.key_check import KeyCheck
 
 
-def at(
+def port_service(
     address: str,
     service: Service,
     allowed_hosts: Container[str],

@@ -25,8 +25,8 @@ PATIENCE_S = 60.0
 
 def transport(tmp_path: Path, **options: Any) -> GrpcTransport:
     engine = Engine(model_control_mode="explicit", model_repository=(tmp_path,))
-    inside = ServerContext(engine, cast(Any, None), cast(Any, None), cast(Any, None), ServerOptions(**options))
-    return open_grpc(inside, Restrictions((), "--grpc-restricted-protocol"), DISABLED, lambda: False)
+    context = ServerContext(engine, cast(Any, None), cast(Any, None), cast(Any, None), ServerOptions(**options))
+    return open_grpc(context, Restrictions((), "--grpc-restricted-protocol"), DISABLED, lambda: False)
 
 
 def test_the_options_select_the_transport(tmp_path: Path) -> None:

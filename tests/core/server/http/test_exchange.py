@@ -13,7 +13,7 @@ from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer
 from remora.server.http.exchange import Answerer, Exchange, binder_of
-from remora.server.http.port_services import at
+from remora.server.http.port_services import port_service
 
 OPEN = HttpAnswer(200, (), [b"open"])
 
@@ -49,12 +49,12 @@ heads = st.builds(
 @given(st.lists(heads, min_size=1, max_size=8))
 def test_a_port_of_loopback_decides_about_a_repeated_head_as_about_a_new_one(seen: list[Head]) -> None:
     allowed = ("models.example",)
-    port = at("127.0.0.1", Plain(), allowed)
+    port = port_service("127.0.0.1", Plain(), allowed)
     for head in seen * 2:
         bound, handled, fresh = FakeExchange(), FakeExchange(), FakeExchange()
         binder_of(port)(head)(b"", bound)
         port.handle(head, b"", handled)
-        at("127.0.0.1", Plain(), allowed).handle(Head("GET", head.path, head.headers), b"", fresh)
+        port_service("127.0.0.1", Plain(), allowed).handle(Head("GET", head.path, head.headers), b"", fresh)
         assert bound.answers == handled.answers == fresh.answers
 
 
@@ -65,7 +65,7 @@ def request(host: str, path: str) -> bytes:
 @given(st.lists(st.tuples(st.sampled_from(("localhost", "evil.example")), st.sampled_from(("/a", "/b"))), max_size=8))
 def test_a_memoized_head_on_a_connection_is_answered_as_on_a_new_connection(sent: list[tuple[str, str]]) -> None:
     def loopback() -> AbstractContextManager[Bench]:
-        return benches(over=lambda _: at("127.0.0.1", Plain(), ()))
+        return benches(over=lambda _: port_service("127.0.0.1", Plain(), ()))
 
     together, apart = b"", b""
     with loopback() as bench:
