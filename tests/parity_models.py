@@ -372,7 +372,7 @@ def build_native(library: Path, kind: str, *defines: str) -> None:
 
     tests = Path(__file__).resolve().parent
     example = tests.parent / "docs" / "examples" / "native-backend" / "addsub.c"
-    source = tests / "core" / "backends" / "native_models.c" if kind else example
+    source = tests / "runtimes" / "native_models.c" if kind else example
     rows = {"W1": W1, "W2": W2} if kind == "MLP" else {}
     texts = [
         f"static const float {name}[{array.shape[0]}][{array.shape[1]}] = {{"

@@ -60,7 +60,7 @@ def test_the_same_installation_gives_the_same_bytes_and_pip_installs_them(
     first = repack(installed, tmp_path / "a")
     assert first.read_bytes() == repack(installed, tmp_path / "b").read_bytes()
     subprocess.run([*PIP, "--target", str(tmp_path / "c"), str(first)], check=True)
-    assert (tmp_path / "c" / "remora_adapters" / "images" / "context" / "containers" / "install.sh").is_file()
+    assert (tmp_path / "c" / "remora_deploy" / "images" / "context" / "containers" / "install.sh").is_file()
 
 
 def test_a_file_that_was_changed_after_the_installation_is_refused(installed: Distribution, tmp_path: Path) -> None:

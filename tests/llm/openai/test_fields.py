@@ -91,7 +91,7 @@ def test_a_long_value_is_not_repeated_in_the_error() -> None:
 
 
 def test_the_page_has_every_field() -> None:
-    page = (Path(__file__).resolve().parents[4] / "docs" / "language-models.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "language-models.md").read_text()
     tables = "".join(line for line in page.splitlines() if line.startswith("|"))
     named = set(re.findall(r"`(\w+)`", tables))
     # those that every client sends

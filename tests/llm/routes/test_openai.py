@@ -407,14 +407,14 @@ async def test_tokens_of_a_text_and_back() -> None:
     assert await server.answer(exchange) == (200, {"prompt": "Hi"})
 
 
-@pytest.mark.parametrize("code", ["openai.decode", "openai_tasks.tasks_of"])
+@pytest.mark.parametrize("code", ["openai.decode", "tasks.tasks_of"])
 def test_an_unexpected_fault_is_a_500_without_its_text(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_arguments: Any, **_options: Any) -> None:
         raise ZeroDivisionError("secret")
 
     async def ask() -> None:
         server = Server()
-        monkeypatch.setattr(f"remora.server.http.{code}", fail)
+        monkeypatch.setattr(f"remora_llm.routes.{code}", fail)
         status, error = server.refusal()
         assert status == 500
         assert "secret" not in error["message"]

@@ -14,7 +14,7 @@ import pytest
 
 import parity_models as parity
 
-CORE = Path(__file__).resolve().parents[4] / "core"
+CORE = Path(__file__).resolve().parents[3] / "core"
 FORMS = [form for form in parity.FORMATS if isinstance(form, parity.Trees)]
 ROUNDS = 150
 DAMAGE = """
