@@ -105,7 +105,10 @@ def _folders_of(entries: Iterable[Path]) -> dict[str, list[ModelFolder]]:
 
 
 def _entries(directory: Path, name: str) -> list[Path]:
-    """Return the entries of a directory in order, or the one with this name; a name with a separator names none."""
+    """Return the entries of a directory in order, or the one with this name.
+
+    A name with a separator names none.
+    """
     if not name:
         return sorted(directory.iterdir())
     entry = directory / name
@@ -145,7 +148,10 @@ def _scan_one(path: Path) -> dict[str, list[ModelFolder]]:
 
 
 def _scan_single(path: Path, bare_name: str) -> dict[str, list[ModelFolder]] | None:
-    """Return the only model of a path, None for a directory that may hold several. Raises NotFoundError."""
+    """Return the only model of a path, None for a directory that may hold several.
+
+    Raises NotFoundError.
+    """
     if path.is_file():
         return _scan_file(path, bare_name)
     if not path.is_dir():
@@ -160,7 +166,10 @@ def _scan_single(path: Path, bare_name: str) -> dict[str, list[ModelFolder]] | N
 
 
 def _scan_folder(path: Path, bare_name: str, name: str = "") -> dict[str, list[ModelFolder]]:
-    """Return the folders and bare files of a directory that are models, or only those called ``name``."""
+    """Return the models among the folders and bare files of a directory.
+
+    With ``name``, return only those called so.
+    """
     entries = _entries(path, name)
     found = _folders_of(entries)
     named = [each for suffix in BARE_SUFFIXES for each in _entries(path, f"{name}{suffix}")] if name else entries
