@@ -41,6 +41,9 @@ test-security: $(VENV)/dev.stamp  ## attack a server with h2spec and the scripts
 		PYTHONDONTWRITEBYTECODE=1 $(PY) tests/security/attack.py $$script $(CURDIR)/$(BIN)/remora || failed="$$failed $$script"; \
 	done; if [ -n "$$failed" ]; then echo "FAILED:$$failed"; exit 1; fi
 
+test-alone: $(VENV)/dev.stamp  ## test a copy of the server without the other packages, and the recorded answers in ORACLE
+	$(PY) .ci/alone.py $(if $(wildcard $(ORACLE)/run_triton.sh),--oracle $(ORACLE)) -q $(T)
+
 test-peers: test-storage test-lambda test-azureml test-azure-ai-ml test-sagemaker test-kserve test-openai test-triton  ## run all tests against third-party servers and clients
 
 # Several at once with --jobs, because installing waits for downloads.

@@ -212,4 +212,5 @@ def load(target: str) -> Any:
 
 def is_present(target: str) -> bool:
     """Return True if the package of a row is installed; only the server's own always is."""
-    return find_spec(target.partition(":")[0].partition(".")[0]) is not None
+    found = find_spec(target.partition(":")[0].partition(".")[0])
+    return found is not None and found.origin is not None  # a namespace is what an installation left behind

@@ -246,9 +246,9 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
 
 
 def _coldstart(options: argparse.Namespace) -> int:
-    from remora.cli import startup as cli_startup
+    from remora_tools import coldstart
 
-    return cli_startup.coldstart(options)
+    return coldstart.coldstart(options)
 
 
 def _add_load(kinds: Any) -> None:

@@ -26,7 +26,7 @@ TESTS_formats := tests/runtimes/formats tests/core/repository/test_files.py test
 test-backends: $(FRAMEWORKS:%=test-%)  ## test the backends with their frameworks, each in its .venv-NAME
 
 $(FRAMEWORKS:%=test-%): test-%: $(VENV)-%/stamp
-	$(VENV)-$*/bin/python -m pytest $(if $(filter formats,$*),,tests/core/backends/test_backends_parity.py) $(TESTS_$*) $(T)
+	$(VENV)-$*/bin/python -m pytest $(if $(filter formats,$*),,tests/e2e/test_backends_parity.py) $(TESTS_$*) $(T)
 
 $(FRAMEWORKS:%=$(VENV)-%/stamp): $(VENV)-%/stamp: $(LOCKED) tests/peers/frameworks.mk
 	@echo "installing $(WHEELS_$*) into $(VENV)-$* (once)"
@@ -80,7 +80,7 @@ test-gpu: $(VENV)/dev.stamp  ## run the tests that need an NVIDIA GPU; skipped w
 
 test-on-gpu: $(VENV)-gpu/stamp
 	NVIDIA_TF32_OVERRIDE=0 PARITY_KIND=KIND_GPU $(VENV)-gpu/bin/python -m pytest -s tests/gpu \
-	    tests/core/backends/test_backends_parity.py tests/core/tensors/test_device_tensors.py tests/core/system/test_cuda.py $(T)
+	    tests/e2e/test_backends_parity.py tests/core/tensors/test_device_tensors.py tests/core/system/test_cuda.py $(T)
 
 $(VENV)-gpu/stamp: $(LOCKED) tests/peers/frameworks.mk
 	@$(PYTHON) -m venv $(VENV)-gpu

@@ -24,6 +24,8 @@ from remora.engine import Engine
 from remora.errors import NotFoundError, RemoraError, UnavailableError
 from remora.messages import InferForm, Request, Ticket
 from remora.options import EngineOptions
+from remora.plugins import COMMANDS as ROWS
+from remora.plugins import is_present
 from remora.traffic.captured import CapturedTensor, Exchange, line_of
 
 Captured = pytest.CaptureFixture[str]
@@ -237,7 +239,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "release end": ("m",),
     "release status": ("m",),
 }
-"""The commands that ask a server, with the arguments that they need."""
+COMMANDS = {name: words for name, words in COMMANDS.items() if is_present(ROWS[name.split()[0]].target)}
+"""The commands that ask a server, with the arguments that they need; the server may be installed without its tools."""
 
 
 def flags_of(parser: argparse.ArgumentParser) -> set[str]:
