@@ -7,6 +7,7 @@ from typing import Any
 from remora_deploy.manifests import pods
 from remora_deploy.manifests.documents import document
 from remora_deploy.manifests.facts import SPOT, Facts
+from remora_deploy.pod import secret_variables
 
 
 def render(facts: Facts) -> str:
@@ -40,7 +41,7 @@ def values(facts: Facts) -> dict[str, Any]:
         "instances": facts.busiest.instances,
         "resources": {"cpu": "2", "memory": f"{facts.memory}Mi"},
         "startupSeconds": facts.patience_s,
-        "envFrom": pods.env_from(facts),
+        "envFrom": [secret_variables(choices.secret)] if choices.secret else [],
         "replicas": least,
     }
     if facts.gpu:

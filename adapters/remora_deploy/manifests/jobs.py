@@ -8,6 +8,7 @@ from typing import Any
 from remora_deploy.manifests import pods
 from remora_deploy.manifests.documents import document
 from remora_deploy.manifests.facts import TASK, Facts
+from remora_deploy.pod import job
 
 _WORK = "/tmp/score"
 _RETRIES = 3
@@ -79,37 +80,12 @@ def render_kubernetes(facts: Facts) -> str:
 
 def kubernetes_job(facts: Facts) -> dict[str, Any]:
     """Return the job of Kubernetes."""
-    container = {
-        "name": "score",
-        "image": facts.image,
-        "command": ["python"],
-        "args": _words(facts, "$(JOB_COMPLETION_INDEX)"),
-        "envFrom": pods.env_from(facts),
-        "securityContext": pods.security(),
-        "resources": pods.resources(facts),
-        "volumeMounts": [pods.SCRATCH_MOUNT],
-    }
-    pod = {
-        **pods.placement(facts),
-        "automountServiceAccountToken": False,
-        "restartPolicy": "OnFailure",
-        "containers": [container],
-        "volumes": [pods.SCRATCH],
-    }
     tasks = facts.choices.tasks
     indexed = {"completions": tasks, "parallelism": tasks, "completionMode": "Indexed"} if tasks > 1 else {}
     labels = {"app.kubernetes.io/name": "remora", "app.kubernetes.io/instance": facts.name}
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": pods.metadata(facts, labels=labels),
-        "spec": {
-            **indexed,
-            "backoffLimit": _RETRIES,
-            "ttlSecondsAfterFinished": _KEPT_S,
-            "template": {"metadata": {"labels": labels}, "spec": pod},
-        },
-    }
+    words = _words(facts, "$(JOB_COMPLETION_INDEX)")
+    spec = {**indexed, "backoffLimit": _RETRIES, "ttlSecondsAfterFinished": _KEPT_S}
+    return job(pods.metadata(facts, labels=labels), pods.pod_of(facts), words, spec)
 
 
 def _words(facts: Facts, index: str) -> list[str]:

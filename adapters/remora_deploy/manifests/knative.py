@@ -6,12 +6,12 @@ from typing import Any
 
 from remora_deploy.manifests import pods, releases
 from remora_deploy.manifests.documents import documents
-from remora_deploy.manifests.facts import MOST_IN_POD, Facts
+from remora_deploy.manifests.facts import Facts
 from remora_deploy.manifests.monitoring import monitoring_objects
+from remora_deploy.pod import SCRAPED_PORT, knative_service
 
 _LONGEST_S = 600
 """Default limit of a request's duration in a cluster."""
-_TIMEOUT_S = 300
 
 
 def render(facts: Facts) -> str:
@@ -24,9 +24,8 @@ def render(facts: Facts) -> str:
         "args": f"{idle}The drain ends before the grace of timeoutSeconds.",
         "traffic": "LATEST is the revision of this file. Name the revision that serves: kubectl get revisions.",
     }
-    # Knative gives the port of requests this name; there is no other.
     selector = {"serving.knative.dev/service": facts.name}
-    watched = monitoring_objects(facts, selector, "user-port") if facts.choices.monitoring else []
+    watched = monitoring_objects(facts, selector, SCRAPED_PORT) if facts.choices.monitoring else []
     release = facts.choices.release
     if release is None:
         return documents([service(facts), *watched], reasons)
@@ -40,55 +39,13 @@ def render(facts: Facts) -> str:
 
 def service(facts: Facts) -> dict[str, Any]:
     """Return the Service."""
-    least, most = facts.replicas(0, 4)
-    annotations = pods.batch_annotations(facts)
-    annotations |= {f"autoscaling.knative.dev/{key}": value for key, value in _scaling(facts, least, most).items()}
-    annotations["serving.knative.dev/progress-deadline"] = f"{max(_LONGEST_S, 2 * facts.patience_s)}s"
-    container: dict[str, Any] = {
-        "image": facts.image,
-        "command": ["python", "-m", "remora_adapters.knative"],
-        "args": [*pods.flags(facts), f"--exit-timeout-secs={_TIMEOUT_S - 10}"],
-        "env": [{"name": "REMORA_MODEL_REPOSITORY", "value": facts.location}],
-        "envFrom": pods.env_from(facts),
-        "ports": [{"name": facts.choices.port_name, "containerPort": 8080}],
-        "securityContext": pods.security(),
-        **pods.probes(None),
-        "resources": pods.resources(facts),
-        "volumeMounts": [pods.SCRATCH_MOUNT],
-    }
-    spec: dict[str, Any] = {
-        "template": {
-            "metadata": {"annotations": annotations},
-            "spec": {
-                **pods.placement(facts),
-                "containerConcurrency": min(facts.concurrency, MOST_IN_POD),
-                "timeoutSeconds": _TIMEOUT_S,
-                "containers": [container],
-                "volumes": [pods.SCRATCH],
-            },
-        }
-    }
+    start_s, idle_s = max(_LONGEST_S, 2 * facts.patience_s), min(10 * facts.patience_s, 3600)
+    scaling = pods.scaling_of(facts, facts.replicas(0, 4), start_s, idle_s)
+    found = knative_service(pods.metadata(facts), pods.pod_of(facts), scaling, facts.choices.port_name)
     if facts.choices.canary is not None:
         share = facts.choices.canary
-        spec["traffic"] = [
+        found["spec"]["traffic"] = [
             {"latestRevision": True, "percent": share, "tag": "canary"},
             {"revisionName": f"{facts.name}-00001", "percent": 100 - share},
         ]
-    return {
-        "apiVersion": "serving.knative.dev/v1",
-        "kind": "Service",
-        "metadata": pods.metadata(facts),
-        "spec": spec,
-    }
-
-
-def _scaling(facts: Facts, least: int, most: int) -> dict[str, str]:
-    return {
-        "class": "kpa.autoscaling.knative.dev",
-        "metric": "concurrency",
-        "target-utilization-percentage": "70",
-        "min-scale": str(least),
-        "max-scale": str(most),
-        "initial-scale": str(max(1, least)),
-        "scale-to-zero-pod-retention-period": f"{min(10 * facts.patience_s, 3600)}s",
-    }
+    return found

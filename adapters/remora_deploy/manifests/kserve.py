@@ -6,16 +6,11 @@ from typing import Any
 
 from remora_deploy.manifests import pods, releases
 from remora_deploy.manifests.documents import document, documents
-from remora_deploy.manifests.facts import MOST_IN_POD, Facts
+from remora_deploy.manifests.facts import Facts
 from remora_deploy.manifests.monitoring import monitoring_objects
+from remora_deploy.pod import SCRAPED_PORT, Mode, inference_service, kserve_predictor, kserve_runtime
 
-_FORMAT = "remora"
-_PORT = "user-port"
-"""Knative gives the port this name and refuses one in the manifest; in Standard mode the manifest has it."""
-_EXIT_S = 290
-"""Below the grace of 300 s that KServe's revisions have."""
-_STANDARD_EXIT_S = 20
-"""Below Kubernetes' grace of 30 s, which applies in Standard mode."""
+_RUNTIME = "remora"
 
 
 def render(facts: Facts) -> str:
@@ -34,7 +29,7 @@ def render(facts: Facts) -> str:
             ("ServingRuntime", "For one namespace; it goes before the cluster's."))  # fmt: skip
     parts = [document(_runtime(facts, kind), _reasons(facts), header) for kind, header in rows]
     selector = {"serving.kserve.io/inferenceservice": facts.name}
-    watched = monitoring_objects(facts, selector, _PORT) if choices.monitoring else []
+    watched = monitoring_objects(facts, selector, SCRAPED_PORT) if choices.monitoring else []
     predictor, header = _predictor(facts), ""
     if choices.release is not None:
         version, _ = releases.the_canary(choices.release, "KServe")
@@ -60,57 +55,20 @@ def _reasons(facts: Facts) -> dict[str, str]:
 
 
 def _runtime(facts: Facts, kind: str) -> dict[str, Any]:
-    knative = facts.choices.mode == "knative"
-    exit_s = _EXIT_S if knative else _STANDARD_EXIT_S
-    container = {
-        "name": "kserve-container",
-        "image": facts.image,
-        "command": ["python", "-m", "remora_adapters.kserve"],
-        "args": ["--model-name={{.Name}}", f"--exit-timeout-secs={exit_s}", *pods.flags(facts)],
-        "ports": [{"name": "" if knative else _PORT, "containerPort": 8080, "protocol": "TCP"}],
-        "securityContext": pods.security(),
-        **pods.probes(8080, periodSeconds=2, timeoutSeconds=2),
-        "resources": pods.resources(facts),
-        "volumeMounts": [pods.SCRATCH_MOUNT],
-    }
-    return {
-        "apiVersion": "serving.kserve.io/v1alpha1",
-        "kind": kind,
-        "metadata": {"name": "remora", "namespace": "" if kind.startswith("Cluster") else facts.choices.namespace},
-        "spec": {
-            "annotations": {"prometheus.kserve.io/port": "8080", "prometheus.kserve.io/path": "/metrics"},
-            "supportedModelFormats": [{"name": _FORMAT, "version": "1"}],
-            "protocolVersions": ["v1", "v2", "grpc-v2"],
-            "containers": [container],
-            "volumes": [pods.SCRATCH],
-        },
-    }
+    namespace = "" if kind.startswith("Cluster") else facts.choices.namespace
+    metadata = {"name": _RUNTIME, "namespace": namespace}
+    return kserve_runtime(metadata, pods.pod_of(facts), _mode(facts), kind=kind)
 
 
 def _predictor(facts: Facts) -> dict[str, Any]:
-    concurrency = min(facts.concurrency, MOST_IN_POD)
-    knative = facts.choices.mode == "knative"
-    least, most = facts.replicas(0 if knative else 1, 4)
-    scaling: dict[str, Any] = {"minReplicas": least, "maxReplicas": most}
-    if knative:
-        scaling |= {
-            "scaleMetric": "concurrency",
-            "scaleTarget": max(1, concurrency * 7 // 10),
-            "containerConcurrency": concurrency,
-            "canaryTrafficPercent": facts.choices.canary,
-        }
-    else:
-        scaling |= {"scaleMetric": "cpu", "scaleTarget": 70}
-    model = {
-        "runtime": "remora",
-        "modelFormat": {"name": _FORMAT},
-        "protocolVersion": "v2",
-        "storageUri": facts.location,
-    }
-    mode = {"serving.kserve.io/deploymentMode": "Knative" if knative else "Standard"}
-    return {
-        "apiVersion": "serving.kserve.io/v1beta1",
-        "kind": "InferenceService",
-        "metadata": pods.metadata(facts, annotations={**mode, **pods.batch_annotations(facts)}),
-        "spec": {"predictor": {**scaling, **pods.placement(facts), "model": model}},
-    }
+    mode = _mode(facts)
+    replicas = facts.replicas(0 if mode is Mode.KNATIVE else 1, 4)
+    scaling = pods.scaling_of(facts, replicas, facts.patience_s)
+    predictor = kserve_predictor(pods.pod_of(facts), scaling, mode, _RUNTIME)
+    if facts.choices.canary is not None:
+        predictor["canaryTrafficPercent"] = facts.choices.canary
+    return inference_service(pods.metadata(facts, annotations=scaling.annotations), predictor, mode)
+
+
+def _mode(facts: Facts) -> Mode:
+    return Mode(facts.choices.mode.capitalize())

@@ -10,9 +10,8 @@ from remora_deploy.manifests.documents import documents
 from remora_deploy.manifests.facts import Facts
 from remora_deploy.manifests.jobs import render_kubernetes
 from remora_deploy.manifests.monitoring import monitoring_objects
+from remora_deploy.pod import deployment
 
-_DRAIN_S = 30
-_PAUSE_S = 5
 _OTLP = (4317, 4318)
 _METADATA = {
     ("169.254.170.23/32",): (80,),
@@ -72,53 +71,10 @@ def _object(facts: Facts, version: str, kind: str, spec: dict[str, Any], labels:
 
 
 def _deployment(facts: Facts, labels: dict[str, str]) -> dict[str, Any]:
-    container = {
-        "name": "remora",
-        "image": facts.image,
-        "args": [
-            f"--model-repository={facts.location}",
-            f"--exit-timeout-secs={_DRAIN_S}",
-            *pods.flags(facts),
-        ],
-        "envFrom": pods.env_from(facts),
-        "ports": [
-            {"name": "http", "containerPort": 8000},
-            {"name": "grpc", "containerPort": 8001},
-            {"name": "metrics", "containerPort": 8002},
-        ],
-        "securityContext": pods.security(),
-        "resources": pods.resources(facts),
-        "startupProbe": {
-            "httpGet": {"path": "/v2/health/ready", "port": "http"},
-            "periodSeconds": 1,
-            "timeoutSeconds": 1,
-            "failureThreshold": facts.patience_s,
-        },
-        **pods.probes("http", periodSeconds=5, timeoutSeconds=2),
-        "lifecycle": {"preStop": {"sleep": {"seconds": _PAUSE_S}}},
-        "volumeMounts": [pods.SCRATCH_MOUNT],
-    }
-    pod = {
-        **pods.placement(facts),
-        "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": _DRAIN_S + 3 * _PAUSE_S,
-        "containers": [container],
-        "volumes": [pods.SCRATCH],
-    }
-    surge = {"maxUnavailable": 1, "maxSurge": 0} if facts.gpu else {"maxUnavailable": 0, "maxSurge": 1}
-    least, _ = facts.replicas(2, 4)
-    metadata = pods.metadata(facts, labels=labels, annotations=pods.batch_annotations(facts))
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": metadata,
-        "spec": {
-            "replicas": None if facts.choices.prometheus else least,
-            "selector": {"matchLabels": labels},
-            "strategy": {"rollingUpdate": surge},
-            "template": {"metadata": {"labels": labels}, "spec": pod},
-        },
-    }
+    replicas = facts.replicas(2, 4)
+    scaling = pods.scaling_of(facts, replicas, facts.patience_s)
+    count = None if facts.choices.prometheus else replicas[0]
+    return deployment(pods.metadata(facts, labels=labels), pods.pod_of(facts), scaling, count)
 
 
 def _policy(labels: dict[str, str]) -> dict[str, Any]:

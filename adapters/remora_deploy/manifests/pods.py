@@ -1,14 +1,12 @@
-"""Parts of Kubernetes objects that several manifests share. Pure."""
+"""Facts of a pod and of its scaling, from the measurements of models. Pure."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from remora_deploy.manifests.facts import SPOT, Facts
+from remora_deploy.manifests.facts import MOST_IN_POD, SPOT, Facts
+from remora_deploy.pod import Pod, Scaling
 
-SCRATCH_MOUNT = {"name": "scratch", "mountPath": "/tmp"}
-SCRATCH: dict[str, Any] = {"name": "scratch", "emptyDir": {}}
-_UID = 10001
 SPOT_TOLERATION = {
     "key": "kubernetes.azure.com/scalesetpriority",
     "operator": "Equal",
@@ -23,69 +21,23 @@ def metadata(facts: Facts, name: str = "", **more: Any) -> dict[str, Any]:
     return {"name": name or facts.name, "namespace": facts.choices.namespace, **more}
 
 
-def batch_annotations(facts: Facts) -> dict[str, str]:
-    """Return the numbers that scaling is computed from."""
-    busiest = facts.busiest
-    return {
-        "remora.dev/max-batch-size": str(max(busiest.max_batch_size, 1)),
-        "remora.dev/instances": str(busiest.instances),
-    }
+def pod_of(facts: Facts) -> Pod:
+    """Return the facts of a pod."""
+    choices = facts.choices
+    return Pod(
+        image=facts.image,
+        location=facts.location,
+        memory=f"{facts.memory}Mi",
+        gpus=facts.gpus,
+        gpu_resource=choices.gpu_resource,
+        account=choices.service_account,
+        secret=choices.secret,
+        node_labels=tuple(SPOT[choices.spot].items()) if choices.spot else (),
+        tolerations=(SPOT_TOLERATION,) if choices.spot == "aks" else (),
+    )
 
 
-def resources(facts: Facts) -> dict[str, Any]:
-    """Return equal requests and limits."""
-    size = {"cpu": "2", "memory": f"{facts.memory}Mi"}
-    if facts.gpu:
-        size[facts.choices.gpu_resource] = str(facts.gpus)
-    return {"requests": size, "limits": dict(size)}
-
-
-def flags(facts: Facts) -> list[str]:
-    """Return the server's flags that follow from the choices."""
-    return ["--require-gpu"] if facts.gpu else []
-
-
-def env_from(facts: Facts) -> list[dict[str, Any]]:
-    """Return the secret with storage credentials, if one is chosen."""
-    return [{"secretRef": {"name": facts.choices.secret}}] if facts.choices.secret else []
-
-
-def security() -> dict[str, Any]:
-    """Return the security context of a container that runs without any rights."""
-    return {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "runAsNonRoot": True,
-        "runAsUser": _UID,
-        "capabilities": {"drop": ["ALL"]},
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-
-
-def probes(port: int | str | None, **readiness: int) -> dict[str, Any]:
-    """Return readiness and liveness probes; without a port the platform sets it."""
-    at = {} if port is None else {"port": port}
-    return {
-        "readinessProbe": {"httpGet": {"path": "/v2/health/ready", **at}, **readiness},
-        "livenessProbe": {
-            "httpGet": {"path": "/v2/health/live", **at},
-            "periodSeconds": 10,
-            "timeoutSeconds": 5,
-            "failureThreshold": 6,
-        },
-    }
-
-
-def placement(facts: Facts) -> dict[str, Any]:
-    """Return account, node labels and tolerations of a pod."""
-    selector = SPOT[facts.choices.spot] if facts.choices.spot else None
-    tolerations: list[dict[str, str]] = []
-    if facts.gpu:
-        tolerations.append({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"})
-    if facts.choices.spot == "aks":
-        tolerations.append(SPOT_TOLERATION)
-    return {
-        "serviceAccountName": facts.choices.service_account,
-        "nodeSelector": selector,
-        "tolerations": tolerations,
-    }
+def scaling_of(facts: Facts, replicas: tuple[int, int], start_s: int, idle_s: int = 0) -> Scaling:
+    """Return the limits of the replicas and of their load."""
+    batch = (max(facts.busiest.max_batch_size, 1), facts.busiest.instances)
+    return Scaling(*replicas, min(facts.concurrency, MOST_IN_POD), start_s, idle_s, batch)
