@@ -13,11 +13,12 @@ from typing import Any
 
 from remora_deploy.deploy import kubernetes
 from remora_deploy.deploy.golden import Golden, golden_step
-from remora_deploy.deploy.images import parse_image, pinned
-from remora_deploy.deploy.kubernetes import Place, Pod
+from remora_deploy.deploy.images import parse_image
+from remora_deploy.deploy.kubernetes import Place, Replicas
 from remora_deploy.deploy.plan import Call, Check, Read, RefusedError, State, Step, desired, find
 from remora_deploy.deploy.programs import Programs, body_of, command, http
 from remora_deploy.deploy.uploads import upload_steps
+from remora_deploy.pod import secret_variables
 
 _CHART = "infra/helm/remora"
 _PORT = 8000
@@ -37,7 +38,7 @@ class Release:
     settings: tuple[str, ...] = ()
     path: str = ""
     gateway: str = ""
-    pod: Pod | None = None
+    replicas: Replicas | None = None
     title: str = "Helm"
 
     def checks(self) -> Sequence[Check]:
@@ -47,12 +48,11 @@ class Release:
             command("helm", ["show", "chart", self.chart], name=self.chart),
             cure="pass --chart with the chart's folder, archive or oci:// location",
         )
-        return [*kubernetes.cluster_checks(self.place, self._pod(), "", _RESOURCE, ""), chart]
+        return [*kubernetes.cluster_checks(self.place, self._replicas().pod, "", _RESOURCE, ""), chart]
 
     def settled(self, found: State) -> Release:
         """Return the deployment with the image's digest."""
-        pod = self._pod()
-        return replace(self, pod=replace(pod, image=pinned(pod.image, found)))
+        return replace(self, replicas=self._replicas().pinned(found))
 
     def reads(self) -> Sequence[Read]:
         """Return the reads of the release, its values, revisions and pods."""
@@ -78,9 +78,9 @@ class Release:
 
     def steps(self, state: State) -> Sequence[Step]:
         """Return the steps to the desired state."""
-        pod = self._pod()
-        steps: list[Step] = list(upload_steps(pod.source))
-        if not self._is_deployed(state) or find(state, "values") != self._values(pod):
+        replicas = self._replicas()
+        steps: list[Step] = list(upload_steps(replicas.source))
+        if not self._is_deployed(state) or find(state, "values") != self._values(replicas):
             words = [
                 "upgrade",
                 self.name,
@@ -88,20 +88,21 @@ class Release:
                 "--install",
                 "--values=-",
                 "--wait",
-                f"--timeout={pod.startup_s}s",
+                f"--timeout={replicas.scaling.start_s}s",
             ]
             words += [f"--history-max={_HISTORY}", *(f"--set={each}" for each in self.settings), *self._where()]
-            call = command("helm", words, json.dumps(self._values(pod)), self.name)
+            call = command("helm", words, json.dumps(self._values(replicas)), self.name)
             last = self._last_deployed(state)
             back = (
                 self._helm("rollback", last, "--wait", "--timeout=600s") if last else self._helm("uninstall", "--wait")
             )
             steps.append(Step("deploy", call, undo=(Step("deploy", back),), retries=frozenset({"busy"})))
-        ask = self.ask(state, pod.golden.body if pod.golden else b"")
-        return [*steps, *golden_step(pod.golden, ask, body_of)]
+        ask = self.ask(state, replicas.golden.body if replicas.golden else b"")
+        return [*steps, *golden_step(replicas.golden, ask, body_of)]
 
-    def _values(self, pod: Pod) -> dict[str, Any]:
+    def _values(self, replicas: Replicas) -> dict[str, Any]:
         """Return the chart's values."""
+        pod = replicas.pod
         image = parse_image(pod.image)
         by_digest = image.reference.startswith("sha256:")
         repository = pod.image.partition("@")[0]
@@ -112,17 +113,17 @@ class Release:
                 "tag": "" if by_digest else image.reference,
                 "digest": image.reference if by_digest else "",
             },
-            "models": {"uri": pod.source.location, "claim": ""},
+            "models": {"uri": pod.location, "claim": ""},
             "environment": [{"name": name, "value": value} for name, value in pod.environ],
-            "replicas": max(pod.least, 1),
+            "replicas": max(replicas.scaling.least, 1),
             "gpu": {"count": pod.gpus, "resource": pod.gpu_resource},
             "resources": {"cpu": pod.cpu, "memory": pod.memory},
-            "startupSeconds": pod.startup_s,
+            "startupSeconds": replicas.scaling.start_s,
         }
         if pod.gpus:
             values["arguments"] = ["--require-gpu"]
         if pod.secret:
-            values["envFrom"] = [{"secretRef": {"name": pod.secret}}]
+            values["envFrom"] = [secret_variables(pod.secret)]
         if pod.account:
             values["serviceAccount"] = {"create": False, "name": pod.account}
         return values
@@ -134,7 +135,7 @@ class Release:
         found = []
         if not self._is_deployed(state):
             found.append(f"the release is {find(state, 'release.info.status', 'missing')}")
-        if find(state, "values") != self._values(self._pod()) and not self.settings:
+        if find(state, "values") != self._values(self._replicas()) and not self.settings:
             found.append("its values are not the requested ones")
         return found
 
@@ -194,7 +195,7 @@ class Release:
 
     def advice(self, state: State) -> Sequence[tuple[str, str]]:
         """Return the commands that follow a deployment."""
-        return kubernetes.advice("helm", self.name, self.place, self._pod())
+        return kubernetes.advice("helm", self.name, self.place, self._replicas())
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -202,8 +203,8 @@ class Release:
     def _label(self) -> str:
         return f"app.kubernetes.io/instance={self.name}"
 
-    def _pod(self) -> Pod:
-        return desired(self.pod, self.name)
+    def _replicas(self) -> Replicas:
+        return desired(self.replicas, self.name)
 
     def _where(self) -> list[str]:
         where = [f"--namespace={self.place.namespace}"]
@@ -250,10 +251,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def build(options: argparse.Namespace, golden: Golden | None) -> Release:
     """Return the release of parsed options. Raises ValueError."""
-    pod = kubernetes.pod_of(options, golden)
-    if pod.traffic != 100:
+    replicas = kubernetes.replicas_of(options, golden)
+    if replicas.traffic != 100:
         raise ValueError("--traffic: a release replaces its pods; use Knative or KServe for shares of the traffic")
-    return replace(find_service(options), pod=pod, chart=options.chart, settings=tuple(options.set))
+    return replace(find_service(options), replicas=replicas, chart=options.chart, settings=tuple(options.set))
 
 
 def find_service(options: argparse.Namespace) -> Release:

@@ -12,8 +12,7 @@ from typing import Any
 
 from remora_deploy.deploy import kubernetes
 from remora_deploy.deploy.golden import Golden, golden_step
-from remora_deploy.deploy.images import pinned
-from remora_deploy.deploy.kubernetes import Place, Pod, condition
+from remora_deploy.deploy.kubernetes import Place, Replicas, condition
 from remora_deploy.deploy.plan import Call, Check, Progress, Read, RefusedError, State, Step, desired, digest_of, find
 from remora_deploy.deploy.programs import body_of
 from remora_deploy.deploy.shares import (
@@ -28,13 +27,12 @@ from remora_deploy.deploy.shares import (
     target_of_rollback,
 )
 from remora_deploy.deploy.uploads import upload_steps
+from remora_deploy.pod import knative_service
 
 _TAG = "candidate"
 _KIND = "services.serving.knative.dev"
 _REVISION = "revisions.serving.knative.dev"
 _REVISION_KEY = "revisionName"
-_TIMEOUT_S = 300
-_DRAIN_S = 10
 _INSTALL = "install Knative Serving: infra/knative-gpu/install.sh"
 
 
@@ -46,17 +44,16 @@ class Knative:
     place: Place
     path: str = ""
     gateway: str = ""
-    pod: Pod | None = None
+    replicas: Replicas | None = None
     title: str = "Knative"
 
     def checks(self) -> Sequence[Check]:
         """Return the checks before a deployment."""
-        return kubernetes.cluster_checks(self.place, self._pod(), _KIND, _KIND, _INSTALL)
+        return kubernetes.cluster_checks(self.place, self._replicas().pod, _KIND, _KIND, _INSTALL)
 
     def settled(self, found: State) -> Knative:
         """Return the deployment with the image's digest."""
-        pod = self._pod()
-        return replace(self, pod=replace(pod, image=pinned(pod.image, found)))
+        return replace(self, replicas=self._replicas().pinned(found))
 
     def reads(self) -> Sequence[Read]:
         """Return the reads of the Service, its revisions and pods."""
@@ -73,27 +70,27 @@ class Knative:
 
     def steps(self, state: State) -> Sequence[Step]:
         """Return the steps to the desired state."""
-        pod = self._pod()
-        steps: list[Step] = list(upload_steps(pod.source))
-        service = self._document(pod)
+        replicas = self._replicas()
+        steps: list[Step] = list(upload_steps(replicas.source))
+        service = self._document(replicas)
         revision = service["spec"]["template"]["metadata"]["name"]
         shares = self._shares(state)
         stable = others(shares, revision)
-        if pod.traffic != 100 and not stable:
+        if replicas.traffic != 100 and not stable:
             raise RefusedError(f"--traffic needs a service that serves another version; {self.name} has none")
-        final = split(stable, revision, pod.traffic)
+        final = split(stable, revision, replicas.traffic)
         if shares == final and state["service"] is not None and self._is_ready(state):
-            return [*steps, *golden_step(pod.golden, self.ask(state, self._golden_body()), body_of)]
+            return [*steps, *golden_step(replicas.golden, self.ask(state, self._golden_body()), body_of)]
         waiting = shares if stable else {revision: 100}
         targets = find(state, "service.spec.traffic", [])
         is_tagged = any(each.get(_REVISION_KEY) == revision and each.get("tag") == _TAG for each in targets)
         if shares != waiting or revision not in self._revisions(state) or not is_tagged:
             service["spec"]["traffic"] = _targets(waiting, revision)
             steps.append(Step("deploy", self.place.apply(service), undo=self._undo(state, revision)))
-        steps.append(self._wait_revision(revision, pod.startup_s))
+        steps.append(self._wait_revision(revision, replicas.scaling.start_s))
         steps.append(kubernetes.route_step(self.place, _KIND, self.name, self._tag_url))
         url, host = kubernetes.ROUTE
-        steps += golden_step(pod.golden, self._request(url, self._golden_body(), host), body_of)
+        steps += golden_step(replicas.golden, self._request(url, self._golden_body(), host), body_of)
         if final != waiting:
             change = {"spec": {"traffic": _targets(final, revision)}}
             back = {"spec": {"traffic": _targets(waiting, revision)}}
@@ -118,23 +115,13 @@ class Knative:
         keep = revision in self._revisions(state)
         return (Step("deploy", self.place.apply(old)), *(() if keep else (drop,)))
 
-    def _document(self, pod: Pod) -> dict[str, Any]:
+    def _document(self, replicas: Replicas) -> dict[str, Any]:
         """Return the Service, whose revision is named by a digest of its template."""
-        annotations = {
-            "autoscaling.knative.dev/min-scale": str(pod.least),
-            "autoscaling.knative.dev/max-scale": str(pod.most),
-            "serving.knative.dev/progress-deadline": f"{pod.startup_s}s",
-        }
-        container = pod.container("knative")
-        container["args"] = [f"--exit-timeout-secs={_TIMEOUT_S - _DRAIN_S}"]
-        spec = {"containerConcurrency": pod.concurrency, "timeoutSeconds": _TIMEOUT_S, **pod.pod(container)}
-        name = f"{self.name}-{digest_of([annotations, spec])}"
-        return {
-            "apiVersion": "serving.knative.dev/v1",
-            "kind": "Service",
-            "metadata": {"name": self.name, "namespace": self.place.namespace},
-            "spec": {"template": {"metadata": {"name": name, "annotations": annotations}, "spec": spec}},
-        }
+        metadata = {"name": self.name, "namespace": self.place.namespace}
+        service = knative_service(metadata, replicas.pod, replicas.scaling)
+        template = service["spec"]["template"]
+        template["metadata"]["name"] = f"{self.name}-{digest_of(template)}"
+        return service
 
     def _wait_revision(self, revision: str, startup_s: int) -> Step:
         """Return the step that waits until a revision is ready, or gives Knative's reason."""
@@ -164,10 +151,12 @@ class Knative:
 
     def differences(self, state: State) -> Sequence[str]:
         """Return how the traffic differs from the desired one."""
-        pod = self._pod()
-        revision = self._document(pod)["spec"]["template"]["metadata"]["name"]
+        replicas = self._replicas()
+        revision = self._document(replicas)["spec"]["template"]["metadata"]["name"]
         share = self._shares(state).get(revision, 0)
-        return [] if share == pod.traffic else [f"revision {revision} gets {share} percent, not {pod.traffic}"]
+        return (
+            [] if share == replicas.traffic else [f"revision {revision} gets {share} percent, not {replicas.traffic}"]
+        )
 
     def status(self, state: State) -> Sequence[str]:
         """Return the Service's state in lines."""
@@ -213,16 +202,16 @@ class Knative:
 
     def advice(self, state: State) -> Sequence[tuple[str, str]]:
         """Return the commands that follow a deployment."""
-        pod = self._pod()
-        return kubernetes.advice("knative", self.name, self.place, pod)
+        replicas = self._replicas()
+        return kubernetes.advice("knative", self.name, self.place, replicas)
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
-    def _pod(self) -> Pod:
-        return desired(self.pod, self.name)
+    def _replicas(self) -> Replicas:
+        return desired(self.replicas, self.name)
 
     def _golden_body(self) -> bytes:
-        golden = self._pod().golden
+        golden = self._replicas().golden
         return golden.body if golden else b""
 
     def _request(self, url: str, body: bytes, host: Any = "") -> Call:
@@ -269,7 +258,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def build(options: argparse.Namespace, golden: Golden | None) -> Knative:
     """Return the Service of parsed options. Raises ValueError."""
-    return replace(find_service(options), pod=kubernetes.pod_of(options, golden))
+    return replace(find_service(options), replicas=kubernetes.replicas_of(options, golden))
 
 
 def find_service(options: argparse.Namespace) -> Knative:

@@ -16,8 +16,7 @@ from typing import Any
 from remora.system.json_text import read_json
 from remora_deploy.deploy import kubernetes
 from remora_deploy.deploy.golden import Golden, golden_step
-from remora_deploy.deploy.images import pinned
-from remora_deploy.deploy.kubernetes import Place, Pod, condition
+from remora_deploy.deploy.kubernetes import Place, Replicas, condition
 from remora_deploy.deploy.plan import (
     GONE,
     Call,
@@ -33,6 +32,7 @@ from remora_deploy.deploy.plan import (
 )
 from remora_deploy.deploy.programs import body_of
 from remora_deploy.deploy.uploads import upload_steps
+from remora_deploy.pod import KSERVE_CONTAINER, Mode, Scaling, inference_service, kserve_predictor, kserve_runtime
 
 _KIND = "inferenceservices.serving.kserve.io"
 _RUNTIME = "servingruntimes.serving.kserve.io"
@@ -40,11 +40,7 @@ _MODE = "serving.kserve.io/deploymentMode"
 _TAGS = "serving.kserve.io/enable-tag-routing"
 _PREVIOUS = "remora.dev/previous"
 _VERSION = "remora.dev/version"
-_FORMAT = "remora"
 _FAILED = ("BlockedByFailedLoad", "InvalidSpec")
-_MODES = ("Knative", "Standard")
-_EXIT_S = {"Knative": 290, "Standard": 20}
-"""Below the grace of a pod in each mode."""
 _INSTALL = "install KServe: infra/knative-gpu/install.sh"
 _SHARE = "canaryTrafficPercent"
 
@@ -55,20 +51,19 @@ class KServe:
 
     name: str
     place: Place
-    mode: str = "Knative"
+    mode: Mode = Mode.KNATIVE
     path: str = ""
     gateway: str = ""
-    pod: Pod | None = None
+    replicas: Replicas | None = None
     title: str = "KServe"
 
     def checks(self) -> Sequence[Check]:
         """Return the checks before a deployment."""
-        return kubernetes.cluster_checks(self.place, self._pod(), _KIND, _KIND, _INSTALL)
+        return kubernetes.cluster_checks(self.place, self._replicas().pod, _KIND, _KIND, _INSTALL)
 
     def settled(self, found: State) -> KServe:
         """Return the deployment with the image's digest."""
-        pod = self._pod()
-        return replace(self, pod=replace(pod, image=pinned(pod.image, found)))
+        return replace(self, replicas=self._replicas().pinned(found))
 
     def reads(self) -> Sequence[Read]:
         """Return the reads of the InferenceService, its runtimes and pods."""
@@ -85,38 +80,42 @@ class KServe:
 
     def steps(self, state: State) -> Sequence[Step]:
         """Return the steps to the desired state."""
-        pod = self._pod()
-        steps: list[Step] = list(upload_steps(pod.source))
-        version, serving = self._version(pod), self._serving(state)
+        replicas = self._replicas()
+        steps: list[Step] = list(upload_steps(replicas.source))
+        version, serving = self._version(replicas), self._serving(state)
         exists = state["service"] is not None
-        if pod.traffic != 100 and (not exists or self.mode != "Knative"):
+        if replicas.traffic != 100 and (not exists or self.mode is not Mode.KNATIVE):
             raise RefusedError(f"--traffic needs the mode Knative and a service that serves; {self.name} has not both")
         share = find(state, f"service.spec.predictor.{_SHARE}", 100)
-        body = pod.golden.body if pod.golden else b""
-        if exists and version == serving and share == pod.traffic:
-            return [*steps, self._wait(pod), *golden_step(pod.golden, self.ask(state, body), body_of)]
-        steps += self._runtime_steps(pod, state)
-        trial = exists and self.mode == "Knative"
-        document = self._document(pod, state)
+        body = replicas.golden.body if replicas.golden else b""
+        if exists and version == serving and share == replicas.traffic:
+            return [
+                *steps,
+                self._wait(replicas.scaling.start_s),
+                *golden_step(replicas.golden, self.ask(state, body), body_of),
+            ]
+        steps += self._runtime_steps(replicas, state)
+        trial = exists and self.mode is Mode.KNATIVE
+        document = self._document(replicas, state)
         if trial:
             document["spec"]["predictor"][_SHARE] = 0
         if version != serving:
             steps.append(Step("deploy", self.place.apply(document), undo=self._undo(state)))
-        steps.append(self._wait(pod, trial=trial))
+        steps.append(self._wait(replicas.scaling.start_s, trial=trial))
         steps.append(kubernetes.route_step(self.place, _KIND, self.name, lambda answer: self._url(answer, trial)))
         url, host = kubernetes.ROUTE
-        steps += golden_step(pod.golden, self._request(url, body, host), body_of)
+        steps += golden_step(replicas.golden, self._request(url, body, host), body_of)
         if trial:
-            change = {"spec": {"predictor": {_SHARE: None if pod.traffic == 100 else pod.traffic}}}
+            change = {"spec": {"predictor": {_SHARE: None if replicas.traffic == 100 else replicas.traffic}}}
             back = {"spec": {"predictor": {_SHARE: 0}}}
             patch = self.place.patch(_KIND, self.name, change)
             steps.append(Step("traffic", patch, undo=(Step("traffic", self.place.patch(_KIND, self.name, back)),)))
-            steps.append(self._wait(pod))
+            steps.append(self._wait(replicas.scaling.start_s))
         return steps
 
-    def _runtime_steps(self, pod: Pod, state: State) -> list[Step]:
+    def _runtime_steps(self, replicas: Replicas, state: State) -> list[Step]:
         """Return the step that creates the image's runtime, if it does not exist."""
-        runtime = self._runtime(pod)
+        runtime = self._runtime(replicas)
         name = runtime["metadata"]["name"]
         if name in [find(each, "metadata.name") for each in find(state, "runtimes.items", [])]:
             return []
@@ -127,67 +126,37 @@ class KServe:
         before = state["service"]
         if before is None:
             return (Step("deploy", self.place.delete(_KIND, self.name)),)
-        return (Step("deploy", self.place.apply(_restored(before))), self._wait(self._pod()))
+        return (Step("deploy", self.place.apply(_restored(before))), self._wait(self._replicas().scaling.start_s))
 
-    def _runtime(self, pod: Pod) -> dict[str, Any]:
-        container = pod.container("kserve", "/mnt/models")
-        container["name"] = "kserve-container"
-        container["args"] = [f"--model-name={self.name}", f"--exit-timeout-secs={_EXIT_S[self.mode]}"]
-        container["env"] = [each for each in container["env"] if each["name"] != "REMORA_MODEL_REPOSITORY"]
-        container["ports"] = [{"containerPort": 8080, "protocol": "TCP"}]
-        for probe in ("readinessProbe", "livenessProbe"):
-            container[probe] = {**container[probe], "httpGet": {**container[probe]["httpGet"], "port": 8080}}
-        metadata = {"name": f"{self.name}-{digest_of(container)}", "namespace": self.place.namespace}
-        return {
-            "apiVersion": "serving.kserve.io/v1alpha1",
-            "kind": "ServingRuntime",
-            "metadata": {**metadata, "labels": {"remora.dev/service": self.name}},
-            "spec": {
-                "supportedModelFormats": [{"name": _FORMAT, "version": "1"}],
-                "protocolVersions": ["v1", "v2", "grpc-v2"],
-                "containers": [container],
-                "volumes": [{"name": "scratch", "emptyDir": {}}],
-            },
-        }
+    def _runtime(self, replicas: Replicas) -> dict[str, Any]:
+        """Return the runtime, which is named by a digest of itself."""
+        labels = {"remora.dev/service": self.name}
+        runtime = kserve_runtime({"namespace": self.place.namespace, "labels": labels}, replicas.pod, self.mode)
+        runtime["metadata"]["name"] = f"{self.name}-{digest_of(runtime['spec'])}"
+        return runtime
 
-    def _predictor(self, pod: Pod) -> dict[str, Any]:
-        predictor: dict[str, Any] = {
-            "minReplicas": pod.least if self.mode == "Knative" else max(pod.least, 1),
-            "maxReplicas": pod.most,
-            "model": {
-                "runtime": self._runtime(pod)["metadata"]["name"],
-                "modelFormat": {"name": _FORMAT},
-                "protocolVersion": "v2",
-                "storageUri": pod.source.location.rstrip("/"),
-            },
-        }
-        if self.mode == "Knative":
-            predictor["containerConcurrency"] = pod.concurrency
-        if pod.account:
-            predictor["serviceAccountName"] = pod.account
-        if pod.gpus:
-            predictor["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-        return predictor
+    def _predictor(self, replicas: Replicas) -> dict[str, Any]:
+        pod, scaling = replicas.pod, replicas.scaling
+        if self.mode is Mode.STANDARD:
+            scaling = replace(scaling, least=max(scaling.least, 1))
+        runtime = self._runtime(replicas)["metadata"]["name"]
+        return kserve_predictor(replace(pod, location=pod.location.rstrip("/")), scaling, self.mode, runtime)
 
-    def _version(self, pod: Pod) -> str:
-        return digest_of(self._predictor(pod))
+    def _version(self, replicas: Replicas) -> str:
+        return digest_of(self._predictor(replicas))
 
-    def _document(self, pod: Pod, state: State) -> dict[str, Any]:
-        annotations = {_MODE: self.mode, _VERSION: self._version(pod)}
-        if self.mode == "Knative":
+    def _document(self, replicas: Replicas, state: State) -> dict[str, Any]:
+        annotations = {_VERSION: self._version(replicas)}
+        if self.mode is Mode.KNATIVE:
             annotations[_TAGS] = "true"
         before = find(state, "service.spec.predictor")
         if before is not None and self._serving(state) != annotations[_VERSION]:
             serves = {"predictor": {key: value for key, value in before.items() if key != _SHARE}}
             annotations[_PREVIOUS] = json.dumps({"version": self._serving(state), **serves})
-        return {
-            "apiVersion": "serving.kserve.io/v1beta1",
-            "kind": "InferenceService",
-            "metadata": {"name": self.name, "namespace": self.place.namespace, "annotations": annotations},
-            "spec": {"predictor": self._predictor(pod)},
-        }
+        metadata = {"name": self.name, "namespace": self.place.namespace, "annotations": annotations}
+        return inference_service(metadata, self._predictor(replicas), self.mode)
 
-    def _wait(self, pod: Pod, *, trial: bool = False) -> Step:
+    def _wait(self, start_s: int, *, trial: bool = False) -> Step:
         """Return the step that waits until the InferenceService is ready with its newest version."""
 
         def until(answer: Any) -> Progress:
@@ -203,19 +172,19 @@ class KServe:
             done = status == "True" and newest and failure.get("transitionStatus", "UpToDate") == "UpToDate"
             return Progress(done, "ready" if done else reason or "starting")
 
-        return Step("deploy", self.place.get(_KIND, self.name), until, every_s=3.0, limit_s=float(pod.startup_s))
+        return Step("deploy", self.place.get(_KIND, self.name), until, every_s=3.0, limit_s=float(start_s))
 
     # -- the other commands ------------------------------------------------------------------------------------------
 
     def differences(self, state: State) -> Sequence[str]:
         """Return how the InferenceService differs from the desired state."""
-        pod = self._pod()
+        replicas = self._replicas()
         found = []
-        if self._serving(state) != self._version(pod):
-            found.append(f"version {self._serving(state) or 'none'} serves, not {self._version(pod)}")
+        if self._serving(state) != self._version(replicas):
+            found.append(f"version {self._serving(state) or 'none'} serves, not {self._version(replicas)}")
         share = find(state, f"service.spec.predictor.{_SHARE}", 100)
-        if share != pod.traffic:
-            found.append(f"it gets {share} percent, not {pod.traffic}")
+        if share != replicas.traffic:
+            found.append(f"it gets {share} percent, not {replicas.traffic}")
         return found
 
     def status(self, state: State) -> Sequence[str]:
@@ -240,7 +209,7 @@ class KServe:
     def logs(self, state: State, lines: int) -> Sequence[Call]:
         """Return the read of the pods' logs."""
         label = f"serving.kserve.io/inferenceservice={self.name}"
-        return kubernetes.log_calls(self.place, label, lines, "kserve-container")
+        return kubernetes.log_calls(self.place, label, lines, KSERVE_CONTAINER)
 
     def log_text(self, answer: Any) -> str:
         """Return the text of the logs."""
@@ -270,7 +239,7 @@ class KServe:
             },
             "spec": {"predictor": previous["predictor"]},
         }
-        until = self._wait(Pod("", kubernetes.NOWHERE))
+        until = self._wait(Scaling().start_s)
         return [Step("traffic", self.place.apply(document)), until]
 
     def undeploy(self, state: State) -> Sequence[Step]:
@@ -281,12 +250,12 @@ class KServe:
 
     def advice(self, state: State) -> Sequence[tuple[str, str]]:
         """Return the commands that follow a deployment."""
-        return kubernetes.advice("kserve", self.name, self.place, self._pod())
+        return kubernetes.advice("kserve", self.name, self.place, self._replicas())
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
-    def _pod(self) -> Pod:
-        return desired(self.pod, self.name)
+    def _replicas(self) -> Replicas:
+        return desired(self.replicas, self.name)
 
     def _request(self, url: str, body: bytes, host: Any = "") -> Call:
         return kubernetes.request_call(url, kubernetes.path_of(self.name, self.path), body, self.gateway, host)
@@ -326,18 +295,23 @@ def add_place(parser: argparse.ArgumentParser) -> None:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a deployment."""
     kubernetes.add_pod_flags(parser, least=0)
-    parser.add_argument("--mode", choices=_MODES, default=_MODES[0], help="KServe's deployment mode (default Knative)")
+    parser.add_argument(
+        "--mode",
+        choices=[str(each) for each in Mode],
+        default="Knative",
+        help="KServe's deployment mode (default Knative)",
+    )
 
 
 def build(options: argparse.Namespace, golden: Golden | None) -> KServe:
     """Return the InferenceService of parsed options. Raises ValueError."""
-    pod = kubernetes.pod_of(options, golden)
-    if pod.secret:
+    replicas = kubernetes.replicas_of(options, golden)
+    if replicas.pod.secret:
         raise ValueError(
             "--storage-secret: KServe's storage initializer reads the secrets of the service account; pass "
             "--service-account, and attach the secret to it"
         )
-    return replace(find_service(options), pod=pod, mode=options.mode)
+    return replace(find_service(options), replicas=replicas, mode=Mode(options.mode))
 
 
 def find_service(options: argparse.Namespace) -> KServe:

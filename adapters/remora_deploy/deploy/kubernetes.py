@@ -1,4 +1,4 @@
-"""Parts of deployments to Kubernetes: kubectl's calls, checks, and the container of a pod."""
+"""Parts of deployments to Kubernetes: kubectl's calls, checks, and the flags of replicas."""
 
 from __future__ import annotations
 
@@ -6,27 +6,25 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from remora_deploy.deploy import plan
 from remora_deploy.deploy.golden import Golden
-from remora_deploy.deploy.images import Needs, image_check
+from remora_deploy.deploy.images import Needs, image_check, pinned
 from remora_deploy.deploy.plan import Call, Check, Kept, Kind, Progress, Read, State, Step, find
 from remora_deploy.deploy.programs import Programs, command, http
 from remora_deploy.deploy.shares import check_replicas, check_share
 from remora_deploy.deploy.uploads import Source, source_of
+from remora_deploy.pod import CONTAINER, Pod, Scaling
 
 MANAGER = "remora"
 NEW: frozenset[Kind] = frozenset({"missing"})
 """Kinds for an object that a controller has not created yet."""
 _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 """Pattern that leaves room for a digest within the 63 characters of a label."""
-NOWHERE = Source("")
-"""Source of a pod whose models do not matter."""
 _SCHEMES = ("s3://", "gs://", "az://", "https://")
-_UID = 10001
 _LOG_LINES = 200
 
 
@@ -74,85 +72,33 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
-    """Desired container and pod.
+class Replicas:
+    """Desired replicas.
 
     Attributes:
-        image: container image.
+        pod: the pod of each.
         source: the models.
-        cpu, memory, gpus: resources, requested and limited alike.
-        gpu_resource: name of the GPU resource, such as ``nvidia.com/mig-1g.10gb``.
-        least, most: limits of the replicas.
-        concurrency: requests in flight per replica.
-        account: service account with the rights to read the models.
-        secret: secret with credentials of the storage, as variables.
-        startup_s: time limit for the models to load.
-        environ: environment of the server.
+        scaling: limits of the replicas.
         traffic: percentage of the requests for the new version; 100 replaces the current one.
+        golden: request that a new version must answer before it gets traffic.
     """
 
-    image: str
+    pod: Pod
     source: Source
-    cpu: str = "2"
-    memory: str = "4Gi"
-    gpus: int = 0
-    gpu_resource: str = "nvidia.com/gpu"
-    least: int = 0
-    most: int = 4
-    concurrency: int = 16
-    account: str = ""
-    secret: str = ""
-    startup_s: int = 600
-    environ: tuple[tuple[str, str], ...] = ()
+    scaling: Scaling
     traffic: int = 100
     golden: Golden | None = None
 
     def check(self) -> None:
         """Raise ValueError for values that a cluster would refuse."""
-        check_replicas(self.least, self.most)
+        check_replicas(self.scaling.least, self.scaling.most)
         check_share(self.traffic)
-        if self.gpus < 0 or self.concurrency < 1:
+        if self.pod.gpus < 0 or self.scaling.concurrency < 1:
             raise ValueError("--gpus and --concurrency: expected positive numbers")
 
-    def container(self, platform: str, models: str = "") -> dict[str, Any]:
-        """Return the container of a platform's adapter; ``models`` replaces the source's location."""
-        size: dict[str, str] = {"cpu": self.cpu, "memory": self.memory}
-        if self.gpus:
-            size[self.gpu_resource] = str(self.gpus)
-        variables = {"REMORA_MODEL_REPOSITORY": models or self.source.location, **dict(self.environ)}
-        if self.gpus:
-            variables["REMORA_REQUIRE_GPU"] = "true"
-        container: dict[str, Any] = {
-            "name": "remora",
-            "image": self.image,
-            "command": ["python", "-m", f"remora_adapters.{platform}"],
-            "env": [{"name": name, "value": value} for name, value in variables.items()],
-            "ports": [{"containerPort": 8080, "name": "http1", "protocol": "TCP"}],
-            "readinessProbe": {"httpGet": {"path": "/v2/health/ready"}},
-            "livenessProbe": {"httpGet": {"path": "/v2/health/live"}, "failureThreshold": 6},
-            "resources": {"requests": size, "limits": dict(size)},
-            "securityContext": {
-                "allowPrivilegeEscalation": False,
-                "readOnlyRootFilesystem": True,
-                "runAsNonRoot": True,
-                "runAsUser": _UID,
-                "capabilities": {"drop": ["ALL"]},
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "volumeMounts": [{"name": "scratch", "mountPath": "/tmp"}],
-        }
-        if self.secret:
-            container["envFrom"] = [{"secretRef": {"name": self.secret}}]
-        return container
-
-    def pod(self, container: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the pod's specification around a container."""
-        pod: dict[str, Any] = {"containers": [container], "volumes": [{"name": "scratch", "emptyDir": {}}]}
-        if self.account:
-            pod["serviceAccountName"] = self.account
-        if self.gpus:
-            pod["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-        return pod
+    def pinned(self, found: State) -> Replicas:
+        """Return the replicas with the image's digest."""
+        return replace(self, pod=replace(self.pod, image=pinned(self.pod.image, found)))
 
 
 def cluster_checks(place: Place, pod: Pod, crd: str, resource: str, install: str) -> list[Check]:
@@ -277,7 +223,7 @@ def pod_reason(state: State) -> str:
     return ""
 
 
-def log_calls(place: Place, selector: str, lines: int, container: str = "remora") -> list[Call]:
+def log_calls(place: Place, selector: str, lines: int, container: str = CONTAINER) -> list[Call]:
     """Return the read of the last lines of a service's pods."""
     words = ("logs", f"--selector={selector}", f"--container={container}", f"--tail={min(lines, _LOG_LINES)}")
     return [place.kubectl(*words, "--ignore-errors", name=selector)]
@@ -321,32 +267,29 @@ def place_of(options: argparse.Namespace) -> Place:
     return Place(options.namespace, options.context)
 
 
-def pod_of(options: argparse.Namespace, golden: Golden | None) -> Pod:
-    """Return the pod of parsed options. Raises ValueError."""
+def replicas_of(options: argparse.Namespace, golden: Golden | None) -> Replicas:
+    """Return the replicas of parsed options. Raises ValueError."""
     schemes = [each for each in _SCHEMES if (options.bucket or options.model).startswith(each)]
     if "://" not in options.model and not options.bucket:
         raise ValueError(f"{options.model or '--model'}: a pod reads a location, not this machine; pass --bucket too")
     if not schemes:
         raise ValueError(f"{options.bucket or options.model}: expected one of {', '.join(_SCHEMES)}")
+    source = source_of(options.model, options.bucket, options.name, schemes[0])
     pod = Pod(
         options.image,
-        source_of(options.model, options.bucket, options.name, schemes[0]),
-        options.cpu,
-        options.memory,
-        options.gpus,
-        options.gpu_resource,
-        options.min,
-        options.max,
-        options.concurrency,
-        options.service_account,
-        options.storage_secret,
-        options.startup_timeout,
-        options.environ,
-        options.traffic,
-        golden,
+        source.location,
+        cpu=options.cpu,
+        memory=options.memory,
+        gpus=options.gpus,
+        gpu_resource=options.gpu_resource,
+        account=options.service_account,
+        secret=options.storage_secret,
+        environ=options.environ,
     )
-    pod.check()
-    return pod
+    scaling = Scaling(options.min, options.max, options.concurrency, options.startup_timeout)
+    replicas = Replicas(pod, source, scaling, options.traffic, golden)
+    replicas.check()
+    return replicas
 
 
 def path_of(name: str, path: str) -> str:
@@ -378,10 +321,11 @@ ROUTE = (str(Kept("route", "url")), Kept("route", "host"))
 """URL and host that `route_step` keeps."""
 
 
-def advice(platform: str, name: str, place: Place, pod: Pod) -> list[tuple[str, str]]:
+def advice(platform: str, name: str, place: Place, replicas: Replicas) -> list[tuple[str, str]]:
     """Return the commands that follow a deployment."""
+    pod, scaling = replicas.pod, replicas.scaling
     size = f"{pod.cpu} processors, {pod.memory}" + (f", {pod.gpus} GPUs" if pod.gpus else "")
-    cost = f"{pod.least} to {pod.most} replicas of {size}, at the price of the cluster's nodes"
+    cost = f"{scaling.least} to {scaling.most} replicas of {size}, at the price of the cluster's nodes"
     return plan.advice(f"{platform} {name}{place.flags()}", cost)
 
 

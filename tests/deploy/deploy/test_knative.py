@@ -88,7 +88,7 @@ def test_the_pod_has_the_account_the_secret_and_a_required_gpu(stage: Deployment
     container = template["spec"]["containers"][0]
     assert template["spec"]["serviceAccountName"] == "reader"
     assert container["envFrom"] == [{"secretRef": {"name": "keys"}}]
-    assert {"name": "REMORA_REQUIRE_GPU", "value": "true"} in container["env"]
+    assert "--require-gpu" in container["args"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert template["metadata"]["annotations"]["serving.knative.dev/progress-deadline"] == "900s"
     assert "@sha256:" in container["image"]

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from remora_deploy.deploy.kubernetes import Pod, condition, node_problem, pod_reason, quantity, quota_problem
+from remora_deploy.deploy.kubernetes import condition, node_problem, pod_reason, quantity, quota_problem
 from remora_deploy.deploy.programs import error_of
-from remora_deploy.deploy.uploads import Source
+from remora_deploy.pod import Pod
 
-POD = Pod("registry.example/remora:1", Source("s3://bucket/models/"))
+POD = Pod("registry.example/remora:1", "s3://bucket/models/")
 
 
 @pytest.mark.parametrize(
