@@ -127,7 +127,7 @@ class Scaling:
 def deployment(metadata: Mapping[str, Any], pod: Pod, scaling: Scaling, replicas: int | None) -> Object:
     """Return the Deployment, with the labels of ``metadata`` on its pods.
 
-    ``replicas`` is None for a number that an autoscaler sets.
+    With ``replicas`` None an autoscaler sets the number.
     """
     labels = dict(metadata["labels"])
     container = _container(
@@ -262,7 +262,10 @@ def inference_service(metadata: Mapping[str, Any], predictor: Mapping[str, Any],
 
 
 def job(metadata: Mapping[str, Any], pod: Pod, words: Sequence[str], spec: Mapping[str, Any]) -> Object:
-    """Return the Job that runs Python with arguments; ``spec`` has the fields beside its template."""
+    """Return the Job that runs Python with arguments.
+
+    ``spec`` has the fields beside its template.
+    """
     container = _present(
         name="score",
         image=pod.image,
@@ -323,7 +326,7 @@ def _spec(pod: Pod, container: Object, more: Mapping[str, Any]) -> Object:
 
 
 def _security(pod: Pod) -> Object:
-    """Return the security context of a container without any rights; the pod of a claim has the user."""
+    """Return the context of a container without any rights; the pod of a claim has the user."""
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
