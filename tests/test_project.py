@@ -64,7 +64,7 @@ STARTS_THREADS = (
     "core/remora/tracing/writer.py",
     "core/remora/management/export.py",
     # The only place where a language model's steps run.
-    "core/remora_llm/generation/step_loop.py",
+    "core/remora_llm/generation/task_book.py",
     "core/remora_llm/backends/openvino_genai/engine.py",
     "core/remora_llm/backends/vllm/engine.py",
     "core/remora/server/",

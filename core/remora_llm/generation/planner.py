@@ -212,10 +212,7 @@ class Planner:
                 return
             self._of(run)[1].waiting.remove(run)
             self._count_rows(run, 1)
-            run.admitted_ns = run.admitted_ns or now_ns
-            if run.preempted_ns:
-                run.put_back_ns += now_ns - run.preempted_ns
-                run.preempted_ns = 0
+            run.queue.admit(now_ns)
             reuse = self._limits.prefix_cache and run.task.reuse and run.task.prompt_logprobs is None
             shares = run.leader is not None and run.task.prompt_logprobs is None and run.task.reuse
             self._copies += self._rows.take(run, reuse=reuse or shares, least=1 if shares else _LEAST_REUSE)
@@ -286,8 +283,7 @@ class Planner:
         self._copies += self._rows.release(run, keep=self._limits.prefix_cache)
         self._count_rows(run, -1)
         self._of(run)[1].waiting.insert(0, run)
-        run.preemptions += 1
-        run.preempted_ns = now_ns
+        run.queue.put_back(now_ns)
         self.preemptions += 1
 
     # -- Memory and parts ----------------------------------------------------------------------------------------------

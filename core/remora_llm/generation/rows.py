@@ -21,6 +21,39 @@ from remora_llm.generation.tasks import Task
 _Prompt = npt.NDArray[np.int32]
 
 
+class QueueTimes:
+    """Times and preemptions of a run in the queue for a row.
+
+    Attributes:
+        arrival_ns: when the engine got the task.
+        admitted_ns: when the run got its first row, 0 without one.
+        preempted_ns: when the run was put back, 0 if it waits for no row again.
+        grammar_ns, preemptions, put_back_ns: see `Usage`.
+    """
+
+    __slots__ = ("admitted_ns", "arrival_ns", "grammar_ns", "preempted_ns", "preemptions", "put_back_ns")
+
+    def __init__(self, arrival_ns: int) -> None:
+        self.arrival_ns = arrival_ns
+        self.admitted_ns = 0
+        self.preempted_ns = 0
+        self.grammar_ns = 0
+        self.preemptions = 0
+        self.put_back_ns = 0
+
+    def admit(self, now_ns: int) -> None:
+        """Record that the run got a row."""
+        self.admitted_ns = self.admitted_ns or now_ns
+        if self.preempted_ns:
+            self.put_back_ns += now_ns - self.preempted_ns
+            self.preempted_ns = 0
+
+    def put_back(self, now_ns: int) -> None:
+        """Record that the run lost its row to another."""
+        self.preemptions += 1
+        self.preempted_ns = now_ns
+
+
 class Run:
     """State of one choice of a task, owned by the planner.
 
@@ -33,14 +66,15 @@ class Run:
         promoted: the row is among those that decode.
         order: number of the run by arrival.
         leader: the run of choice 0, whose prompt the other choices wait for.
+        queue: its times without a row.
 
     Its times are those of `Usage`; ``first_ns`` and ``last_ns`` are when its first and last tokens were written.
     """
 
     __slots__ = (
-        "admitted_ns", "answer_steps_ns", "arrival_ns", "cached", "choice", "computed", "first_ns", "grammar_ns",
-        "last_ns", "leader", "loop_ns", "order", "other_steps_ns", "preempted_ns", "preemptions", "promoted", "prompt",
-        "prompt_steps_ns", "put_back_ns", "row", "rows_beside", "steps", "task", "tokens",
+        "answer_steps_ns", "cached", "choice", "computed", "first_ns", "last_ns", "leader", "loop_ns", "order",
+        "other_steps_ns", "promoted", "prompt", "prompt_steps_ns", "queue", "row", "rows_beside", "steps", "task",
+        "tokens",
     )  # fmt: skip
 
     def __init__(self, task: Task, choice: int, order: int = 0, arrival_ns: int = 0, leader: Run | None = None) -> None:
@@ -54,20 +88,15 @@ class Run:
         self.row = -1
         self.cached = 0
         self.promoted = False
-        self.arrival_ns = arrival_ns
-        self.admitted_ns = 0
+        self.queue = QueueTimes(arrival_ns)
         self.first_ns = 0
         self.last_ns = 0
-        self.preempted_ns = 0
-        self.grammar_ns = 0
         self.prompt_steps_ns = 0
         self.answer_steps_ns = 0
         self.other_steps_ns = 0
-        self.put_back_ns = 0
         self.loop_ns = 0
         self.steps = 0
         self.rows_beside = 0
-        self.preemptions = 0
 
     @property
     def decodes(self) -> bool:

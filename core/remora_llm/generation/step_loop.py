@@ -1,7 +1,7 @@
 """Loop that runs the tasks of one model: a planner, a stepper and the sinks.
 
 One thread per model is the only one that touches planner, stepper and answers; ``begin`` and ``cancel`` leave notes for
-it. The thread starts with the first task.
+it in the task book. The thread starts with the first task.
 
 Invariants: each choice gets exactly one end. After a cancellation at most the step in progress computes for the task,
 and its row is free before the next one.
@@ -10,19 +10,16 @@ and its row is free before the next one.
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from remora.errors import InternalError, QueueFullError, RemoraError, UnavailableError
-from remora.system.threads import start_daemon
+from remora.errors import InternalError, RemoraError, UnavailableError
 from remora_llm.generation import Extension, Logits, Sink, Stepper, StepResult, Tokens
-from remora_llm.generation.answering import Answer, Matcher, Outbox
-from remora_llm.generation.grammar_limits import GRAMMAR_STACK_BYTES
-from remora_llm.generation.measurements import Measurements
+from remora_llm.generation.answering import Answer, Matcher
 from remora_llm.generation.planner import Planner, PlannerLimits, StepPlan
 from remora_llm.generation.rows import Run
+from remora_llm.generation.task_book import MAX_WAITING, EngineThread, TaskBook
 from remora_llm.generation.tasks import (
     End,
     EndReason,
@@ -51,7 +48,7 @@ class LoopSettings:
         prefill_chunk: maximum number of prompt tokens of one choice in a step.
         step_tokens: maximum number of tokens of a step.
         prefix_cache: prompts of ended tasks are reused.
-        max_waiting: number of waiting choices beyond which tasks are refused; half of it for one caller.
+        max_waiting: see `TaskBook`.
     """
 
     name: str
@@ -60,7 +57,7 @@ class LoopSettings:
     prefill_chunk: int = 128
     step_tokens: int = 256
     prefix_cache: bool = True
-    max_waiting: int = 4096
+    max_waiting: int = MAX_WAITING
 
 
 class _Open:
@@ -74,14 +71,55 @@ class _Open:
         self.answer = answer
 
 
-class _Arrived(NamedTuple):
-    """Task that `begin` accepted."""
+class _Prepared(NamedTuple):
+    """Answers of a task, made in the caller's thread, and the time that its grammar took."""
 
-    task: Task
-    sink: Sink
     answers: list[Answer]
-    arrival_ns: int
     grammar_ns: int
+
+
+@dataclass(slots=True)
+class _StepTimes:
+    """Begin of the last step's turn, and the part of it that the model took."""
+
+    began_ns: int = 0
+    spent_ns: int = 0
+
+    def until(self, now_ns: int) -> int:
+        """Return the time since the begin of the turn that the model did not take."""
+        return now_ns - self.began_ns - self.spent_ns
+
+
+class _Recovery:
+    """Steppers of a model after failed steps.
+
+    Args:
+        name: of the model, for the log.
+        reopen, lost: see `StepLoop`.
+    """
+
+    def __init__(self, name: str, reopen: Callable[[], Stepper] | None, lost: Callable[[], str] | None) -> None:
+        self.failures = 0
+        """Number of failed steps since the last one that succeeded."""
+        self._name = name
+        self._reopen = reopen
+        self._lost = lost
+
+    def next_stepper(self, stepper: Stepper, error: Exception) -> tuple[Stepper, str]:
+        """Return the stepper to use after a failed step, and why it cannot be used, "" if it can."""
+        self.failures += 1
+        if self._lost is not None and (lost := self._lost()):
+            return stepper, lost
+        if self.failures < _FAILURES_BEFORE_REOPENING or self._reopen is None:
+            return stepper, ""
+        try:
+            stepper.close()  # first, because two would not fit into memory
+            stepper = self._reopen()
+        except Exception as again:
+            _log.exception("model '%s' cannot be opened again", self._name)
+            return stepper, f"it failed in a step ({error}) and cannot be opened again ({again}); reload it"
+        self.failures = 0
+        return stepper, ""
 
 
 class StepLoop:
@@ -116,33 +154,29 @@ class StepLoop:
         self._settings = settings
         self._now = now_ns
         self._compile = compile_grammar
-        self._reopen = reopen
-        self._lost = lost
+        self._recovery = _Recovery(settings.name, reopen, lost)
         self._capacity = settings.cache_tokens or stepper.rows * stepper.length
         self._planner = self._new_planner()
-        self._open: dict[Task, list[_Open]] = {}
-        self._by_run: dict[Run, _Open] = {}
-        self._outbox = Outbox(settings.name, self.cancel)
-        self._changed = threading.Condition()
-        self._inbox: list[_Arrived] = []
-        self._entering = 0
-        self._cancelled: set[Task] = set()
-        self._known: set[Task] = set()
-        self._closing = False
-        self._threaded = threaded
-        self._thread: threading.Thread | None = None
-        self._order = 0
-        self._failures = 0
-        self._began_ns = self._spent_ns = 0
-        """Begin of the last step's turn, and the part of it that the model took."""
-        self._gaps: dict[int, int] = {}
-        """Tokens of a step by the time since the answer's token before, which most rows share."""
-        self.measurements = Measurements(self.facts.context)
+        self._thread = EngineThread(settings.name, self._run)
+        self._book: TaskBook[_Prepared] = TaskBook(
+            settings.name,
+            self.facts.context,
+            queued=lambda: self._waiting,
+            trouble=lambda: self.trouble,
+            wake=self._thread.start if threaded else lambda: None,
+            max_waiting=settings.max_waiting,
+        )
+        self.measurements = self._book.measurements
         self.trouble = ""
         """Why the engine cannot run tasks, empty if it can."""
+        self._open: dict[Run, _Open] = {}
+        self._order = 0
+        self._times = _StepTimes()
+        self._gaps: dict[int, int] = {}
+        """Tokens of a step by the time since the answer's token before, which most rows share."""
         self._stats = EngineStats(cache_capacity=self._capacity)
-        self._waiting: dict[str, int] = {}
-        """Waiting choices by caller, as of the last step."""
+        self._waiting: Mapping[str, int] = {}
+        """Choices without a row by caller, as of the last step and the tasks that were taken since."""
 
     def _new_planner(self) -> Planner:
         settings, stepper = self._settings, self._stepper
@@ -178,68 +212,27 @@ class StepLoop:
                 matcher = self._compile(task.grammar, task.caller)
             answers.append(Answer(task, choice, self.facts, self._tokens, matcher))
         grammar_ns = self._now() - arrival_ns if task.grammar is not None else 0
-        with self._changed:
-            self._refuse_if_full(task)
-            if self._threaded and self._thread is None:
-                name = f"remora {self._settings.name} steps"
-                try:
-                    self._thread = start_daemon(self._run, name, stack_bytes=GRAMMAR_STACK_BYTES)
-                except RuntimeError as error:
-                    raise UnavailableError(f"model '{self._settings.name}' cannot run: {error}") from error
-            self._inbox.append(_Arrived(task, sink, answers, arrival_ns, grammar_ns))
-            self._entering += task.choices
-            self._known.add(task)
-            self._changed.notify()
-
-    def _refuse_if_full(self, task: Task) -> None:
-        name = self._settings.name
-        if self._closing:
-            raise UnavailableError(f"model '{name}' is being unloaded")
-        if self.trouble:
-            raise UnavailableError(f"model '{name}' cannot run: {self.trouble}")
-        waiting = self._entering + self._stats.waiting
-        if waiting and waiting + task.choices > self._settings.max_waiting:
-            raise QueueFullError(f"model '{name}' has {waiting} waiting requests, its limit; try again later")
-        if task.caller:
-            own = self._waiting.get(task.caller, 0)
-            own += sum(each.task.choices for each in self._inbox if each.task.caller == task.caller)
-            if own and own + task.choices > self._settings.max_waiting // 2:
-                raise QueueFullError(
-                    f"this key has {own} waiting requests to model '{name}', its share; try again later"
-                )
+        self._book.enter(task, sink, arrival_ns, _Prepared(answers, grammar_ns))
 
     def cancel(self, task: Task) -> None:
         """End a task early; see `TokenEngine`."""
-        with self._changed:
-            if task in self._known:
-                self._cancelled.add(task)
-                self._changed.notify()
+        self._book.cancel(task)
 
     def stats(self) -> EngineStats:
         """Return counters and gauges."""
-        stats = self._stats
-        return replace(stats, waiting=stats.waiting + self._entering)
+        return replace(self._stats, waiting=sum(self._book.waiting().values()), ended=self._book.ended)
 
     def close(self) -> None:
         """End all tasks with UnavailableError and release the stepper."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join()
-        else:
+        self._book.close()
+        if not self._thread.join():
             self._end_all()
         self._stepper.close()
 
     # -- The loop's thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not (self._inbox or self._cancelled or self._closing) and self._planner.is_idle:
-                    self._changed.wait()
-                if self._closing:
-                    break
+        while self._book.wait(lambda: self._planner.is_idle):
             self.turn()
         self._end_all()
 
@@ -253,40 +246,36 @@ class StepLoop:
             self._fail_all(InternalError(f"the step loop failed: {type(error).__name__}: {error}"))
             self._planner = self._new_planner()
         self._publish()  # before the delivery, because a client may read the statistics with its answer
-        self._outbox.deliver()
+        self._book.deliver()
 
     def _take_notes(self) -> None:
-        with self._changed:
-            inbox, self._inbox = self._inbox, []
-        for task, sink, answers, arrival_ns, grammar_ns in inbox:
+        entries, cancelled = self._book.take()
+        for task, sink, arrival_ns, prepared in entries:
             leader: Run | None = None
-            for choice, answer in enumerate(answers):
+            for choice, answer in enumerate(prepared.answers):
                 run = Run(task, choice, self._order, arrival_ns, leader)
-                run.grammar_ns = grammar_ns
+                run.queue.grammar_ns = prepared.grammar_ns
                 self._order += 1
                 leader = leader or run
-                opened = _Open(run, sink, answer)
-                self._open.setdefault(task, []).append(opened)
-                self._by_run[run] = opened
+                self._open[run] = _Open(run, sink, answer)
                 self._planner.add(run)
-        with self._changed:
-            self._entering = sum(each.task.choices for each in self._inbox)
-            cancelled, self._cancelled = self._cancelled, set()
-        for task in cancelled:
-            for opened in tuple(self._open.get(task, ())):
-                self._end(opened, "cancelled")
+        if entries:
+            self._waiting = self._planner.waiting_by_caller
         if cancelled:
+            for opened in [each for each in self._open.values() if each.run.task in cancelled]:
+                self._end(opened, "cancelled")
             self._publish()
-            self._outbox.deliver()  # the ends need not wait for the next step
+            self._book.deliver()  # the ends need not wait for the next step
 
     def _step(self) -> None:
         begin_ns = self._now()
+        between_ns = self._times.until(begin_ns)
         for run in self._planner.running:
-            run.loop_ns += begin_ns - self._began_ns - self._spent_ns
-        self._began_ns, self._spent_ns = begin_ns, 0
+            run.loop_ns += between_ns
+        self._times = _StepTimes(begin_ns)
         plan = self._planner.plan(begin_ns)
         for run in plan.late:
-            self._finish(self._by_run[run], "deadline")
+            self._finish(self._open[run], "deadline")
         if not plan.extensions:
             return
         start_ns = self._now()
@@ -299,18 +288,18 @@ class StepLoop:
         except Exception as error:
             self._step_failed(error)
             return
-        self._failures = 0
+        self._recovery.failures = 0
         now_ns = self._now()
-        self._spent_ns = now_ns - start_ns
+        self._times.spent_ns = now_ns - start_ns
         self._count(plan)
         self._write(plan, result, now_ns)
 
     def _write(self, plan: StepPlan, result: StepResult, now_ns: int) -> None:
-        cancelled = self._cancelled  # tasks that were cancelled during the step get no token of it
+        cancelled = self._book.cancelled  # tasks that were cancelled during the step get no token of it
         for run, extension, logits in zip(plan.runs, plan.extensions, result.logits, strict=True):
             if run.task in cancelled:
                 continue
-            opened = self._by_run[run]
+            opened = self._open[run]
             try:
                 self._advance(opened, extension, logits, now_ns)
             except RemoraError as error:
@@ -332,7 +321,7 @@ class StepLoop:
             return
         if not run.first_ns:
             run.first_ns = now_ns
-            self.measurements.record_first(task, run.arrival_ns, now_ns)
+            self.measurements.record_first(task, run.queue.arrival_ns, now_ns)
         else:
             since_ns = now_ns - run.last_ns
             self._gaps[since_ns] = self._gaps.get(since_ns, 0) + 1
@@ -352,7 +341,7 @@ class StepLoop:
             prompt_scores,
         )
         if written.reason is None:
-            self._outbox.post(opened.sink, piece)
+            self._book.post(opened.sink, piece)
         else:
             self._end(opened, written.reason, stop=written.stop, piece=piece)
 
@@ -370,7 +359,7 @@ class StepLoop:
     ) -> None:
         """End a choice and free its row."""
         if opened.run.row >= 0:
-            opened.run.loop_ns += self._now() - self._began_ns - self._spent_ns
+            opened.run.loop_ns += self._times.until(self._now())
         self._planner.remove(opened.run, keep=keep)
         self._finish(opened, reason, stop=stop, error=error, piece=piece)
 
@@ -390,64 +379,39 @@ class StepLoop:
             piece = Piece(task, run.choice, text=opened.answer.finish() if reason != "error" else "")
         now_ns = self._now()
         end = End(reason, _usage(run, now_ns), stop, error)
-        self.measurements.record_end(task, run.choice, end, run.arrival_ns, now_ns)
-        del self._by_run[run]
-        left = self._open[task]
-        left.remove(opened)
-        if not left:
-            del self._open[task]
-            with self._changed:
-                self._known.discard(task)
-                self._cancelled.discard(task)
-        ended = self._stats.ended
-        self._stats = replace(self._stats, ended={**ended, reason: ended.get(reason, 0) + 1})
-        self._outbox.post(opened.sink, piece._replace(end=end))
+        del self._open[run]
+        self._book.end(opened.sink, piece, end, run.queue.arrival_ns, now_ns)
 
     def _step_failed(self, error: Exception) -> None:
         """End the tasks with rows, whose contents are undefined; waiting tasks continue."""
         name = self._settings.name
         _log.error("model '%s' failed in a step: %s: %s", name, type(error).__name__, error, exc_info=error)
-        failure = (
-            error
-            if isinstance(error, RemoraError)
-            else InternalError(f"model '{name}' failed in a step: {type(error).__name__}: {error}", from_model=True)
-        )
+        failure = self._book.failure(error)
         for run in self._planner.lose_rows():
-            self._end(self._by_run[run], "error", error=failure)
-        self._failures += 1
-        if self._lost is not None and (lost := self._lost()):
-            self.trouble = lost
-            self._fail_all(UnavailableError(f"model '{name}' cannot run: {lost}"))
-            return
-        if self._failures < _FAILURES_BEFORE_REOPENING or self._reopen is None:
-            return
-        try:
-            self._stepper.close()  # first, because two would not fit into memory
-            self._stepper = self._reopen()
-            self._failures = 0
-        except Exception as again:
-            self.trouble = f"it failed in a step ({error}) and cannot be opened again ({again}); reload it"
-            _log.exception("model '%s' cannot be opened again", name)
-            self._fail_all(UnavailableError(f"model '{name}' cannot run: {self.trouble}"))
+            self._end(self._open[run], "error", error=failure)
+        self._stepper, trouble = self._recovery.next_stepper(self._stepper, error)
+        if trouble:
+            self.trouble = trouble
+            self._fail_all(UnavailableError(f"model '{name}' cannot run: {trouble}"))
 
     def _fail_all(self, error: RemoraError) -> None:
-        for opened in list(self._by_run.values()):
+        for opened in list(self._open.values()):
             try:
                 self._end(opened, "error", error=error, keep=False)
             except Exception:  # of a planner in an undefined state
-                if opened.run in self._by_run:
+                if opened.run in self._open:
                     self._finish(opened, "error", error=error)
 
     def _end_all(self) -> None:
         self._take_notes()
-        self._fail_all(UnavailableError(f"model '{self._settings.name}' was unloaded"))
+        self._fail_all(self._book.unloaded())
         self._publish()
-        self._outbox.deliver()
+        self._book.deliver()
 
     # -- Statistics ----------------------------------------------------------------------------------------------------
 
     def _count(self, plan: StepPlan) -> None:
-        stats, spent_ns = self._stats, self._spent_ns
+        stats, spent_ns = self._stats, self._times.spent_ns
         for run in self._planner.running:
             run.other_steps_ns += spent_ns
         prompt = generated = 0
@@ -474,7 +438,6 @@ class StepLoop:
         self._stats = replace(
             self._stats,
             running=len(planner.running),
-            waiting=planner.waiting,
             cache_tokens=planner.cache_tokens,
             reusable_tokens=planner.reusable_tokens,
             prefix_queries=planner.prefix_queries,
@@ -485,22 +448,23 @@ class StepLoop:
 
 def _usage(run: Run, now_ns: int) -> Usage:
     """Return tokens and times of a choice that ends now."""
-    admitted_ns = run.admitted_ns or now_ns
+    queue = run.queue
+    admitted_ns = queue.admitted_ns or now_ns
     first_ns = run.first_ns or now_ns
     return Usage(
         prompt_tokens=len(run.prompt),
         generated_tokens=run.generated,
         cached_tokens=run.cached,
-        queue_ns=admitted_ns - run.arrival_ns,
+        queue_ns=admitted_ns - queue.arrival_ns,
         prefill_ns=first_ns - admitted_ns,
         decode_ns=now_ns - first_ns,
         steps=run.steps,
         rows_beside=run.rows_beside,
-        preemptions=run.preemptions,
-        grammar_ns=run.grammar_ns,
+        preemptions=queue.preemptions,
+        grammar_ns=queue.grammar_ns,
         prompt_steps_ns=run.prompt_steps_ns,
         answer_steps_ns=run.answer_steps_ns,
         other_steps_ns=run.other_steps_ns,
-        put_back_ns=run.put_back_ns + (now_ns - run.preempted_ns if run.preempted_ns else 0),
+        put_back_ns=queue.put_back_ns + (now_ns - queue.preempted_ns if queue.preempted_ns else 0),
         loop_ns=run.loop_ns,
     )

@@ -190,7 +190,7 @@ def test_a_better_priority_goes_first_and_takes_a_row() -> None:
     simulation.step()
     assert high.row >= 0
     assert sum(run.row >= 0 for run in low) == 1
-    assert sum(run.preemptions for run in low) == 1
+    assert sum(run.queue.preemptions for run in low) == 1
 
 
 def test_the_newest_of_the_user_with_most_rows_is_put_back_when_memory_is_full() -> None:
@@ -200,7 +200,7 @@ def test_the_newest_of_the_user_with_most_rows_is_put_back_when_memory_is_full()
     other = simulation.add(list(range(40, 60)), 60, user="b")
     while not simulation.planner.preemptions:
         simulation.step()
-    assert (first.preemptions, second.preemptions, other.preemptions) == (0, 1, 0)
+    assert (first.queue.preemptions, second.queue.preemptions, other.queue.preemptions) == (0, 1, 0)
 
 
 @pytest.mark.parametrize("left", [*range(1, 70), 127, 128, 129, 130, 257])

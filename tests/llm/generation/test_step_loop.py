@@ -12,6 +12,7 @@ import pytest
 from no_threads import refuse_threads
 from remora.errors import InternalError, QueueFullError, UnavailableError
 from remora_llm.generation import Extension, Stepper
+from remora_llm.generation.rows import Run
 from remora_llm.generation.step_loop import LoopSettings, StepLoop
 from remora_llm.generation.tasks import ParameterError, Piece, Sampling, Task
 from remora_llm.testing import ENGINE_CHECKS, ByteTokens, Collector, EngineCheck, EngineExample, ScriptedStepper
@@ -133,6 +134,24 @@ def test_a_task_cancelled_during_a_step_gets_no_token_of_it() -> None:
     sink = run(loop, task)
     assert sink.tokens(task) == []
     assert sink.ends(task)[0].reason == "cancelled"
+
+
+def test_a_task_that_begins_and_is_cancelled_while_the_loop_takes_others_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, sink = loop_of(ScriptedStepper()), Collector()
+    first, second = sampled(b"first", 1), sampled(b"second", 2, 500)
+    add = loop._planner.add
+
+    def add_beside_a_caller(run: Run) -> None:
+        add(run)
+        if run.task is first:
+            loop.begin(second, sink)
+            loop.cancel(second)
+
+    monkeypatch.setattr(loop._planner, "add", add_beside_a_caller)
+    loop.begin(first, sink)
+    for _ in range(3):
+        loop.turn()
+    assert [end.reason for end in sink.ends(second)] == ["cancelled"]
 
 
 def test_the_end_of_a_cancelled_task_does_not_wait_for_the_next_step() -> None:

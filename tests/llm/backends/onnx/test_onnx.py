@@ -195,7 +195,7 @@ def test_a_client_that_leaves_frees_its_row(engine: Engine, monkeypatch: pytest.
     generation = engine.resolve("tiny").generation
     assert generation is not None
     steps: Any = generation.engine
-    hold_steps(steps, monkeypatch, lambda: steps._cancelled)
+    hold_steps(steps, monkeypatch, lambda: steps._book.cancelled)
     stream = engine.infer_stream(
         "tiny", inputs(stream=True, sampling_parameters={"max_tokens": 500, "ignore_eos": True})
     )
