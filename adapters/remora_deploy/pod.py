@@ -30,6 +30,8 @@ SCRAPED_PORT = "user-port"
 """Knative gives the port this name and refuses one in the manifest; in Standard mode the manifest has it."""
 _USER = {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
 _MODELS = "/models"
+LIVENESS = {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6}
+"""A busy server may answer late; its process is replaced after a minute without an answer."""
 
 
 class Mode(StrEnum):
@@ -343,7 +345,7 @@ def _probes(port: int | str | None, **readiness: int) -> Object:
     """Return readiness and liveness probes; without a port the platform sets it."""
     return {
         "readinessProbe": {**_get("ready", port), **readiness},
-        "livenessProbe": {**_get("live", port), "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
+        "livenessProbe": {**_get("live", port), **LIVENESS},
     }
 
 

@@ -125,8 +125,8 @@ resource "google_cloud_run_v2_service" "this" {
       }
       liveness_probe {
         period_seconds    = 10
-        timeout_seconds   = 2
-        failure_threshold = 3
+        timeout_seconds   = 5
+        failure_threshold = 6
         http_get {
           path = "/v2/health/live"
         }

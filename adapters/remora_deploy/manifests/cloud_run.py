@@ -9,6 +9,7 @@ from remora_deploy.manifests import releases
 from remora_deploy.manifests.documents import document
 from remora_deploy.manifests.facts import Facts
 from remora_deploy.manifests.jobs import render_cloud_run
+from remora_deploy.pod import LIVENESS
 
 _MOST_CONCURRENT = 1000
 _GPU = "nvidia-l4"
@@ -76,7 +77,7 @@ def service(facts: Facts) -> dict[str, Any]:
             "timeoutSeconds": 1,
             "failureThreshold": min(facts.patience_s, _LONGEST_START_S),
         },
-        "livenessProbe": {"httpGet": {"path": "/v2/health/live", "port": 8080}, "periodSeconds": 10},
+        "livenessProbe": {"httpGet": {"path": "/v2/health/live", "port": 8080}, **LIVENESS},
     }
     spec: dict[str, Any] = {
         "containerConcurrency": min(facts.concurrency, _MOST_CONCURRENT),
