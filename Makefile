@@ -83,8 +83,9 @@ docs: $(VENV)/dev.stamp $(VENV)-docs/stamp  ## build the documentation as a site
 	@NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --quiet --config-file docs/mkdocs.yml
 	@echo "open build/site/index.html"
 
-reference: $(VENV)/dev.stamp  ## regenerate the references of options, commands, the Python API and modules
+reference: $(VENV)/dev.stamp  ## regenerate the references of options, commands, the Python API and modules, and infra/kubernetes
 	$(PY) docs/reference.py
+	$(PY) infra/kubernetes/generate.py
 
 proto: $(VENV)-proto/stamp  ## regenerate core/remora/proto/*_pb2.py from the .proto files
 	$(VENV)-proto/bin/python .ci/proto.py core

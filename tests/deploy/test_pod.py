@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import pytest
 import yaml
 
+from conftest import ROOT
 from remora_deploy.deploy.knative import Knative
 from remora_deploy.deploy.kserve import KServe
 from remora_deploy.deploy.kubernetes import Place, Replicas
@@ -15,7 +19,7 @@ from remora_deploy.deploy.uploads import Source
 from remora_deploy.manifests import find_renderer
 from remora_deploy.manifests.facts import Choices, Facts, Model
 from remora_deploy.manifests.pods import pod_of, scaling_of
-from remora_deploy.pod import Mode, Pod, Scaling, deployment, knative_service, kserve_runtime
+from remora_deploy.pod import LIVENESS, Mode, Pod, Scaling, deployment, knative_service, kserve_runtime
 
 Object = dict[str, Any]
 
@@ -93,6 +97,12 @@ def test_a_server_may_take_five_seconds_to_say_that_it_lives() -> None:
     assert {(each["timeoutSeconds"], each["failureThreshold"]) for each in probes} == {(5, 6)}
 
 
+def test_a_server_on_cloud_run_may_take_as_long() -> None:
+    (service,) = printed("cloud-run", facts_of(Choices()))
+    (container,) = service["spec"]["template"]["spec"]["containers"]
+    assert container["livenessProbe"]["timeoutSeconds"] == LIVENESS["timeoutSeconds"] == 5
+
+
 def test_models_of_a_claim_are_mounted_and_may_be_read_by_the_servers_group() -> None:
     pod = deployment(LABELLED, Pod("remora", claim="models"), Scaling(), 2)["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -108,3 +118,29 @@ def test_an_objects_fields_without_a_value_are_left_out() -> None:
     spec = pod["spec"]["template"]["spec"]
     assert not {"tolerations", "nodeSelector", "serviceAccountName"} & spec.keys()
     assert not {"resources", "env", "envFrom", "command"} & spec["containers"][0].keys()
+
+
+CHART = Path("infra/helm/remora")
+MANIFESTS = ROOT / "infra" / "kubernetes"
+FIELD = re.compile(r"""["'\s](?:securityContext|volumeMounts|livenessProbe)["']?(?:\s*[=\]]|: *(?=[^"' ]))""")
+"""A field of Kubernetes' containers, in YAML, in a literal of Python, or as an argument; its reason is a text."""
+OTHER_PLATFORMS = re.compile(r"azure|cloud.?run")
+"""Their documents have a probe of this name, and are no pods."""
+
+
+def written_by_hand() -> set[Path]:
+    generated = {MANIFESTS / name for name in run_path(str(MANIFESTS / "generate.py"))["files"]()}
+    found = set()
+    for root in ("core", "adapters", "infra", "containers", "docs"):
+        for path in (ROOT / root).rglob("*.*"):
+            name = path.relative_to(ROOT)
+            if path.suffix not in (".py", ".yaml", ".yml", ".md", ".tpl", ".tf") or OTHER_PLATFORMS.search(str(name)):
+                continue
+            text = path.read_text(encoding="utf-8")
+            if FIELD.search(text) and path not in generated:
+                found.add(CHART if CHART in name.parents else name)
+    return found
+
+
+def test_a_container_is_written_by_hand_in_the_module_and_in_the_chart() -> None:
+    assert written_by_hand() == {Path("adapters/remora_deploy/pod.py"), CHART}

@@ -9,6 +9,7 @@ import json
 import platform
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from infra.helm_library import Helm, HelmError
 from infra.manifests import Manifest
 from infra.terraform import INFRA, ROOT
 from remora import __version__
+from remora_deploy.pod import Pod, Scaling, deployment
 
 CHART = INFRA / "helm" / "remora"
 ALL = {"autoscaling": {"enabled": True}, "serviceMonitor": {"enabled": True}}
@@ -116,6 +118,42 @@ def test_a_gpu_is_requested_where_the_nodes_are() -> None:
     assert pod["nodeSelector"] == {"remora.dev/pool": "gpu"}
     assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
     assert "--require-gpu" in pod["containers"][0]["args"]
+
+
+GPU_VALUES = {"gpu": {"count": 1}, "image": {"tag": "cuda13"}, "resources": {"cpu": "3", "memory": "12Gi"}}
+ON_CLAIM = Pod("remora:cpu", claim="models", memory="2Gi", account="shop")
+ON_GPU = replace(ON_CLAIM, image="remora:cuda13", cpu="3", memory="12Gi", gpus=1)
+PODS: dict[str, tuple[dict[str, Any], Pod]] = {
+    "claim": (CLAIM, ON_CLAIM),
+    "gpu": (GPU_VALUES | CLAIM, replace(ON_GPU, node_labels=(("remora.dev/pool", "gpu"),))),
+}
+BUCKET = "s3://example-models/repository"
+
+
+def without_empty(value: Any) -> Any:
+    """Objects as Kubernetes reads them, which ignores empty lists."""
+    if isinstance(value, dict):
+        return {key: without_empty(each) for key, each in value.items() if each not in (None, [])}
+    return [without_empty(each) for each in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(("values", "pod"), PODS.values(), ids=PODS)
+def test_the_chart_has_the_deployment_that_manifests_print(values: dict[str, Any], pod: Pod) -> None:
+    labels = {"app.kubernetes.io/name": "remora", "app.kubernetes.io/instance": "shop"}
+    made = deployment({"name": "shop", "labels": labels}, pod, Scaling(start_s=600, batch=(16, 1)), 2)
+    assert without_empty(one("Deployment", **values)) == made
+
+
+def test_the_chart_has_the_container_of_a_bucket_that_manifests_print() -> None:
+    rendered = without_empty(one("Deployment", **VARIANTS["bucket"] | {"arguments": []}))["spec"]["template"]["spec"]
+    made = deployment({"name": "shop", "labels": {"a": "b"}}, Pod("remora:cpu", BUCKET, memory="2Gi"), Scaling(), 2)
+    pod = made["spec"]["template"]["spec"]
+    (theirs,), (ours,) = rendered["containers"], pod["containers"]
+    # The chart's user belongs to the pod, because sidecars from its values share it.
+    context = rendered["securityContext"] | theirs.pop("securityContext")
+    assert ours.pop("securityContext").items() <= context.items()
+    assert theirs == ours
+    assert rendered["volumes"] == pod["volumes"]
 
 
 def test_models_come_from_a_claim_or_from_a_bucket() -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -349,11 +350,18 @@ def test_the_documented_command_leaves_no_name_of_an_example(name: str) -> None:
 # -- the files --------------------------------------------------------------------------------------------------------
 
 
+def test_the_files_with_a_pod_are_those_that_the_module_of_the_pod_makes() -> None:
+    check = [sys.executable, str(KUBERNETES / "generate.py"), "--check"]
+    done = subprocess.run(check, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_yaml_file_is_part_of_a_set() -> None:
     listed = set()
     for path in KUBERNETES.rglob("kustomization.yaml"):
         document = yaml.safe_load(path.read_text())
-        listed |= {path.parent / name for name in document.get("resources", ()) if name.endswith(".yaml")}
+        named = [*document.get("resources", ()), *(each.get("path", "") for each in document.get("patches", ()))]
+        listed |= {path.parent / name for name in named if name.endswith(".yaml")}
     written = {path for path in KUBERNETES.rglob("*.yaml") if path.name != "kustomization.yaml"}
     assert written == listed
 
