@@ -65,7 +65,6 @@ STARTS_THREADS = (
     "core/remora/management/export.py",
     # The only place where a language model's steps run.
     "core/remora_llm/generation/task_book.py",
-    "core/remora_llm/backends/openvino_genai/engine.py",
     "core/remora_llm/backends/vllm/engine.py",
     "core/remora/server/",
     # The load of a server's models, and the work of commands that Ctrl-C interrupts.

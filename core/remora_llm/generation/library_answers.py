@@ -1,25 +1,27 @@
 """Answers of engines that schedule by themselves: text, ends and measurements.
 
-An adapter opens the choices of a task here, passes on the tokens that its library has written, and stops the answers
-that are complete. Stop strings and the limits are applied here, so that all engines cut an answer at the same place.
+An adapter enters its tasks in the book, takes their choices here, passes on the tokens that its library has written,
+and stops the answers that are complete. Stop strings and the limits are applied here, so that all engines cut an answer
+at the same place.
 
 Invariant: each choice gets exactly one end, its last piece.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Generic
 
 from remora.errors import RemoraError
 from remora_llm.generation import Sink, Tokens
-from remora_llm.generation.answering import Answer, Outbox
-from remora_llm.generation.measurements import Measurements
+from remora_llm.generation.answering import Answer
+from remora_llm.generation.task_book import Entry, P, TaskBook
 from remora_llm.generation.tasks import End, EndReason, EngineStats, ModelFacts, Piece, Task, TokenLogprob, Usage
 
 
 class LibraryAnswer:
-    """One choice that has not ended. ``key`` is the library's name of it."""
+    """One choice that has not ended. ``number`` is the engine's name of it."""
 
     __slots__ = (
         "_answer",
@@ -27,15 +29,15 @@ class LibraryAnswer:
         "cached",
         "choice",
         "first_ns",
-        "key",
         "last_ns",
+        "number",
         "sink",
         "started_ns",
         "task",
     )
 
-    def __init__(self, key: Hashable, task: Task, choice: int, sink: Sink, arrival_ns: int, answer: Answer) -> None:
-        self.key = key
+    def __init__(self, number: int, task: Task, choice: int, sink: Sink, arrival_ns: int, answer: Answer) -> None:
+        self.number = number
         self.task = task
         self.choice = choice
         self.sink = sink
@@ -63,15 +65,15 @@ class LibraryAnswer:
         return self._answer.finish()
 
 
-class LibraryAnswers:
-    """Open choices of one engine. Only one thread uses it, except for `stats`.
+class LibraryAnswers(Generic[P]):
+    """Open choices of one engine. Only one thread uses it, except for `stats` and the book.
 
     Args:
         name: of the model.
         facts: of the model.
         tokens: its tokenizer.
         now_ns: monotonic clock, the one of the tasks' deadlines.
-        cancel: cancels a task whose sink failed.
+        trouble, wake: see `TaskBook`.
     """
 
     def __init__(
@@ -80,30 +82,47 @@ class LibraryAnswers:
         facts: ModelFacts,
         tokens: Tokens,
         now_ns: Callable[[], int],
-        cancel: Callable[[Task], None],
+        *,
+        trouble: Callable[[], str],
+        wake: Callable[[], None],
     ) -> None:
-        self.measurements = Measurements(facts.context)
+        self.book: TaskBook[P] = TaskBook(name, facts.context, trouble=trouble, wake=wake)
         self._facts = facts
         self._tokens = tokens
         self._now = now_ns
-        self._outbox = Outbox(name, cancel)
-        self._open: dict[Hashable, LibraryAnswer] = {}
+        self._number = 0
+        self._open: dict[int, LibraryAnswer] = {}
         self._stats = EngineStats()
 
     @property
-    def open(self) -> Iterable[LibraryAnswer]:
+    def open(self) -> list[LibraryAnswer]:
         """The open choices, oldest first."""
         return list(self._open.values())
 
-    def of(self, task: Task) -> list[LibraryAnswer]:
-        """Return the open choices of a task."""
-        return [each for each in self._open.values() if each.task is task]
+    def take(self) -> tuple[list[tuple[LibraryAnswer, P]], list[LibraryAnswer]]:
+        """Open the choices of tasks that entered and end those that were cancelled.
 
-    def add(self, key: Hashable, task: Task, choice: int, sink: Sink, arrival_ns: int) -> LibraryAnswer:
-        """Open a choice that the library gets now."""
-        answer = LibraryAnswer(key, task, choice, sink, arrival_ns, Answer(task, choice, self._facts, self._tokens))
+        Return the choices that the library gets now, with what the engine prepared for their tasks, and those that it
+        has to stop.
+        """
+        entries, cancelled = self.book.take()
+        stopped = [each for each in self._open.values() if each.task in cancelled] if cancelled else []
+        opened = [(self._add(each, choice), each.prepared) for each in entries for choice in range(each.task.choices)]
+        for answer in stopped:
+            self.end(answer, "cancelled")
+        for answer, _ in opened:
+            if answer.task in cancelled:
+                self.end(answer, "cancelled")
+            elif not answer.task.max_tokens:
+                self.end(answer, "length")
+        return [each for each in opened if each[0].number in self._open], stopped
+
+    def _add(self, entry: Entry[P], choice: int) -> LibraryAnswer:
+        task, self._number = entry.task, self._number + 1
+        text = Answer(task, choice, self._facts, self._tokens)
+        answer = LibraryAnswer(self._number, task, choice, entry.sink, entry.arrival_ns, text)
         answer.started_ns = self._now()
-        self._open[key] = answer
+        self._open[answer.number] = answer
         return answer
 
     def write(self, answer: LibraryAnswer, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> bool:
@@ -111,15 +130,16 @@ class LibraryAnswers:
 
         Tokens behind the end are dropped, such as those that the library wrote behind a stop string.
         """
-        if answer.key not in self._open or not tokens:
-            return answer.key not in self._open
+        if answer.number not in self._open or not tokens:
+            return answer.number not in self._open
         now_ns = self._now()
         if not answer.first_ns:
             answer.first_ns = now_ns
-            self.measurements.record_first(answer.task, answer.arrival_ns, now_ns)
+            self.book.count_started(answer.task)
+            self.book.measurements.record_first(answer.task, answer.arrival_ns, now_ns)
             self._stats = replace(self._stats, prompt_tokens=self._stats.prompt_tokens + len(answer.task.prompt))
         else:
-            self.measurements.record_next(now_ns - answer.last_ns)
+            self.book.measurements.record_next(now_ns - answer.last_ns)
         answer.last_ns = now_ns
         text, reason, stop, count = "", None, None, 0
         for place, token in enumerate(tokens):
@@ -131,14 +151,14 @@ class LibraryAnswers:
         self._stats = replace(self._stats, generated_tokens=self._stats.generated_tokens + count)
         piece = Piece(answer.task, answer.choice, tuple(tokens[:count]), text, tuple(logprobs[:count]))
         if reason is None:
-            self._outbox.post(answer.sink, piece)
+            self.book.post(answer.sink, piece)
             return False
         self._finish(answer, reason, piece, stop=stop)
         return True
 
     def end(self, answer: LibraryAnswer, reason: EndReason, error: RemoraError | None = None) -> None:
         """End a choice for a reason outside of its tokens; nothing happens if it has ended."""
-        if answer.key in self._open:
+        if answer.number in self._open:
             text = answer.rest() if reason != "error" else ""
             self._finish(answer, reason, Piece(answer.task, answer.choice, text=text), error=error)
 
@@ -150,9 +170,16 @@ class LibraryAnswers:
             self.end(each, "deadline")
         return late
 
-    def deliver(self) -> None:
-        """Give each sink its pieces, in one call."""
-        self._outbox.deliver()
+    def end_all(self, error: RemoraError) -> None:
+        """End all choices with an error."""
+        for each in self.open:
+            self.end(each, "error", error)
+
+    def unload(self) -> None:
+        """End all choices after the book was closed, those that were not taken included."""
+        self.take()
+        self.end_all(self.book.unloaded())
+        self.book.deliver()
 
     def stats(self) -> EngineStats:
         """Return the counters; gauges of the library are 0. Any thread may call this."""
@@ -162,7 +189,8 @@ class LibraryAnswers:
         return replace(
             self._stats,
             running=len(running),
-            waiting=len(waiting),
+            waiting=sum(self.book.waiting().values()),
+            ended=self.book.ended,
             running_adapters=tuple(sorted({*running} - {""})),
             waiting_adapters=tuple(sorted({*waiting} - {""})),
         )
@@ -188,8 +216,7 @@ class LibraryAnswers:
             steps=answer.count,
         )
         end = End(reason, usage, stop, error)
-        del self._open[answer.key]
-        self.measurements.record_end(answer.task, answer.choice, end, answer.arrival_ns, now_ns)
-        ended = self._stats.ended
-        self._stats = replace(self._stats, ended={**ended, reason: ended.get(reason, 0) + 1})
-        self._outbox.post(answer.sink, piece._replace(end=end))
+        del self._open[answer.number]
+        if not answer.first_ns:
+            self.book.count_started(answer.task)
+        self.book.end(answer.sink, piece, end, answer.arrival_ns, now_ns)

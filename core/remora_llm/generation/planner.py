@@ -105,11 +105,6 @@ class Planner:
         return self._rows.owners
 
     @property
-    def waiting(self) -> int:
-        """Number of runs without a row."""
-        return sum(caller.waiting for caller in self._callers.values())
-
-    @property
     def waiting_by_caller(self) -> dict[str, int]:
         """Number of runs without a row by caller."""
         return {name: caller.waiting for name, caller in self._callers.items()}

@@ -10,7 +10,8 @@ and its row is free before the next one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -161,7 +162,6 @@ class StepLoop:
         self._book: TaskBook[_Prepared] = TaskBook(
             settings.name,
             self.facts.context,
-            queued=lambda: self._waiting,
             trouble=lambda: self.trouble,
             wake=self._thread.start if threaded else lambda: None,
             max_waiting=settings.max_waiting,
@@ -175,8 +175,6 @@ class StepLoop:
         self._gaps: dict[int, int] = {}
         """Tokens of a step by the time since the answer's token before, which most rows share."""
         self._stats = EngineStats(cache_capacity=self._capacity)
-        self._waiting: Mapping[str, int] = {}
-        """Choices without a row by caller, as of the last step and the tasks that were taken since."""
 
     def _new_planner(self) -> Planner:
         settings, stepper = self._settings, self._stepper
@@ -259,8 +257,6 @@ class StepLoop:
                 leader = leader or run
                 self._open[run] = _Open(run, sink, answer)
                 self._planner.add(run)
-        if entries:
-            self._waiting = self._planner.waiting_by_caller
         if cancelled:
             for opened in [each for each in self._open.values() if each.run.task in cancelled]:
                 self._end(opened, "cancelled")
@@ -434,7 +430,7 @@ class StepLoop:
 
     def _publish(self) -> None:
         planner = self._planner
-        self._waiting = planner.waiting_by_caller
+        self._book.queued = Counter(planner.waiting_by_caller)
         self._stats = replace(
             self._stats,
             running=len(planner.running),

@@ -40,7 +40,6 @@ class TaskBook(Generic[P]):
     Args:
         name: of the model, for errors.
         context: maximum number of tokens of an answer.
-        queued: returns the number of waiting choices by caller among the tasks that were taken. Any thread calls it.
         trouble: returns why the engine cannot run tasks, "" if it can.
         wake: makes the engine's thread take the notes; raises RuntimeError if it cannot.
         max_waiting: see `MAX_WAITING`.
@@ -51,7 +50,6 @@ class TaskBook(Generic[P]):
         name: str,
         context: int,
         *,
-        queued: Callable[[], Mapping[str, int]],
         trouble: Callable[[], str],
         wake: Callable[[], None],
         max_waiting: int = MAX_WAITING,
@@ -62,7 +60,8 @@ class TaskBook(Generic[P]):
         """Tasks whose cancellation has not been taken."""
         self.ended: dict[str, int] = {}
         """Number of ended choices by reason."""
-        self._queued = queued
+        self.queued: Counter[str] = Counter()
+        """Number of choices that were taken and wait, by caller; the engine's thread keeps it."""
         self._trouble = trouble
         self._wake = wake
         self._max_waiting = max_waiting
@@ -94,15 +93,11 @@ class TaskBook(Generic[P]):
             self._open[task] = task.choices
             self._changed.notify()
 
-    def check_open(self) -> None:
-        """Raise UnavailableError if the engine is being unloaded or cannot run."""
+    def _refuse(self, task: Task) -> None:
         if self._closing:
             raise UnavailableError(f"model '{self.name}' is being unloaded")
         if trouble := self._trouble():
             raise UnavailableError(f"model '{self.name}' cannot run: {trouble}")
-
-    def _refuse(self, task: Task) -> None:
-        self.check_open()
         by_caller = self.waiting()
         waiting, own = sum(by_caller.values()), by_caller.get(task.caller, 0)
         if waiting and waiting + task.choices > self._max_waiting:
@@ -114,7 +109,7 @@ class TaskBook(Generic[P]):
 
     def waiting(self) -> Mapping[str, int]:
         """Return the number of waiting choices by caller."""
-        found = Counter(self._queued())
+        found = Counter(self.queued)
         for entry in tuple(self._inbox):
             found[entry.task.caller] += entry.task.choices
         return found
@@ -148,9 +143,17 @@ class TaskBook(Generic[P]):
     def take(self) -> tuple[list[Entry[P]], set[Task]]:
         """Return the tasks that entered since the last call, and those that were cancelled."""
         with self._changed:
-            inbox, self._inbox = self._inbox, []
+            entries, self._inbox = self._inbox, []
             cancelled, self.cancelled = self.cancelled, set()
-        return inbox, cancelled
+            for entry in entries:
+                self.queued[entry.task.caller] += entry.task.choices
+        return entries, cancelled
+
+    def count_started(self, task: Task) -> None:
+        """Count a choice that waits no longer."""
+        self.queued[task.caller] -= 1
+        if not self.queued[task.caller]:
+            del self.queued[task.caller]
 
     def end(self, sink: Sink, piece: Piece, end: End, arrival_ns: int, now_ns: int) -> None:
         """Post the last piece of a choice, and count its end."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from remora.errors import InternalError
-from remora_llm.generation.library_answers import LibraryAnswers
-from remora_llm.generation.tasks import ModelFacts, Sampling, Task, TokenLogprob
+from remora_llm.generation.library_answers import LibraryAnswer, LibraryAnswers
+from remora_llm.generation.tasks import ModelFacts, Sampling, Sink, Task, TokenLogprob
 from remora_llm.testing import BYTE_VOCABULARY, END_TOKEN, ByteTokens, Collector
 
 FACTS = ModelFacts(context=100, vocabulary=BYTE_VOCABULARY, end_tokens=frozenset({END_TOKEN}))
@@ -20,16 +20,23 @@ class Book:
 
     def __init__(self, **changes: object) -> None:
         self.now_ns = 1000
-        self.cancelled: list[Task] = []
         self.task = replace(TASK, **changes)  # type: ignore[arg-type]
-        self.answers = LibraryAnswers("m", FACTS, ByteTokens(), lambda: self.now_ns, self.cancelled.append)
+        self.answers: LibraryAnswers[str] = LibraryAnswers(
+            "m", FACTS, ByteTokens(), lambda: self.now_ns, trouble=lambda: "", wake=lambda: None
+        )
         self.sink = Collector()
-        self.answer = self.answers.add(1, self.task, 0, self.sink, 900)
+        self.answer = self.add(self.task)
+
+    def add(self, task: Task, sink: Sink | None = None) -> LibraryAnswer:
+        self.answers.book.enter(task, sink or self.sink, 900, "prepared")
+        ((answer, prepared),), stopped = self.answers.take()
+        assert (prepared, stopped) == ("prepared", [])
+        return answer
 
     def write(self, text: bytes | tuple[int, ...], logprobs: tuple[TokenLogprob, ...] = ()) -> bool:
         self.now_ns += 10
         done = self.answers.write(self.answer, tuple(text), logprobs)
-        self.answers.deliver()
+        self.answers.book.deliver()
         return done
 
     def end(self) -> tuple[str, str | int | None]:
@@ -68,8 +75,8 @@ def test_an_end_token_ends_the_answer_unless_it_is_ignored() -> None:
 
 def test_the_adapters_of_running_and_waiting_answers_are_counted() -> None:
     book = Book(adapter="b")
-    book.answers.add(2, replace(TASK, adapter="a"), 0, book.sink, 900)
-    book.answers.add(3, TASK, 0, book.sink, 900)
+    book.add(replace(TASK, adapter="a"))
+    book.add(replace(TASK))
     stats = book.answers.stats()
     assert (stats.running_adapters, stats.waiting_adapters, stats.waiting) == ((), ("a", "b"), 3)
     book.write(b"x")
@@ -86,7 +93,7 @@ def test_times_are_measured_and_sum_to_the_whole() -> None:
     assert (end.usage.queue_ns, end.usage.prefill_ns, end.usage.decode_ns) == (100, 10, 20)
     assert book.answers.stats().generated_tokens == 3
     assert book.answers.stats().ended == {"length": 1}
-    (answered,) = book.answers.measurements.recent()
+    (answered,) = book.answers.book.measurements.recent()
     assert answered.whole_ns == 130
 
 
@@ -95,12 +102,12 @@ def test_ends_from_outside_release_what_was_held_back_except_after_an_error() ->
     book.write(b"one EN")
     book.answers.end(book.answer, "cancelled")
     book.answers.end(book.answer, "cancelled")
-    book.answers.deliver()
+    book.answers.book.deliver()
     assert (book.sink.text(book.task), book.end()) == ("one EN", ("cancelled", None))
     book = Book(stop=("END",))
     book.write(b"one EN")
     book.answers.end(book.answer, "error", InternalError("lost"))
-    book.answers.deliver()
+    book.answers.book.deliver()
     assert (book.sink.text(book.task), book.end()) == ("one ", ("error", None))
 
 
@@ -109,7 +116,7 @@ def test_deadlines_end_what_is_late() -> None:
     assert book.answers.end_late() == []
     book.now_ns = 1005
     assert book.answers.end_late() == [book.answer]
-    book.answers.deliver()
+    book.answers.book.deliver()
     assert book.end() == ("deadline", None)
 
 
@@ -121,10 +128,10 @@ def test_a_sink_that_raises_has_its_task_cancelled() -> None:
             raise RuntimeError("planted")
 
     other = replace(TASK)
-    broken = book.answers.add(2, other, 0, Broken(), 900)
+    broken = book.add(other, Broken())
     book.answers.write(broken, tuple(b"a"))
     book.write(b"b")
-    assert book.cancelled == [other]
+    assert book.answers.book.cancelled == {other}
     assert book.sink.text(book.task) == "b"
 
 
@@ -134,3 +141,46 @@ def test_log_probabilities_belong_to_the_tokens_that_are_kept(count: int) -> Non
     scores = tuple(TokenLogprob(token, -0.5 * token, 1) for token in b"abc")
     assert book.write(b"abc", scores)
     assert book.sink.logprobs(book.task) == [-0.5 * token for token in b"abc"[:count]]
+
+
+def test_a_task_that_is_cancelled_before_it_is_taken_never_reaches_the_library() -> None:
+    book = Book()
+    task = replace(TASK, choices=2)
+    book.answers.book.enter(task, book.sink, 900, "prepared")
+    book.answers.book.cancel(task)
+    assert book.answers.take() == ([], [])
+    book.answers.book.cancel(book.task)
+    assert book.answers.take() == ([], [book.answer])
+    book.answers.book.deliver()
+    assert [end.reason for end in book.sink.ends(task)] == ["cancelled"] * 2
+    assert book.end() == ("cancelled", None)
+
+
+def test_a_task_without_an_answer_ends_at_once() -> None:
+    book = Book()
+    scored = replace(TASK, max_tokens=0)
+    book.answers.book.enter(scored, book.sink, 900, "prepared")
+    assert book.answers.take() == ([], [])
+    book.answers.book.deliver()
+    assert [end.reason for end in book.sink.ends(scored)] == ["length"]
+
+
+def test_an_answer_waits_until_its_first_token_or_its_end() -> None:
+    book = Book(caller="a")
+    answer = book.add(replace(TASK, caller="b"))
+    assert dict(book.answers.book.waiting()) == {"a": 1, "b": 1}
+    book.write(b"x")
+    assert dict(book.answers.book.waiting()) == {"b": 1}
+    book.answers.end(answer, "deadline")
+    book.answers.end(book.answer, "deadline")
+    assert dict(book.answers.book.waiting()) == {}
+
+
+def test_an_unload_ends_the_choices_that_were_taken_and_those_that_were_not() -> None:
+    book = Book()
+    late = replace(TASK, choices=2)
+    book.answers.book.enter(late, book.sink, 900, "prepared")
+    book.answers.book.close()
+    book.answers.unload()
+    ends = [*book.sink.ends(book.task), *book.sink.ends(late)]
+    assert [end.error.message for end in ends if end.error is not None] == ["model 'm' was unloaded"] * 3

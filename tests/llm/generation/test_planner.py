@@ -105,7 +105,7 @@ def test_no_step_is_empty_while_there_is_work_and_every_run_that_can_write_does(
         plan = simulation.step()
         assert plan.extensions
         assert writing <= set(plan.runs)
-        waiting = simulation.planner.waiting
+        waiting = sum(simulation.planner.waiting_by_caller.values())
         assert not waiting or len(plan.runs) + len(simulation.planner.running) >= simulation.limits.sequences
 
 

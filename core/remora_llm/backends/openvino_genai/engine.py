@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from remora.errors import InternalError, RemoraError, UnavailableError
+from remora.errors import InternalError
 from remora_llm.generation import EngineStats, Sink, Tokens
 from remora_llm.generation.library_answers import LibraryAnswer, LibraryAnswers
+from remora_llm.generation.task_book import EngineThread
 from remora_llm.generation.tasks import ModelFacts, Task, TokenLogprob, check_task
 
 _log = logging.getLogger("remora.generation")
@@ -38,12 +38,6 @@ class Library(NamedTuple):
     genai: Any
     tensor: Callable[[Any], Any]
     open_pipeline: Callable[[], Any]
-
-
-class _Arrived(NamedTuple):
-    task: Task
-    sink: Sink
-    arrival_ns: int
 
 
 class OpenVinoEngine:
@@ -75,15 +69,13 @@ class OpenVinoEngine:
         self._pipeline = library.open_pipeline()
         self._now = now_ns
         self._capacity = capacity
-        self._answers = LibraryAnswers(name, facts, tokens, now_ns, self.cancel)
-        self.measurements = self._answers.measurements
+        self._thread = EngineThread(name, self._run)
+        self._answers: LibraryAnswers[None] = LibraryAnswers(
+            name, facts, tokens, now_ns, trouble=lambda: self.trouble, wake=self._thread.start
+        )
+        self._book = self._answers.book
+        self.measurements = self._book.measurements
         self._handles: dict[int, Any] = {}
-        self._number = 0
-        self._changed = threading.Condition()
-        self._inbox: list[_Arrived] = []
-        self._cancelled: set[Task] = set()
-        self._closing = False
-        self._thread: threading.Thread | None = None
         self._cache_share = 0.0
 
     # -- Any thread ----------------------------------------------------------------------------------------------------
@@ -91,72 +83,41 @@ class OpenVinoEngine:
     def begin(self, task: Task, sink: Sink) -> None:
         """Queue a task; see `remora_llm.generation.TokenEngine`."""
         check_task(task, self.facts)
-        with self._changed:
-            if self._closing:
-                raise UnavailableError(f"model '{self._name}' is being unloaded")
-            if self.trouble:
-                raise UnavailableError(f"model '{self._name}' cannot run: {self.trouble}; reload it")
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name=f"remora {self._name} steps", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:
-                    raise UnavailableError(f"model '{self._name}' cannot run: {error}") from error
-                self._thread = thread
-            self._inbox.append(_Arrived(task, sink, self._now()))
-            self._changed.notify()
+        self._book.enter(task, sink, self._now(), None)
 
     def cancel(self, task: Task) -> None:
         """End a task early; see `remora_llm.generation.TokenEngine`."""
-        with self._changed:
-            self._cancelled.add(task)
-            self._changed.notify()
+        self._book.cancel(task)
 
     def stats(self) -> EngineStats:
         """Return counters and gauges."""
-        stats = self._answers.stats()
-        waiting = stats.waiting + sum(each.task.choices for each in tuple(self._inbox))
         used = round(self._cache_share * self._capacity)
-        return replace(stats, waiting=waiting, cache_tokens=used, cache_capacity=self._capacity)
+        return replace(self._answers.stats(), cache_tokens=used, cache_capacity=self._capacity)
 
     def close(self) -> None:
         """End all tasks with UnavailableError and release the library's objects."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join()
+        self._book.close()
+        self._thread.join()
         self._pipeline = None
 
     # -- The engine's thread -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not (self._inbox or self._cancelled or self._closing or self._handles):
-                    self._changed.wait()
-                if self._closing:
-                    break
-                inbox, self._inbox = self._inbox, []
-                cancelled, self._cancelled = self._cancelled, set()
+        while self._book.wait(lambda: not self._handles):
             try:
-                self._turn(inbox, cancelled)
+                self._turn()
             except Exception as error:  # of the library, in which any request may be the cause
                 self._failed(error)
-            self._answers.deliver()
-        for arrived in self._inbox:
-            self._open(arrived)
-        self._end_all(UnavailableError(f"model '{self._name}' was unloaded"))
-        self._answers.deliver()
+            self._book.deliver()
+        self._handles.clear()
+        self._answers.unload()
 
-    def _turn(self, inbox: Sequence[_Arrived], cancelled: set[Task]) -> None:
-        for arrived in inbox:
-            for answer in self._open(arrived):
-                self._submit(answer)
-        for task in cancelled:
-            for answer in self._answers.of(task):
-                self._stop(answer)
-                self._answers.end(answer, "cancelled")
+    def _turn(self) -> None:
+        opened, stopped = self._answers.take()
+        for answer, _ in opened:
+            self._submit(answer)
+        for answer in stopped:
+            self._stop(answer)
         for answer in self._answers.end_late():
             self._stop(answer)
         if self._pipeline.has_non_finished_requests():
@@ -165,35 +126,19 @@ class OpenVinoEngine:
         for answer in self._answers.open:
             self._read(answer)
 
-    def _open(self, arrived: _Arrived) -> list[LibraryAnswer]:
-        task, sink, arrival_ns = arrived
-        opened = []
-        for choice in range(task.choices):
-            self._number += 1
-            opened.append(self._answers.add(self._number, task, choice, sink, arrival_ns))
-        return opened
-
     def _submit(self, answer: LibraryAnswer) -> None:
-        task = answer.task
-        if not task.max_tokens:
-            self._answers.end(answer, "length")
-            return
+        task, number = answer.task, answer.number
         prompt = self._library.tensor(np.asarray([task.prompt], np.int64))
         try:
             config = generation_config(self._library.genai, task, answer.choice, self.facts)
-            self._handles[self._number_of(answer)] = self._pipeline.add_request(self._number_of(answer), prompt, config)
+            self._handles[number] = self._pipeline.add_request(number, prompt, config)
         except Exception as error:  # of this request
             message = f"model '{self._name}' refused the request: {type(error).__name__}: {error}"
             self._answers.end(answer, "error", InternalError(message, from_model=True))
 
-    @staticmethod
-    def _number_of(answer: LibraryAnswer) -> int:
-        assert isinstance(answer.key, int)
-        return answer.key
-
     def _read(self, answer: LibraryAnswer) -> None:
         """Take what the last step wrote for an answer."""
-        handle = self._handles[self._number_of(answer)]
+        handle = self._handles[answer.number]
         while handle.can_read():
             for output in handle.read().values():
                 tokens = list(output.generated_ids)
@@ -212,27 +157,21 @@ class OpenVinoEngine:
             self._answers.end(answer, "length" if answer.count >= answer.task.max_tokens else "stop")
 
     def _stop(self, answer: LibraryAnswer) -> None:
-        handle = self._handles.pop(self._number_of(answer), None)
+        handle = self._handles.pop(answer.number, None)
         if handle is not None and handle.get_status() == self._library.genai.GenerationStatus.RUNNING:
             handle.cancel()
 
     def _failed(self, error: Exception) -> None:
         """End all answers, and open the pipeline again because it repeats an error with every step."""
         _log.error("model '%s' failed in a step: %s", self._name, error, exc_info=error)
-        message = f"model '{self._name}' failed in a step: {type(error).__name__}: {error}"
-        self._end_all(error if isinstance(error, RemoraError) else InternalError(message, from_model=True))
+        self._handles.clear()
+        self._answers.end_all(self._book.failure(error))
         try:
             self._pipeline = None
             self._pipeline = self._library.open_pipeline()
         except Exception as again:
-            self.trouble = f"it failed in a step ({error}) and cannot be opened again ({again})"
+            self.trouble = f"it failed in a step ({error}) and cannot be opened again ({again}); reload it"
             _log.exception("model '%s' cannot be opened again", self._name)
-
-    def _end_all(self, error: RemoraError) -> None:
-        for answer in self._answers.open:
-            self._handles.pop(self._number_of(answer), None)
-            self._answers.end(answer, "error", error)
-        self._handles.clear()
 
 
 def generation_config(genai: Any, task: Task, choice: int, facts: ModelFacts) -> Any:

@@ -6,12 +6,11 @@ import asyncio
 import inspect
 import json
 import logging
-import threading
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from remora.errors import InternalError, InvalidArgumentError, RemoraError, UnavailableError
+from remora.errors import InternalError, InvalidArgumentError
 from remora.system.threads import start_daemon
 from remora_llm.generation import EngineStats, Sink, Tokens
 from remora_llm.generation.grammar_limits import GRAMMAR_STACK_BYTES
@@ -138,38 +137,36 @@ class VllmEngine:
         self._now = now_ns
         self._gauges = gauges
         self._capacity = capacity
-        self._answers = LibraryAnswers(name, facts, tokens, now_ns, self.cancel)
-        self.measurements = self._answers.measurements
-        self._work: dict[str, asyncio.Task[None]] = {}
-        self._number = 0
-        self._begun = 0
-        self._closing = threading.Event()
+        self._answers: LibraryAnswers[Sequence[Any]] = LibraryAnswers(
+            name, facts, tokens, now_ns, trouble=lambda: self.trouble, wake=self._wake
+        )
+        self._book = self._answers.book
+        self.measurements = self._book.measurements
+        self._work: dict[int, asyncio.Task[None]] = {}
         self._posted = False
 
     @property
     def trouble(self) -> str:
         """Why the engine cannot run tasks, empty if it can."""
-        return f"vLLM's engine has failed ({self._llm.dead_error})" if self._llm.errored else ""
+        return f"vLLM's engine has failed ({self._llm.dead_error}); reload it" if self._llm.errored else ""
 
     # -- Any thread ----------------------------------------------------------------------------------------------------
 
     def begin(self, task: Task, sink: Sink) -> None:
         """Queue a task; see `remora_llm.generation.TokenEngine`."""
         check_task(task, self.facts)
-        if self._closing.is_set():
-            raise UnavailableError(f"model '{self._name}' is being unloaded")
-        if self.trouble:
-            raise UnavailableError(f"model '{self._name}' cannot run: {self.trouble}; reload it")
         try:
             parameters = [sampling_parameters(self._library, task, choice) for choice in range(task.choices)]
         except self._library.refusals as error:
             raise ParameterError("sampling_parameters", f"vLLM refuses the parameters: {error}") from error
-        self._loop.call_soon_threadsafe(self._submit, task, sink, parameters, self._now())
+        self._book.enter(task, sink, self._now(), parameters)
 
     def cancel(self, task: Task) -> None:
         """End a task early; see `remora_llm.generation.TokenEngine`."""
-        if not self._closing.is_set():
-            self._loop.call_soon_threadsafe(self._cancel, task)
+        self._book.cancel(task)
+
+    def _wake(self) -> None:
+        self._loop.call_soon_threadsafe(self._take_notes)
 
     def stats(self) -> EngineStats:
         """Return counters and gauges."""
@@ -185,7 +182,7 @@ class VllmEngine:
 
     def close(self) -> None:
         """End all tasks with UnavailableError and shut vLLM down."""
-        self._closing.set()
+        self._book.close()
         try:
             self._thread.run(self._end_all())
         finally:
@@ -196,21 +193,19 @@ class VllmEngine:
 
     # -- The loop's thread ---------------------------------------------------------------------------------------------
 
-    def _submit(self, task: Task, sink: Sink, parameters: Sequence[Any], arrival_ns: int) -> None:
-        for choice, each in enumerate(parameters):
-            self._number += 1
-            key = f"{task.id or 'task'}-{self._number}"
-            answer = self._answers.add(key, task, choice, sink, arrival_ns)
-            if not task.max_tokens:
-                self._answers.end(answer, "length")
-            else:
-                self._work[key] = self._loop.create_task(self._generate(key, answer, each))
-        if task.deadline_ns:
-            self._loop.call_later(max(task.deadline_ns - self._now(), 0) / 1e9, self._end_late)
+    def _take_notes(self) -> None:
+        opened, stopped = self._answers.take()
+        for answer, parameters in opened:
+            self._work[answer.number] = self._loop.create_task(self._generate(answer, parameters[answer.choice]))
+            if answer.task.deadline_ns and not answer.choice:
+                self._loop.call_later(max(answer.task.deadline_ns - self._now(), 0) / 1e9, self._end_late)
+        for answer in stopped:
+            self._stop(answer)
         self._deliver_soon()
 
-    async def _generate(self, key: str, answer: LibraryAnswer, parameters: Any) -> None:
+    async def _generate(self, answer: LibraryAnswer, parameters: Any) -> None:
         """Pass the tokens of one choice on, until it ends."""
+        key = f"{answer.task.id or 'task'}-{answer.number}"
         more = {"lora_request": self._library.adapters[answer.task.adapter]} if answer.task.adapter else {}
         prompt: dict[str, object] = {"prompt_token_ids": list(answer.task.prompt)}
         if answer.task.caller:  # prompts are reused for the same caller alone
@@ -232,19 +227,12 @@ class VllmEngine:
             pass
         except Exception as error:
             _log.error("model '%s': a request failed: %s", self._name, error, exc_info=error)
-            message = f"model '{self._name}' failed: {type(error).__name__}: {error}"
-            self._answers.end(answer, "error", InternalError(message, from_model=True))
+            self._answers.end(answer, "error", self._book.failure(error, "failed"))
         finally:
-            self._work.pop(key, None)
+            self._work.pop(answer.number, None)
             await self._llm.abort(key)  # has no effect on a request that has ended
             self._answers.end(answer, "error", InternalError(f"model '{self._name}' gave no end", from_model=True))
             self._deliver_soon()
-
-    def _cancel(self, task: Task) -> None:
-        for answer in self._answers.of(task):
-            self._stop(answer)
-            self._answers.end(answer, "cancelled")
-        self._deliver_soon()
 
     def _end_late(self) -> None:
         for answer in self._answers.end_late():
@@ -252,7 +240,7 @@ class VllmEngine:
         self._deliver_soon()
 
     def _stop(self, answer: LibraryAnswer) -> None:
-        work = self._work.get(str(answer.key))
+        work = self._work.get(answer.number)
         if work is not None:
             work.cancel()
 
@@ -264,20 +252,18 @@ class VllmEngine:
 
     def _deliver(self) -> None:
         self._posted = False
-        self._answers.deliver()
+        self._book.deliver()
 
     async def _end_all(self) -> None:
-        error: RemoraError = UnavailableError(f"model '{self._name}' was unloaded")
         work: list[asyncio.Future[None]] = list(self._work.values())
         for answer in self._answers.open:
             self._stop(answer)
-            self._answers.end(answer, "error", error)
+        self._answers.unload()
         reader = getattr(self._llm, "output_handler", None)  # vLLM starts it with the first request
         if reader is not None:
             reader.cancel()  # because it would log the end of vLLM's processes as a failure
             work.append(reader)
         await self._thread.wait_for(work)
-        self._deliver()
 
 
 def sampling_parameters(library: Library, task: Task, choice: int) -> Any:

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from eventually import eventually
-from remora.errors import InternalError, InvalidArgumentError, RemoraError, UnavailableError
+from remora.errors import InternalError, InvalidArgumentError, QueueFullError, RemoraError, UnavailableError
 from remora_llm.backends.vllm.engine import GRAMMARS, UNSUPPORTED, CacheGauges, Library, LoopThread, VllmEngine
+from remora_llm.generation.task_book import MAX_WAITING
 from remora_llm.generation.tasks import Grammar, ModelFacts, ParameterError, Sampling, Task
 from remora_llm.testing import BYTE_VOCABULARY, ByteTokens, Collector
 
@@ -135,6 +136,18 @@ def test_a_client_that_leaves_has_its_requests_aborted(engine: VllmEngine, llm: 
     assert [end.reason for end in sink.ends(task)] == ["cancelled"] * 2
     eventually(lambda: len(llm.aborted) == 2)
     assert engine.stats().running == 0
+
+
+def test_tasks_beyond_the_queues_bound_are_refused(engine: VllmEngine, llm: FakeLlm) -> None:
+    llm.most_tokens = 0
+    tasks, sink = [task_of(choices=64, caller=f"{number}") for number in range(MAX_WAITING // 64)], Collector()
+    for task in tasks:
+        engine.begin(task, sink)
+    with pytest.raises(QueueFullError, match=f"'m' has {MAX_WAITING} waiting requests"):
+        engine.begin(task_of(), sink)
+    engine.cancel(tasks[0])
+    sink.wait(tasks[0])
+    engine.begin(task_of(), sink)
 
 
 def test_a_failed_process_of_vllm_ends_its_answers_with_the_reason_and_the_engine_runs_no_more(
