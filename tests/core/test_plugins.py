@@ -38,9 +38,7 @@ def test_a_command_imports_no_other_command(child_environment: dict[str, str]) -
     code = "import sys; from remora.cli import main; main(['keys', 'list', '--file', '/nowhere']); print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], env=child_environment, capture_output=True, text=True)
     loaded = {name for name in found.stdout.split() if name.startswith(("remora_", "remora.cli."))}
-    assert loaded <= {
-        f"remora.cli.{name}" for name in ("arguments", "commands", "keys", "output", "profiles", "stderr")
-    }
+    assert loaded <= {f"remora.cli.{name}" for name in ("arguments", "commands", "keys", "output", "stderr")}
 
 
 def hello(parser: argparse.ArgumentParser) -> None:

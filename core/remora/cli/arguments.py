@@ -29,7 +29,7 @@ def bind(parser: argparse.ArgumentParser, command: Run) -> None:
     def run(options: argparse.Namespace) -> int:
         try:
             if "profile" in options:
-                from remora.cli.profiles import choose_server
+                from remora.cli.client import choose_server
 
                 choose_server(options, DEFAULT_URL)
             return command(options)

@@ -1,6 +1,7 @@
 """V2 REST clients of the commands, over HTTP or to an engine in this process.
 
-Invariant: both clients return the same answers. Callers build the requests and decode the answers.
+Invariant: both clients return the same answers. Callers build the requests and decode the answers. Which server a
+command asks is decided here too: by its URL, a profile of the user's TOML file, or the default.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -35,6 +38,8 @@ _SHOWN = 300
 _SETTINGS = "\x04\x00\x00\x00\x00\x00"
 """Head of the frame with which a server of HTTP/2 begins: SETTINGS, no flags, stream 0."""
 _UNKNOWN_MODEL = re.compile(r"Request for unknown model: '([^']+)' is not found")
+_PROFILE_MEMBERS = ("url", "api_key", "headers")
+_NO_SECRETS = "expected @FILE or @env:VARIABLE, because the file of profiles holds no secrets"
 
 
 class ApiAnswer(NamedTuple):
@@ -201,6 +206,82 @@ def _parse_length(text: str | None) -> int | None:
 
 
 # -- headers ----------------------------------------------------------------------------------------------------------
+
+
+def profiles_path(environ: Mapping[str, str]) -> Path:
+    """Return the path of the file of profiles, ``REMORA_PROFILES`` or in the user's settings."""
+    named = environ.get("REMORA_PROFILES")
+    if named:
+        return Path(named)
+    settings = environ.get("XDG_CONFIG_HOME")
+    return (Path(settings) if settings else Path.home() / ".config") / "remora" / "profiles.toml"
+
+
+def choose_server(options: argparse.Namespace, default_url: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Set the URL and the headers of a command by its profile, ``--url``, or the default.
+
+    A profile replaces the variables ``REMORA_HEADERS`` and ``REMORA_API_KEY``, so that no server gets the secrets of
+    another one. Raises UsageError, OSError.
+    """
+    if options.profile and options.url:
+        raise UsageError("--profile has a URL: leave --url out, or --profile")
+    local = bool(options.url) or getattr(options, "repository", None) is not None
+    name = options.profile or ("" if local else environ.get("REMORA_PROFILE", ""))
+    if name:
+        path = profiles_path(environ)
+        _apply_profile(options, path, name, _read_profile(path, name), environ)
+    options.url = options.url or default_url
+
+
+def _read_profile(path: Path, name: str) -> Mapping[str, Any]:
+    """Return a profile of the file. Raises UsageError."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"--profile {name}: there is no file {path}; write [{name}] and url = ... into it") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from error
+    profile = document.get(name)
+    if not isinstance(profile, dict):
+        raise UsageError(f"--profile {name}: {path} has {', '.join(document) or 'no profiles'}")
+    unknown = sorted(profile.keys() - set(_PROFILE_MEMBERS))
+    if unknown:
+        members = ", ".join(_PROFILE_MEMBERS)
+        raise UsageError(f"{path}: profile '{name}' has the unknown member '{unknown[0]}': expected {members}")
+    return profile
+
+
+def _apply_profile(
+    options: argparse.Namespace, path: Path, name: str, profile: Mapping[str, Any], environ: Mapping[str, str]
+) -> None:
+    place = f"{path}: profile '{name}'"
+    url, headers = profile.get("url"), profile.get("headers", {})
+    if not isinstance(url, str) or not url:
+        raise UsageError(f"{place}: expected a URL as url")
+    if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
+        raise UsageError(f"{place}: expected a table of texts as headers")
+    lines = [f"{header}={_value_of(f'{place}: {header}', value, path, environ)}" for header, value in headers.items()]
+    key = profile.get("api_key", "")
+    if not isinstance(key, str) or (key and not key.startswith("@")):
+        raise UsageError(f"{place}: api_key: {_NO_SECRETS}")
+    options.url = url
+    options.header_variable = "\n".join(lines)
+    options.api_key_variable = _value_of(f"{place}: api_key", key, path, environ)
+
+
+def _value_of(place: str, text: str, path: Path, environ: Mapping[str, str]) -> str:
+    """Return a value, or what ``@env:VARIABLE`` and ``@FILE`` refer to.
+
+    Raises UsageError, OSError.
+    """
+    if not text.startswith("@"):
+        return text
+    if not text.startswith("@env:"):
+        return (path.parent / Path(text[1:]).expanduser()).read_text(encoding="utf-8").strip()
+    secret = environ.get(text[len("@env:") :])
+    if not secret:
+        raise UsageError(f"{place}: the variable {text[len('@env:') :]} is not set")
+    return secret
 
 
 def open_client(options: argparse.Namespace) -> HttpClient:

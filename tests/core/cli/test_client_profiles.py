@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from remora.cli.arguments import DEFAULT_URL
-from remora.cli.client import request_headers
+from remora.cli.client import choose_server, profiles_path, request_headers
 from remora.cli.output import UsageError
-from remora.cli.profiles import choose_server, profiles_path
 
 FILE = """
 [staging]
