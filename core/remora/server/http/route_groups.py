@@ -15,6 +15,8 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from remora import plugins
+from remora.protocols.rest.routes import HOME, METRICS_PATHS
+from remora.server.http.probes import PATHS as PROBES
 
 if TYPE_CHECKING:  # a front process asks groups without serving them
     from remora.engine import Engine
@@ -30,8 +32,8 @@ if TYPE_CHECKING:  # a front process asks groups without serving them
 
 _log = logging.getLogger("remora.http")
 
-_RESERVED = ("/v2", "/metrics", "/livez", "/readyz", "/startupz", "/health")
-"""Beginnings of the server's own paths, which no group may take."""
+_RESERVED = ("/v2", *sorted(METRICS_PATHS | PROBES))
+"""Beginnings of the server's own paths beside `HOME`, which no group may take."""
 
 
 class RouteParts(NamedTuple):
@@ -99,7 +101,7 @@ def row_of(path: str) -> plugins.Routes | None:
     for row in plugins.ROUTES:
         if path.startswith(row.prefixes):
             return row if plugins.is_present(row.target) else None
-    if path == "/" or path.startswith(_RESERVED):
+    if path == HOME or path.startswith(_RESERVED):
         return None
     return next((row for row in installed_rows() if path.startswith(row.prefixes)), None)
 
