@@ -128,10 +128,6 @@ class Predictor:
         self._decode = decode
         self._names = names
 
-    def answer(self, name: str, version: int, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """Answer the body; see `handle`."""
-        return self.handle(name, head, body, exchange, version)
-
     def handle(self, name: str, head: Head, body: Buffer, exchange: Exchange, version: int = -1) -> Cancellable | None:
         """Answer the body through ``exchange``.
 
@@ -210,7 +206,7 @@ class TypedRoutes:
         if head.method != "POST":
             text = f"send POST to /models/{where.model} with a JSON object of its inputs"
             return partial(respond, failure(405, text, plain=False))
-        return partial(self._predictor.answer, where.model, where.version, head)
+        return partial(self._predictor.handle, where.model, head, version=where.version)
 
     def unknown(self, _head: Head) -> None:
         """See `OpenGroup.unknown`: the answer is Triton's."""
