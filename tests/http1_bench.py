@@ -12,7 +12,8 @@ from remora.messages import Buffer
 from remora.server.http.exchange import Service
 from remora.server.http.held_bytes import HeldBytes
 from remora.server.http.http1 import Connection
-from remora.server.http.http1_listener import Handover, Listener
+from remora.server.http.http1_listener import Listener
+from remora.server.http.http1_listener_state import Handover
 
 LIMIT = 1 << 20
 

@@ -15,7 +15,8 @@ from remora.server.early_port import EarlyPort
 from remora.server.http.exchange import Service
 from remora.server.http.held_bytes import HeldBytes
 from remora.server.http.http1 import Connection
-from remora.server.http.http1_listener import Handover, Listener
+from remora.server.http.http1_listener import Listener
+from remora.server.http.http1_listener_state import Handover
 from remora.server.http.http1_state import STALL_LIMIT_S, SWEEP_S
 from remora.server.listening import Port, bind
 from remora.server.option_checks import StartError

@@ -32,7 +32,8 @@ from remora.server.fronts.codec import Kind, Message
 from remora.server.fronts.services import CallService, InferService, RelayService
 from remora.server.host_routes import HostRoute
 from remora.server.http.exchange import Service
-from remora.server.http.http1_listener import Handover, Listener
+from remora.server.http.http1_listener import Listener
+from remora.server.http.http1_listener_state import Handover
 from remora.server.http.http2 import ALPN, Http2Listener, OpenRequest
 from remora.server.http.http2_requests import Requests
 from remora.server.http.large_bodies import SLOW_BYTES

@@ -20,7 +20,7 @@ from remora.server.grpc.front import GrpcFront
 from remora.server.grpc.rpcs import HEALTH_SERVICE, MAX_STREAMS, Rpcs
 from remora.server.host import ServerContext
 from remora.server.http.exchange import Service
-from remora.server.http.http1_listener import Handover
+from remora.server.http.http1_listener_state import Handover
 from remora.server.http.http2 import ALPN, Http2Listener, OpenRequest
 from remora.server.http.http2_requests import Requests
 from remora.server.listening import Port, bind

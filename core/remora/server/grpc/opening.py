@@ -15,7 +15,7 @@ from remora.protocols.http2 import frames
 from remora.protocols.restriction import Restrictions
 from remora.server.host import ServerContext
 from remora.server.http.exchange import Service
-from remora.server.http.http1_listener import Handover
+from remora.server.http.http1_listener_state import Handover
 from remora.server.shutdown import Drainable, in_own_thread
 from remora.system.install_advice import install_command
 from remora.tensors.shared_memory import Regions

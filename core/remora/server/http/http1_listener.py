@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from remora.server.http.http1 import Connection
-from remora.server.http.http1_listener_state import Handover, ListenerState
-
-__all__ = ["Handover", "Listener"]
+from remora.server.http.http1_listener_state import ListenerState
 
 
 class Listener(ListenerState[Connection]):

@@ -110,7 +110,7 @@ class ListenerState(Generic[C]):
         self.lingering.pop(connection, None)
 
     def abort_lingering(self) -> bool:
-        """Close the lingering connections; return False if there are none."""
+        """Close the lingering connections; return False without any."""
         ending = list(self.lingering)
         for connection in ending:
             connection.abort()
