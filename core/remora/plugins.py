@@ -8,9 +8,12 @@ that takes 40 ms.
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from remora.errors import ConfigError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -188,12 +191,19 @@ COMMANDS = {
 def find_installed(kind: str, name: str) -> Any:
     """Return the part of another package with this name, None without any.
 
-    ``kind`` is the end of the entry points' group, such as "backends".
+    ``kind`` is the end of the entry points' group, such as "backends". Raises as `load_installed`.
     """
-    for entry in installed(kind):
-        if entry.name == name:
-            return entry.load()
-    return None
+    return next((load_installed(entry) for entry in installed(kind) if entry.name == name), None)
+
+
+def load_installed(entry: EntryPoint) -> Any:
+    """Return the part that an entry point names. Raises ConfigError if it cannot be loaded."""
+    try:
+        return entry.load()
+    except Exception as error:  # code of another package, which may fail in any way
+        place = f" of {entry.dist.name}" if entry.dist is not None else ""
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{entry.value}{place} cannot be loaded as '{entry.name}': {reason}") from error
 
 
 def installed(kind: str) -> tuple[EntryPoint, ...]:
@@ -212,5 +222,10 @@ def load(target: str) -> Any:
 
 def is_present(target: str) -> bool:
     """Return True if the package of a row is installed; only the server's own always is."""
-    found = find_spec(target.partition(":")[0].partition(".")[0])
+    return _is_installed(target.partition(":")[0].partition(".")[0])
+
+
+@cache  # because a path of a package that is not installed would search all folders for each request
+def _is_installed(package: str) -> bool:
+    found = find_spec(package)
     return found is not None and found.origin is not None  # a namespace is what an installation left behind

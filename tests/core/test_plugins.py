@@ -60,6 +60,23 @@ def test_a_command_of_another_package_runs_by_its_name(
     assert "hello" in capsys.readouterr().out.partition("Other packages:")[2]
 
 
+@pytest.mark.parametrize("words", [["broken"], ["serve", "--host-platform=broken", "."]])
+def test_a_part_that_cannot_be_loaded_is_named_with_the_reason(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def entry_points(group: str) -> list[EntryPoint]:
+        return [entry("broken", "no_such_module:part", group.removeprefix("remora."))]
+
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
+    with pytest.raises(SystemExit):
+        sys.exit(main(words))
+    said = capsys.readouterr().err
+    assert (
+        "no_such_module:part cannot be loaded as 'broken': ModuleNotFoundError: No module named 'no_such_module'"
+        in said
+    )
+
+
 def test_no_entry_point_is_read_for_a_name_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     def entry_points(**_: Any) -> list[EntryPoint]:
         raise AssertionError("entry points are read")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from remora._version import __version__
 from remora.cli.stderr import Parser, print_error
+from remora.errors import ConfigError
 from remora.options import BOOLEANS
 
 if TYPE_CHECKING:
@@ -86,7 +87,12 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         options, unknown = build_parser(serve_flags={word.partition("=")[0] for word in argv}).parse_known_args(argv)
         if not unknown:
             return options
-    options, unknown = build_parser(only=argv[0] if argv else "").parse_known_args(argv)
+    try:
+        parser = build_parser(only=argv[0] if argv else "")
+    except ConfigError as error:
+        print_error("remora", error)
+        sys.exit(1)
+    options, unknown = parser.parse_known_args(argv)
     if unknown:
         _fail_with_hint(options, unknown)
     return options
@@ -152,7 +158,7 @@ def _add_commands(parser: argparse.ArgumentParser, commands: Any, only: str | No
             if entry.name not in plugins.COMMANDS and entry.name != "serve":
                 place = f"of {entry.dist.name}" if entry.dist is not None else "of another package"
                 found[entry.name] = plugins.Command("Other packages", place, "")
-                targets[entry.name] = entry.load
+                targets[entry.name] = partial(plugins.load_installed, entry)
     rows = [(plugins.START, "serve", _SERVE_HELP)]
     for name, row in found.items():
         command = commands.add_parser(name, help=row.help)

@@ -8,15 +8,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import accumulate
-from typing import Any
 
 from remora import plugins
 from remora.cache import CacheStats, ResponseCache
 from remora.calls import Duration, MetricFamily, MetricRow, ModelStats, ReleaseShare
 from remora.custom_metrics import Family
 from remora.custom_metrics import snapshot as custom_families
+from remora.errors import ConfigError
 from remora.models.served_model import ServedModel
 from remora.startup import StartupReport
 from remora.statistics import (
@@ -56,6 +55,21 @@ _NO_COUNTS: Mapping[str, int] = {}
 _NO_ENERGY: Mapping[str, float] = {}
 
 
+_Reader = Callable[[Sequence[ServedModel]], Iterable[Family]]
+"""Returns the families of a plug-in."""
+
+
+def _metric_plugins() -> Iterable[tuple[str, _Reader]]:
+    """Yield the plug-ins by name; the log names those that cannot be loaded."""
+    for target in filter(plugins.is_present, plugins.METRICS):
+        yield target, plugins.load(target)
+    for entry in plugins.installed("metrics"):
+        try:
+            yield entry.name, plugins.load_installed(entry)
+        except ConfigError as error:
+            _log.error("metrics are left out: %s", error)
+
+
 class MetricsExporter:
     """Reader of the metrics. Its only state is the last CPU reading."""
 
@@ -74,7 +88,7 @@ class MetricsExporter:
         self._cache = cache
         self._clock = clock
         self._cpu = CpuUsage()
-        self._plugins: Sequence[tuple[str, Callable[[], Any]]] | None = None
+        self._readers: Mapping[str, _Reader] | None = None
         self._failed: set[str] = set()
 
     def families(
@@ -123,12 +137,11 @@ class MetricsExporter:
 
         The log says so once for each.
         """
-        if self._plugins is None:
-            rows = [(target, partial(plugins.load, target)) for target in plugins.METRICS if plugins.is_present(target)]
-            self._plugins = [*rows, *((entry.name, entry.load) for entry in plugins.installed("metrics"))]
-        for name, load in self._plugins:
+        if self._readers is None:
+            self._readers = dict(_metric_plugins())
+        for name, read in self._readers.items():
             try:
-                families = list(load()(models))
+                families = list(read(models))
             except Exception:
                 if name not in self._failed:
                     self._failed.add(name)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from remora import plugins
+from remora.errors import ConfigError
 from remora.options import EngineOptions, ServerOptions
 
 if TYPE_CHECKING:  # a host is created before the server's modules are imported
@@ -121,10 +122,13 @@ def find_adapter(name: str) -> Adapter:
     """Return the adapter of a platform.
 
     It is built in or an entry point of an installed package in the group ``remora.hosts``. Raises ValueError for an
-    unknown platform.
+    unknown platform and for one that cannot be loaded.
     """
     target = plugins.HOSTS.get(name)
-    found = plugins.load(target) if target is not None else plugins.find_installed("hosts", name)
+    try:
+        found = plugins.load(target) if target is not None else plugins.find_installed("hosts", name)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
     if found is None:
         raise ValueError(f"there is no host platform '{name}': give one of {', '.join(plugins.HOSTS)}")
     return cast(Adapter, found)

@@ -116,7 +116,7 @@ def installed_rows() -> tuple[plugins.Routes, ...]:
     found = []
     for entry in plugins.installed("routes"):
         try:
-            prefixes = tuple(entry.load().prefixes)
+            prefixes = tuple(plugins.load_installed(entry).prefixes)
         except Exception:
             _log.exception("the routes '%s' cannot be loaded", entry.name)
             continue
