@@ -28,6 +28,7 @@ from remora.server.http.probes import PATHS as PROBES
 from remora_adapters.azureml.answers import FAILED, AzureAnswer, empty_answer, message_answer
 from remora_adapters.azureml.cors import Origins
 from remora_adapters.azureml.swagger import ANYTHING, Named, NoDocumentError, find_document
+from remora_llm.openai.routes import PREFIXES
 from remora_llm.routes.hosted_prompts import HostedGeneration
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ _NOT_FOUND = (
     "The requested URL was not found on the server. If you entered the URL manually please check your spelling and try "
     "again."
 )
-_OPENAI = ("/v1/", "/openai/v1/")
 _NOT_ALLOWED = "The method is not allowed for the requested URL."
 _NO_MODEL = (
     "/score needs a scoring script or a single model: this deployment has {count} models. Set "
@@ -120,7 +120,7 @@ class ScoringService:
             if known.infers:  # the usual case
                 return self._when_loaded(self._infer, head, body, _WithRequestIds(exchange, known))
             return self._answer(head, known, body, exchange)
-        if head.path.startswith(_OPENAI):
+        if head.path.startswith(PREFIXES):
             name = self._settings.model or self._only_model() or ""
             found, pending = self._generation.handle_path(head, body, exchange, name)
             if found:

@@ -34,6 +34,7 @@ from remora_adapters.sagemaker.hosted import Hosted, HostedModels
 from remora_adapters.sagemaker.routes import HOST_ROUTES, OPEN_PATHS
 from remora_adapters.sagemaker.scripted import script_request
 from remora_adapters.sagemaker.settings import Rules
+from remora_llm.openai.routes import PREFIXES
 from remora_llm.routes.hosted_prompts import HostedGeneration
 
 _log = logging.getLogger("remora.sagemaker")
@@ -42,7 +43,6 @@ _OK = HttpAnswer(200, (PLAIN,), [])
 _NOT_READY = HttpAnswer(400, (PLAIN,), [])
 _GONE = HttpAnswer(404, (PLAIN,), [])
 _IDLE_S = 3600
-_OPENAI = ("/v1/", "/openai/v1/")
 _ASIDE_BYTES = 65_536
 """Limit of bodies converted in the event loop, because /ping must be answered meanwhile."""
 _PAGE = 100
@@ -138,7 +138,7 @@ class SageMakerService:
         """
         plan = self._plans.get(head) or self._plans.put(head, _Plan(head, as_triton=self._rules.as_triton))
         if plan.refusal is not None:
-            if not self._rules.as_triton and head.path.startswith(_OPENAI):
+            if not self._rules.as_triton and head.path.startswith(PREFIXES):
                 back = HeaderExchange(exchange, plan.extra) if plan.extra else exchange
                 name = self._rules.model or self._engine.only_model() or ""
                 found, pending = self._generation.handle_path(head, body, back, name)

@@ -25,6 +25,7 @@ from remora.server.host import ServerContext
 from remora.server.host_routes import HostRoute
 from remora.server.http.exchange import Cancellable, Exchange
 from remora.server.http.predict import Predictor
+from remora_llm.openai.routes import PREFIXES
 from remora_llm.routes.hosted_prompts import HostedGeneration
 
 REDIRECT = b"x-vertex-ai-triton-redirect"
@@ -32,9 +33,6 @@ BINARY = b"application/vnd.vertex-ai-triton.binary+json;json-header-size="
 _LENGTH = b"inference-header-content-length"
 _SIZE = re.compile(rb"[0-9]{1,18}")
 _CHANGING = frozenset(("load", "unload", "trace", "logging", "system_shm", "cuda_shm"))
-
-
-_OPENAI = ("/v1/", "/openai/v1/")
 
 
 def _binary_headers(json_length: int) -> Headers:
@@ -76,7 +74,7 @@ class VertexService:
             else:
                 exchange.respond(failure(405, "Method Not Allowed", plain=False))
             return None
-        if head.path.startswith(_OPENAI):  # with the prefix "/*" an endpoint passes on any path
+        if head.path.startswith(PREFIXES):  # with the prefix "/*" an endpoint passes on any path
             name = self._default or self._engine.only_model() or ""
             found, pending = self._generation.handle_path(head, body, exchange, name)
             if found:

@@ -30,7 +30,7 @@ MANAGES = ("load", "unload")
 """Actions of the routes below a model that change the server, as V2's repository API does."""
 _KSERVE_V1 = re.compile(r"/v1/models/.+:(predict|classify|regress|explain)")
 """Paths below the prefix that belong to KServe V1 and TensorFlow Serving."""
-_BARE = ("/tokenize", "/detokenize", "/rerank", "/score")
+BARE = ("/tokenize", "/detokenize", "/rerank", "/score")
 """Routes that vLLM also has without a prefix."""
 _STATUS: Mapping[str, int] = {
     "NOT_FOUND": 404,
@@ -74,7 +74,7 @@ class ApiError(RemoraError):
 
 def speaks_openai(path: str) -> bool:
     """Return True if errors on a path take OpenAI's form, unless the path is a platform's own."""
-    return path in _BARE or (path.startswith(PREFIXES) and not _KSERVE_V1.fullmatch(path))
+    return path in BARE or (path.startswith(PREFIXES) and not _KSERVE_V1.fullmatch(path))
 
 
 def find_route(path: str) -> Route | None:
@@ -82,7 +82,7 @@ def find_route(path: str) -> Route | None:
     if not speaks_openai(path):
         return None
     rest = next((path[len(prefix) :] for prefix in PREFIXES if path.startswith(prefix)), "")
-    if path in _BARE:
+    if path in BARE:
         rest = path[1:]
     if rest in _POST:
         return Route(_POST[rest], "POST")

@@ -25,7 +25,7 @@ from remora_llm.openai.prompt_rows import (
     predictions_of,
     read_shape,
 )
-from remora_llm.openai.routes import MANAGES, error_answer, find_route
+from remora_llm.openai.routes import MANAGES, PREFIXES, error_answer, find_route
 from remora_llm.routes.group import OpenAiGroup
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _EVENTS: Headers = ((b"Content-Type", b"text/event-stream; charset=utf-8"), (b"Cache-Control", b"no-cache"))
 _LINES: Headers = ((b"Content-Type", b"application/jsonlines"), (b"Cache-Control", b"no-cache"))
-_OPENAI = ("/v1/", "/openai/v1/")
 _EXPECTED = (
     "the body must be a JSON object with messages (a chat), prompt (a completion), or inputs as text with parameters"
 )
@@ -56,7 +55,7 @@ class HostedGeneration:
     @property
     def _routes(self) -> OpenAiRoutes:
         """OpenAI's routes of the service, imported by their first use."""
-        return cast(OpenAiGroup, self._rest.opened(_OPENAI[0])).routes
+        return cast(OpenAiGroup, self._rest.opened(PREFIXES[0])).routes
 
     def dispatch(
         self,
@@ -120,7 +119,7 @@ class HostedGeneration:
 
         Returns True and the pending request, or False for another path.
         """
-        where = find_route(head.path) if head.path.startswith(_OPENAI) else None
+        where = find_route(head.path) if head.path.startswith(PREFIXES) else None
         if where is None or where.action in MANAGES:  # the platform loads models
             return False, None
         return True, self._routes.handle_hosted(where, head, body, exchange, model)

@@ -7,9 +7,12 @@ import json
 import pytest
 
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError, QueueFullError, UnavailableError
+from remora.plugins import ROUTES
 from remora.protocols.rest.answer import JSON, HttpAnswer, failure
 from remora_llm.generation.tasks import ContextError, ParameterError
 from remora_llm.openai.routes import (
+    BARE,
+    PREFIXES,
     ApiError,
     Route,
     context_exceeded,
@@ -158,3 +161,8 @@ def test_a_request_beyond_the_context_has_openais_sentence_and_code(
         "param": "messages",
         "code": "context_length_exceeded",
     }
+
+
+def test_the_table_of_plug_ins_has_the_beginnings_of_all_routes() -> None:
+    (row,) = (row for row in ROUTES if row.target == "remora_llm.routes.group")
+    assert row.prefixes == (*PREFIXES, *BARE)
