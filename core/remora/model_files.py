@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Final, Literal, NamedTuple
 
 Syntax = Literal["pbtxt", "json", "yaml"]
@@ -53,6 +53,12 @@ MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _MAX_VERSION = (1 << 63) - 1
 _NO_VERSIONS = frozenset({"warmup", "initial_state", "configs"})
 _VERSION = re.compile(r"\s*\+?(\d+)", re.ASCII)
+
+
+def leaves_folder(path: str) -> bool:
+    """Return True if a path in a model's file may lead out of its folder, on POSIX or on Windows."""
+    posix, windows = PurePosixPath(path), PureWindowsPath(path)
+    return posix.is_absolute() or bool(windows.drive or windows.root) or ".." in windows.parts
 
 
 def path_of_parameter(written: str, model_dir: Path) -> Path:

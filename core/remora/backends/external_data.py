@@ -16,10 +16,11 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import NamedTuple
 
 from remora.errors import InvalidArgumentError
+from remora.model_files import leaves_folder
 
 Bytes = mmap.mmap | bytes
 _LOCATION = b"location"
@@ -95,10 +96,9 @@ def _reason_against(path: Path, location: str) -> str:
         return "which is an address in memory"
     if "\0" in location:
         return "which is not a path"
-    posix, windows = PurePosixPath(location), PureWindowsPath(location)
-    if posix.is_absolute() or windows.drive or windows.root or ".." in windows.parts:
+    if leaves_folder(location):
         return "which is outside of the model's folder"
-    target = (path.parent / posix).resolve()
+    target = (path.parent / location).resolve()
     if any(target.is_relative_to(folder) for folder in (path.parent.resolve(), path.resolve().parent)):
         return ""
     return "which is a link out of the model's folder"

@@ -6,13 +6,14 @@ downloaded, and code in the folder is not run.
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 
 from remora.functions.definition import InputField, Model, OutputField, Settings, Signature
 from remora.functions.hints import kind_of, open_image
+from remora.model_files import leaves_folder
 from remora.system.json_text import read_json
 from remora_runtimes.formats import needed, rows_of
 
@@ -128,16 +129,17 @@ def _check_named_files(folder: Path) -> None:
     for index in (folder / "modules.json", *sorted(folder.glob("*.index.json"))):
         if not index.is_file():
             continue
-        found = read_json(index.read_bytes())
-        if isinstance(found, dict):
-            weights = found.get("weight_map")
-            named = list(weights.values()) if isinstance(weights, dict) else []
-        else:
-            named = [each.get("path", "") for each in found if isinstance(each, dict)] if found else []
-        for each in named:
-            posix, windows = PurePosixPath(str(each)), PureWindowsPath(str(each))
-            if posix.is_absolute() or windows.drive or windows.root or ".." in windows.parts or "\0" in str(each):
-                raise ValueError(f"'{index}' names '{str(each)[:200]}', which is outside of the folder: save it again")
+        for each in map(str, _named_in(read_json(index.read_bytes()))):
+            if "\0" in each or leaves_folder(each):
+                raise ValueError(f"'{index}' names '{each[:200]}', which is outside of the folder: save it again")
+
+
+def _named_in(index: Any) -> list[Any]:
+    """Return the paths in an index of weights or in a list of modules."""
+    if isinstance(index, list):
+        return [each.get("path", "") for each in index if isinstance(each, dict)]
+    weights = index.get("weight_map") if isinstance(index, dict) else None
+    return list(weights.values()) if isinstance(weights, dict) else []
 
 
 def _embeddings(folder: Path, name: str, kind: type, size: int) -> Model:

@@ -31,3 +31,10 @@ def test_files_of_the_folder_are_left_to_the_libraries(tmp_path: Path) -> None:
     assert define(tmp_path, "m", False).name == "m"
     (tmp_path / "modules.json").write_text(json.dumps([{"path": ""}, {"path": "1_Pooling"}]))
     assert define(tmp_path, "m", False).name == "m"
+
+
+@pytest.mark.parametrize("index", [5, "text", None, [5], {"weight_map": 5}, {}])
+def test_an_index_that_names_no_files_is_left_to_the_libraries(index: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert define(tmp_path, "m", False).name == "m"
