@@ -109,9 +109,9 @@ def external_files(data: Bytes) -> Iterator[ExternalFile]:
 
     Raises InvalidArgumentError for a file that is nested too deeply or has too many parts to check.
     """
-    if data.find(_LOCATION) < 0 and data.find(_CONTEXT) < 0:  # most files: no message has to be read
-        return
-    yield from _Reader(data).files("model", 0, len(data), 0)
+    has_contexts = data.find(_CONTEXT) >= 0
+    if has_contexts or data.find(_LOCATION) >= 0:  # else, as in most files, no message has to be read
+        yield from _Reader(data, has_contexts=has_contexts).files("model", 0, len(data), 0)
 
 
 class _Attribute(NamedTuple):
@@ -133,9 +133,9 @@ class _EndError(Exception):
 class _Reader:
     """Reader of the wire format of protobuf, which skips all that is not named in `_INNER`."""
 
-    def __init__(self, data: Bytes) -> None:
+    def __init__(self, data: Bytes, *, has_contexts: bool) -> None:
         self._data = data
-        self._has_contexts = data.find(_CONTEXT) >= 0
+        self._has_contexts = has_contexts
         self._fields = 0
 
     def files(self, kind: str, start: int, end: int, depth: int) -> Iterator[ExternalFile]:
