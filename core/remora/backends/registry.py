@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from remora import plugins
@@ -19,14 +18,16 @@ def find_backend(name: str) -> Backend:
     Triton's text if neither exists.
     """
     row = plugins.BACKENDS.get(name)
-    backend = plugins.load(row.target) if row is not None and plugins.is_present(row.target) else _installed(name)
+    if row is not None and plugins.is_present(row.target):
+        backend = plugins.load(row.target)
+    else:
+        backend = plugins.find_installed("backends", name)
     if backend is None:
         raise InvalidArgumentError(
             f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration."
         )
     made: Backend = backend()
-    if row is None:
-        _check_version(made, name)
+    _check_version(made, name)
     return made
 
 
@@ -94,11 +95,6 @@ def installed_backends() -> list[tuple[str, str]]:
     """Return the name and the package with version of each backend of an installed package."""
     found = plugins.installed("backends")
     return [(each.name, f"{each.dist.name} {each.dist.version}" if each.dist is not None else "") for each in found]
-
-
-def _installed(name: str) -> Callable[[], Backend] | None:
-    found: Callable[[], Backend] | None = plugins.find_installed("backends", name)
-    return found
 
 
 def _check_version(backend: Backend, name: str) -> None:
