@@ -70,6 +70,8 @@ class TaskBook(Generic[P]):
         """See `Outbox`; both for the engine's thread."""
         self._changed = threading.Condition()
         self._inbox: list[Entry[P]] = []
+        self._entered: Counter[str] = Counter()
+        """Number of choices in the inbox by caller."""
         self._open: dict[Task, int] = {}
         """Number of choices without an end by task."""
         self._closing = False
@@ -90,6 +92,7 @@ class TaskBook(Generic[P]):
             except RuntimeError as error:
                 raise UnavailableError(f"model '{self.name}' cannot run: {error}") from error
             self._inbox.append(Entry(task, sink, arrival_ns, prepared))
+            self._entered[task.caller] += task.choices
             self._open[task] = task.choices
             self._changed.notify()
 
@@ -110,8 +113,7 @@ class TaskBook(Generic[P]):
     def waiting(self) -> Mapping[str, int]:
         """Return the number of waiting choices by caller."""
         found = Counter(self.queued)
-        for entry in tuple(self._inbox):
-            found[entry.task.caller] += entry.task.choices
+        found.update(self._entered.copy())  # a copy, because other threads may enter tasks
         return found
 
     def cancel(self, task: Task) -> None:
@@ -145,8 +147,8 @@ class TaskBook(Generic[P]):
         with self._changed:
             entries, self._inbox = self._inbox, []
             cancelled, self.cancelled = self.cancelled, set()
-            for entry in entries:
-                self.queued[entry.task.caller] += entry.task.choices
+            self.queued.update(self._entered)
+            self._entered = Counter()
         return entries, cancelled
 
     def count_started(self, task: Task) -> None:
