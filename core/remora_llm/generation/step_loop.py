@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from remora.errors import InternalError, RemoraError, UnavailableError
+from remora.errors import InternalError, RemoraError
 from remora_llm.generation import Extension, Logits, Sink, Stepper, StepResult, Tokens
 from remora_llm.generation.answering import Answer, Matcher
 from remora_llm.generation.planner import Planner, PlannerLimits, StepPlan
@@ -388,7 +388,7 @@ class StepLoop:
         self._stepper, trouble = self._recovery.next_stepper(self._stepper, error)
         if trouble:
             self.trouble = trouble
-            self._fail_all(UnavailableError(f"model '{name}' cannot run: {trouble}"))
+            self._fail_all(self._book.unusable(trouble))
 
     def _fail_all(self, error: RemoraError) -> None:
         for opened in list(self._open.values()):

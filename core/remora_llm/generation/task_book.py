@@ -90,7 +90,7 @@ class TaskBook(Generic[P]):
             try:
                 self._wake()
             except RuntimeError as error:
-                raise UnavailableError(f"model '{self.name}' cannot run: {error}") from error
+                raise self.unusable(error) from error
             self._inbox.append(Entry(task, sink, arrival_ns, prepared))
             self._entered[task.caller] += task.choices
             self._open[task] = task.choices
@@ -100,7 +100,7 @@ class TaskBook(Generic[P]):
         if self._closing:
             raise UnavailableError(f"model '{self.name}' is being unloaded")
         if trouble := self._trouble():
-            raise UnavailableError(f"model '{self.name}' cannot run: {trouble}")
+            raise self.unusable(trouble)
         by_caller = self.waiting()
         waiting, own = sum(by_caller.values()), by_caller.get(task.caller, 0)
         if waiting and waiting + task.choices > self._max_waiting:
@@ -168,6 +168,10 @@ class TaskBook(Generic[P]):
                 del self._open[task]
                 self.cancelled.discard(task)
         self.post(sink, piece._replace(end=end))
+
+    def unusable(self, why: object) -> UnavailableError:
+        """Return the error of tasks that the engine cannot run."""
+        return UnavailableError(f"model '{self.name}' cannot run: {why}")
 
     def unloaded(self) -> RemoraError:
         """Return the error of tasks that the unload ends."""
