@@ -22,7 +22,7 @@ from remora.system.json_text import read_json
 SCRIPT, EXPORTED, COMPILED = "TorchScript", "exported program", "AOTInductor package"
 
 MAX_GRAPH_BYTES = 256 << 20
-"""Largest description of a program's graph in bytes, uncompressed."""
+"""Largest description of a program's graph, or file of its code, in bytes, uncompressed."""
 
 # The records at the end of a zip archive: end of central directory, its 64-bit form, and the locator of that.
 _END, _LONG_END, _LOCATOR = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL")
@@ -116,11 +116,7 @@ def check_exported(path: Path, safely_loads: Callable[[io.BytesIO], object]) -> 
             if info.file_size > path.stat().st_size:
                 raise InternalError(f"its {name} is compressed, which PyTorch never does, and too long")
             if name.endswith(".json"):
-                if info.file_size > MAX_GRAPH_BYTES:
-                    raise InternalError(
-                        f"its {name} is {info.file_size} bytes long; at most {MAX_GRAPH_BYTES} are read"
-                    )
-                pickled.update(_check_description(name, archive.read(info)))
+                pickled.update(_check_description(name, _read_text(archive, info)))
         for name, info in members.items():
             if name.endswith((".pt", ".pkl")) or name.rpartition("/")[2] in pickled:
                 try:
@@ -146,15 +142,21 @@ def check_script(path: Path) -> None:
             name = info.filename.partition("/")[2].lower()  # PyTorch's reader ignores case
             if not (name.startswith("code/") and name.endswith(".py")):
                 continue
-            if info.file_size > MAX_GRAPH_BYTES:
-                raise InternalError(f"its {name} is {info.file_size} bytes long; at most {MAX_GRAPH_BYTES} are read")
-            found = _FILES_IN_CODE.search(code := archive.read(info)) or _HIDDEN_NAME.search(code)
+            code = _read_text(archive, info)
+            found = _FILES_IN_CODE.search(code) or _HIDDEN_NAME.search(code)
             if found is not None:
                 used = found[0].decode("ascii", "replace")[:100]
                 raise InternalError(
                     f"its code uses '{used}', with which a program reads and writes any file of this machine: "
                     "script the model without it"
                 )
+
+
+def _read_text(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    """Return a member with a description or code. Raises InternalError if it is too long."""
+    if info.file_size > MAX_GRAPH_BYTES:
+        raise InternalError(f"its {info.filename} is {info.file_size} bytes long; at most {MAX_GRAPH_BYTES} are read")
+    return archive.read(info)
 
 
 def _check_table(path: Path) -> None:

@@ -257,3 +257,12 @@ def test_torchscript_that_reads_or_writes_any_file_is_refused_before_its_code_ru
 def test_ordinary_torchscript_is_let_through(tmp_path: Path) -> None:
     code = b'class M(Module):\n  def forward(self, x):\n    _0 = (getattr(self, "0")).forward(x, )\n    save_dir = 1\n'
     check_script(script(tmp_path / "m.pt", code))
+
+
+def test_a_text_of_a_program_that_is_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MAX_GRAPH_BYTES", 10)
+    with pytest.raises(InternalError, match=r"its m/code/__torch__/m\.py is 11 bytes long; at most 10 are read"):
+        check_script(script(tmp_path / "m.pt", b"x" * 11))
+    path = written(tmp_path / "p.pt2", **{"archive_format": b"pt2", "models/model.json": b"x" * 11})
+    with pytest.raises(InternalError, match=r"models/model\.json is 11 bytes long; at most 10 are read"):
+        check_exported(path, lambda _: None)
