@@ -507,14 +507,14 @@ class ServedModel:
         """State of this version (see `remora.models.version`)."""
         return self._state
 
-    def send(self, event: Event) -> tuple[Effect, ...]:
+    def send(self, event: Event) -> Effect | None:
         """Record an event in the life of this version and return what the caller must do.
 
         Any thread may call it.
         """
         with self._released:
-            self._state, effects = step(self._state, event)
-        return effects
+            self._state, effect = step(self._state, event)
+        return effect
 
     def acquire(self) -> bool:
         """Keep the model open until `release`. Return False if it is closing already."""
@@ -539,7 +539,7 @@ class ServedModel:
         """
         begin_ns = self._now()
         self.send(Event.RETIRE)
-        if Effect.CLOSE not in self.send(Event.DRAINED):
+        if self.send(Event.DRAINED) is not Effect.CLOSE:
             return True  # it is closed already
         with self._released:
             released = self._released.wait_for(lambda: not self._users, timeout_s)

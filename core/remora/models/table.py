@@ -475,10 +475,10 @@ def _retire(rows: dict[int, VersionState], numbers: Iterable[int]) -> list[Serve
     retired: list[ServedModel] = []
     for number in numbers:
         row = rows[number]
-        effects = step(row.state, Event.RETIRE).effects
-        if Effect.FORGET in effects:
+        effect = step(row.state, Event.RETIRE).effect
+        if effect is Effect.FORGET:
             del rows[number]
-        if Effect.DRAIN in effects and row.model is not None:
+        if effect is Effect.DRAIN and row.model is not None:
             row.model.send(Event.RETIRE)
             rows[number] = VersionState.of(row.model)
             retired.append(row.model)

@@ -4,33 +4,6 @@ A life begins with a load and ends with the memory that the version took. A vers
 a later load of the same number begins a new life beside the one that ends. Pure: the caller keeps the state, sends the
 events and performs the effects.
 
-    state       event       next state  effects
-    WAITING     BEGIN       LOADING
-    WAITING     RETIRE      CLOSED      FORGET
-    LOADING     BEGIN       LOADING
-    LOADING     OPENED      OPENED
-    LOADING     FAILED      FAILED
-    LOADING     RETIRE      CLOSING     FORGET
-    FAILED      BEGIN       RETRYING
-    FAILED      FAILED      FAILED
-    FAILED      RETIRE      CLOSED      FORGET
-    RETRYING    BEGIN       RETRYING
-    RETRYING    OPENED      OPENED
-    RETRYING    FAILED      FAILED
-    RETRYING    RETIRE      CLOSING     FORGET
-    OPENED      PUBLISHED   READY
-    OPENED      RETIRE      CLOSING     CLOSE
-    READY       RETIRE      DRAINING    DRAIN
-    DRAINING    RETIRE      DRAINING
-    DRAINING    DRAINED     CLOSING     CLOSE
-    CLOSING     OPENED      CLOSING     CLOSE
-    CLOSING     FAILED      CLOSED
-    CLOSING     RETIRE      CLOSING
-    CLOSING     DRAINED     CLOSING     CLOSE
-    CLOSING     CLOSED      CLOSED
-    CLOSED      RETIRE      CLOSED
-    CLOSED      DRAINED     CLOSED
-
 Invariant: after RETIRE every version ends in CLOSED, whatever else happens.
 """
 
@@ -96,39 +69,40 @@ class Effect(Enum):
 
 
 class Step(NamedTuple):
-    """The next state, and the effects to perform in this order."""
+    """The next state, and the effect to perform, if any."""
 
     state: State
-    effects: tuple[Effect, ...] = ()
+    effect: Effect | None = None
 
 
-_TRANSITIONS = {
+TRANSITIONS = {
     (State.WAITING, Event.BEGIN): Step(State.LOADING),
-    (State.WAITING, Event.RETIRE): Step(State.CLOSED, (Effect.FORGET,)),
+    (State.WAITING, Event.RETIRE): Step(State.CLOSED, Effect.FORGET),
     (State.LOADING, Event.BEGIN): Step(State.LOADING),  # because an interrupted load leaves no result
     (State.LOADING, Event.OPENED): Step(State.OPENED),
     (State.LOADING, Event.FAILED): Step(State.FAILED),
-    (State.LOADING, Event.RETIRE): Step(State.CLOSING, (Effect.FORGET,)),
+    (State.LOADING, Event.RETIRE): Step(State.CLOSING, Effect.FORGET),
     (State.FAILED, Event.BEGIN): Step(State.RETRYING),
     (State.FAILED, Event.FAILED): Step(State.FAILED),
-    (State.FAILED, Event.RETIRE): Step(State.CLOSED, (Effect.FORGET,)),
+    (State.FAILED, Event.RETIRE): Step(State.CLOSED, Effect.FORGET),
     (State.RETRYING, Event.BEGIN): Step(State.RETRYING),
     (State.RETRYING, Event.OPENED): Step(State.OPENED),
     (State.RETRYING, Event.FAILED): Step(State.FAILED),
-    (State.RETRYING, Event.RETIRE): Step(State.CLOSING, (Effect.FORGET,)),
+    (State.RETRYING, Event.RETIRE): Step(State.CLOSING, Effect.FORGET),
     (State.OPENED, Event.PUBLISHED): Step(State.READY),
-    (State.OPENED, Event.RETIRE): Step(State.CLOSING, (Effect.CLOSE,)),
-    (State.READY, Event.RETIRE): Step(State.DRAINING, (Effect.DRAIN,)),
+    (State.OPENED, Event.RETIRE): Step(State.CLOSING, Effect.CLOSE),
+    (State.READY, Event.RETIRE): Step(State.DRAINING, Effect.DRAIN),
     (State.DRAINING, Event.RETIRE): Step(State.DRAINING),
-    (State.DRAINING, Event.DRAINED): Step(State.CLOSING, (Effect.CLOSE,)),
-    (State.CLOSING, Event.OPENED): Step(State.CLOSING, (Effect.CLOSE,)),
+    (State.DRAINING, Event.DRAINED): Step(State.CLOSING, Effect.CLOSE),
+    (State.CLOSING, Event.OPENED): Step(State.CLOSING, Effect.CLOSE),
     (State.CLOSING, Event.FAILED): Step(State.CLOSED),
     (State.CLOSING, Event.RETIRE): Step(State.CLOSING),
-    (State.CLOSING, Event.DRAINED): Step(State.CLOSING, (Effect.CLOSE,)),  # because a close may have timed out
+    (State.CLOSING, Event.DRAINED): Step(State.CLOSING, Effect.CLOSE),  # because a close may have timed out
     (State.CLOSING, Event.CLOSED): Step(State.CLOSED),
     (State.CLOSED, Event.RETIRE): Step(State.CLOSED),
     (State.CLOSED, Event.DRAINED): Step(State.CLOSED),
 }
+"""The legal transitions; every other event is a fault of its sender."""
 
 BEING_LOADED = frozenset({State.LOADING, State.RETRYING})
 RETIRED = frozenset({State.DRAINING, State.CLOSING, State.CLOSED})
@@ -139,7 +113,7 @@ def step(state: State, event: Event) -> Step:
 
     Raises InternalError if the event is illegal in this state.
     """
-    following = _TRANSITIONS.get((state, event))
+    following = TRANSITIONS.get((state, event))
     if following is None:
         raise InternalError(f"a version that is {state.name} cannot take the event {event.name}")
     return following
