@@ -10,7 +10,7 @@ from pathlib import Path
 from remora.cli.arguments import bind
 from remora.cli.output import UsageError
 from remora.cli.stderr import print_error
-from remora.system.url_secrets import is_url
+from remora.system.url_secrets import begins_as_url
 
 _FUNCTION = '''"""A model written as a function. Serve it with: remora serve app.py"""
 
@@ -159,7 +159,7 @@ def add_init(parser: argparse.ArgumentParser) -> None:
 
 def check_is_folder(path: Path) -> None:
     """Raise UsageError for a URL, which a folder of that name would only seem to be."""
-    if is_url(str(path)):
+    if begins_as_url(str(path)):
         raise UsageError(f"'{path}' is a URL: pass a folder of this machine")
 
 

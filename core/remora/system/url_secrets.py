@@ -21,7 +21,7 @@ def without_secrets(url: str) -> str:
     return _SECRET.sub("***", url)
 
 
-def is_url(place: str) -> bool:
+def begins_as_url(place: str) -> bool:
     """Return True if a text begins as a URL, also one whose second slash a path has dropped."""
     return _SCHEME.match(place) is not None
 
@@ -31,7 +31,7 @@ def shown_place(place: str) -> str:
 
     Every text that repeats what may be either uses it.
     """
-    return without_secrets(place) if is_url(place) else place
+    return without_secrets(place) if begins_as_url(place) else place
 
 
 def hide_secrets(text: str) -> str:
