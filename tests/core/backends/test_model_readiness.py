@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from live_server import status_of
 from remora.backends import model_readiness
 from remora.backends.model_readiness import SharedAnswer, are_ready
 from remora.backends.worker.model import WorkerInstance
+from remora.backends.worker.wire import MessageKind
 from remora.calls import ModelReady
 from remora.engine import Engine
 
@@ -143,8 +145,14 @@ def test_a_model_that_hangs_is_not_ready_and_is_asked_once(caplog: pytest.LogCap
 def test_workers_without_a_process_are_waited_for_together() -> None:
     workers = [object.__new__(WorkerInstance) for _ in range(2)]
     question = Question()
+
+    def request(_: MessageKind) -> list[Any]:
+        return [SimpleNamespace(head=SimpleNamespace(fields={"ready": question()}))]
+
     for worker in workers:
         worker.name, worker._readiness = "m_0", SharedAnswer()
-        worker.supervisor = SimpleNamespace(request=lambda kind: question())  # type: ignore[assignment]
-    assert not are_ready("m", [worker._ask_ready for worker in workers], limit_s=0.0)
+        worker.supervisor = SimpleNamespace(request=request)  # type: ignore[assignment]
+    answers = [worker._ask_ready() for worker in workers]
+    assert [answer.done() for answer in answers] == [False, False]
     question.released.set()
+    assert [answer.result(10) for answer in answers] == [True, True]
