@@ -145,8 +145,8 @@ class Capabilities:
             is in flight share its future. None if the model does not decide (since 1.6).
         fatal: only a restart of the process makes an unhealthy instance healthy; the server then fails its readiness
             and liveness probes.
-        runs_user_code: ``execute`` may have effects besides its answers, so that the server runs no requests of its
-            own, such as those of ``--derived-warmup``. A ``quick`` instance runs none, whatever this is (since 1.7).
+        runs_user_code: ``execute`` may have effects besides its answers, so that ``--derived-warmup`` leaves it out. A
+            ``quick`` instance runs no user code, whatever this is (since 1.7).
     """
 
     devices: frozenset[tuple[int, int]] = frozenset()

@@ -156,7 +156,7 @@ class ModelLoads:
             try:
                 model = self._open_version(plan, number, steps)
                 loaded[number] = self._tested(model, plan)
-            except Exception as error:  # for the same reason
+            except Exception as error:  # any error, for the reason in `_apply`
                 failed[number] = _as_remora_error(error)
                 continue
             load_ns = self._clock.monotonic_ns() - begin_ns
