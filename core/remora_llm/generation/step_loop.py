@@ -20,7 +20,7 @@ from remora_llm.generation import Extension, Logits, Sink, Stepper, StepResult, 
 from remora_llm.generation.answering import Answer, Matcher
 from remora_llm.generation.planner import Planner, PlannerLimits, StepPlan
 from remora_llm.generation.rows import Run
-from remora_llm.generation.task_book import MAX_WAITING, EngineThread, TaskBook
+from remora_llm.generation.task_book import MAX_WAITING, EngineThread, TaskBook, trouble_after
 from remora_llm.generation.tasks import (
     End,
     EndReason,
@@ -118,7 +118,7 @@ class _Recovery:
             stepper = self._reopen()
         except Exception as again:
             _log.exception("model '%s' cannot be opened again", self._name)
-            return stepper, f"it failed in a step ({error}) and cannot be opened again ({again}); reload it"
+            return stepper, trouble_after(error, again)
         self.failures = 0
         return stepper, ""
 

@@ -184,6 +184,11 @@ class TaskBook(Generic[P]):
         return InternalError(f"model '{self.name}' {where}: {type(error).__name__}: {error}", from_model=True)
 
 
+def trouble_after(failure: Exception, again: Exception) -> str:
+    """Return why an engine cannot run whose model failed and cannot be opened ``again``."""
+    return f"it failed in a step ({failure}) and cannot be opened again ({again}); reload it"
+
+
 class EngineThread:
     """Thread of an engine, which starts with the first task."""
 

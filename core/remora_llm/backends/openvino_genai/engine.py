@@ -17,7 +17,7 @@ import numpy as np
 from remora.errors import InternalError
 from remora_llm.generation import EngineStats, Sink, Tokens
 from remora_llm.generation.library_answers import LibraryAnswer, LibraryAnswers
-from remora_llm.generation.task_book import EngineThread
+from remora_llm.generation.task_book import EngineThread, trouble_after
 from remora_llm.generation.tasks import ModelFacts, Task, TokenLogprob, check_task
 
 _log = logging.getLogger("remora.generation")
@@ -170,7 +170,7 @@ class OpenVinoEngine:
             self._pipeline = None
             self._pipeline = self._library.open_pipeline()
         except Exception as again:
-            self.trouble = f"it failed in a step ({error}) and cannot be opened again ({again}); reload it"
+            self.trouble = trouble_after(error, again)
             _log.exception("model '%s' cannot be opened again", self._name)
 
 
