@@ -56,7 +56,7 @@ _VERSION = re.compile(r"\s*\+?(\d+)", re.ASCII)
 
 
 def leaves_folder(path: str) -> bool:
-    """Return True if a path in a model's file may lead out of its folder, on POSIX or on Windows."""
+    """Return True if a path in a model's file may lead out of its folder, on any system."""
     posix, windows = PurePosixPath(path), PureWindowsPath(path)
     return posix.is_absolute() or bool(windows.drive or windows.root) or ".." in windows.parts
 
