@@ -120,8 +120,6 @@ class Release:
             "resources": {"cpu": pod.cpu, "memory": pod.memory},
             "startupSeconds": replicas.scaling.start_s,
         }
-        if pod.gpus:
-            values["arguments"] = ["--require-gpu"]
         if pod.secret:
             values["envFrom"] = [secret_variables(pod.secret)]
         if pod.account:

@@ -39,7 +39,8 @@ def test_every_value_is_one_of_the_chart(stage: Deployments) -> None:
     assert values["image"]["repository"] == "registry.example:5000/ml/remora"
     assert values["image"]["digest"].startswith("sha256:")
     assert values["models"] == {"uri": "s3://bucket/models/v1/", "claim": ""}
-    assert values["arguments"] == ["--require-gpu"]
+    assert values["gpu"]["count"] == 1
+    assert "arguments" not in values  # the chart adds --require-gpu to a pod with GPUs
     assert values["serviceAccount"] == {"create": False, "name": "reader"}
 
 
