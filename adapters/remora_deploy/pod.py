@@ -30,6 +30,8 @@ SCRAPED_PORT = "user-port"
 """Knative gives the port this name and refuses one in the manifest; in Standard mode the manifest has it."""
 _USER = {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
 _MODELS = "/models"
+GPU = "nvidia.com/gpu"
+"""Resource of a whole GPU, and taint of the nodes that have GPUs."""
 LIVENESS = {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6}
 """A busy server may answer late; its process is replaced after a minute without an answer."""
 
@@ -69,7 +71,7 @@ class Pod:
     cpu: str = "2"
     memory: str = "4Gi"
     gpus: int = 0
-    gpu_resource: str = "nvidia.com/gpu"
+    gpu_resource: str = GPU
     account: str = ""
     secret: str = ""
     optional_secret: bool = False
@@ -90,7 +92,7 @@ class Pod:
     @property
     def placement(self) -> Object:
         """Account, node labels and tolerations."""
-        gpu = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}] if self.gpus else []
+        gpu = [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}] if self.gpus else []
         return _present(
             serviceAccountName=self.account,
             nodeSelector=dict(self.node_labels),

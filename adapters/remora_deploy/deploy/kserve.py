@@ -298,8 +298,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mode",
         choices=[str(each) for each in Mode],
-        default="Knative",
-        help="KServe's deployment mode (default Knative)",
+        default=str(Mode.KNATIVE),
+        help="KServe's deployment mode (default %(default)s)",
     )
 
 

@@ -17,7 +17,7 @@ from remora_deploy.deploy.plan import Call, Check, Kept, Kind, Progress, Read, S
 from remora_deploy.deploy.programs import Programs, command, http
 from remora_deploy.deploy.shares import check_replicas, check_share
 from remora_deploy.deploy.uploads import Source, source_of
-from remora_deploy.pod import CONTAINER, Pod, Scaling
+from remora_deploy.pod import CONTAINER, GPU, Pod, Scaling
 
 MANAGER = "remora"
 NEW: frozenset[Kind] = frozenset({"missing"})
@@ -249,7 +249,7 @@ def add_pod_flags(parser: argparse.ArgumentParser, least: int) -> None:
     add("--cpu", default="2", metavar="N", help="processors (default %(default)s)")
     add("--memory", default="4Gi", metavar="SIZE", help="memory (default %(default)s)")
     add("--gpus", type=int, default=0, metavar="N", help="GPUs of a replica (default 0)")
-    add("--gpu-resource", default="nvidia.com/gpu", metavar="NAME", help="resource of a GPU, such as a MIG profile")
+    add("--gpu-resource", default=GPU, metavar="NAME", help="resource of a GPU, such as a MIG profile")
     add("--min", type=int, default=least, metavar="N", help="least replicas (default %(default)s)")
     add("--max", type=int, default=4, metavar="N", help="most replicas (default %(default)s)")
     add("--concurrency", type=int, default=16, metavar="N", help="requests in flight per replica (default 16)")

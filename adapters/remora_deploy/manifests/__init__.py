@@ -13,7 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from remora.errors import RemoraError
-from remora_deploy.manifests.facts import MODES, SPOT, TASK, Choices, Facts
+from remora_deploy.manifests.facts import SPOT, TASK, Choices, Facts
+from remora_deploy.pod import GPU, Mode
 
 if TYPE_CHECKING:
     from remora.traffic.releases import Release
@@ -77,7 +78,7 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--gpu-resource",
-        default="nvidia.com/gpu",
+        default=GPU,
         metavar="NAME",
         help="Kubernetes' name of a GPU, such as nvidia.com/mig-1g.10gb or nvidia.com/gpu.shared (default %(default)s)",
     )
@@ -96,7 +97,8 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
         help="Kubernetes secret, or Compose environment file, with the keys of the storage",
     )
     group.add_argument("--namespace", default="", metavar="NAME", help="Kubernetes namespace")
-    group.add_argument("--mode", choices=MODES, default=MODES[0], help="KServe's mode (default %(default)s)")
+    modes = [each.lower() for each in Mode]
+    group.add_argument("--mode", choices=modes, default=modes[0], help="KServe's mode (default %(default)s)")
     group.add_argument("--spot", choices=tuple(SPOT), default="", help="use the spot nodes of this kind of cluster")
     group.add_argument(
         "--port-name",

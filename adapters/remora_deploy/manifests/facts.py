@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from remora.system.url_secrets import shown_place
+from remora_deploy.pod import GPU
 
 if TYPE_CHECKING:
     from remora.options import EngineOptions
@@ -31,7 +32,6 @@ SPOT = {
     "aks": {"kubernetes.azure.com/scalesetpriority": "spot"},
 }
 """Node labels of spot capacity by cluster."""
-MODES = ("knative", "standard")
 TASK = "{task}"
 """Placeholder for the number of a job's task in names of files."""
 _ON_GPU = ("onnxruntime", "pytorch", "tensorrt", "tensorflow")
@@ -62,7 +62,7 @@ class Choices:
     """
 
     gpus: int = 0
-    gpu_resource: str = "nvidia.com/gpu"
+    gpu_resource: str = GPU
     least: int | None = None
     most: int | None = None
     service_account: str = ""
