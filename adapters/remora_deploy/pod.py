@@ -36,6 +36,13 @@ LIVENESS = {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6}
 """A busy server may answer late; its process is replaced after a minute without an answer."""
 
 
+KSERVE_SECRET = (
+    "KServe's storage initializer reads the secrets of the service account; pass --service-account, and attach the "
+    "secret to it"
+)
+"""Why a predictor takes no secret with credentials."""
+
+
 class Mode(StrEnum):
     """Deployment modes of KServe."""
 

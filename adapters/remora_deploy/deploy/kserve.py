@@ -32,7 +32,15 @@ from remora_deploy.deploy.plan import (
 )
 from remora_deploy.deploy.programs import body_of
 from remora_deploy.deploy.uploads import upload_steps
-from remora_deploy.pod import KSERVE_CONTAINER, Mode, Scaling, inference_service, kserve_predictor, kserve_runtime
+from remora_deploy.pod import (
+    KSERVE_CONTAINER,
+    KSERVE_SECRET,
+    Mode,
+    Scaling,
+    inference_service,
+    kserve_predictor,
+    kserve_runtime,
+)
 
 _KIND = "inferenceservices.serving.kserve.io"
 _RUNTIME = "servingruntimes.serving.kserve.io"
@@ -307,10 +315,7 @@ def build(options: argparse.Namespace, golden: Golden | None) -> KServe:
     """Return the InferenceService of parsed options. Raises ValueError."""
     replicas = kubernetes.replicas_of(options, golden)
     if replicas.pod.secret:
-        raise ValueError(
-            "--storage-secret: KServe's storage initializer reads the secrets of the service account; pass "
-            "--service-account, and attach the secret to it"
-        )
+        raise ValueError(f"--storage-secret: {KSERVE_SECRET}")
     return replace(find_service(options), replicas=replicas, mode=Mode(options.mode))
 
 

@@ -8,7 +8,7 @@ from remora_deploy.manifests import pods, releases
 from remora_deploy.manifests.documents import document, documents
 from remora_deploy.manifests.facts import Facts
 from remora_deploy.manifests.monitoring import monitoring_objects
-from remora_deploy.pod import SCRAPED_PORT, Mode, inference_service, kserve_predictor, kserve_runtime
+from remora_deploy.pod import KSERVE_SECRET, SCRAPED_PORT, Mode, inference_service, kserve_predictor, kserve_runtime
 
 _RUNTIME = "remora"
 
@@ -21,10 +21,7 @@ def render(facts: Facts) -> str:
     if choices.mode == "standard" and (choices.least == 0 or shares):
         raise ValueError("--mode standard: neither scale to zero nor canaries, which are Knative's")
     if choices.secret:
-        raise ValueError(
-            "--secret: KServe's storage initializer reads the secrets of the service account; pass --service-account, "
-            "and attach the secret to it"
-        )
+        raise ValueError(f"--secret: {KSERVE_SECRET}")
     rows = (("ClusterServingRuntime", "For the whole cluster: needs the rights of its administrator, once."),
             ("ServingRuntime", "For one namespace; it goes before the cluster's."))  # fmt: skip
     parts = [document(_runtime(facts, kind), _reasons(facts), header) for kind, header in rows]
