@@ -22,6 +22,8 @@ DRAIN_S = 30
 """Time for running requests of a Deployment's pod after SIGTERM."""
 _PAUSE_S = 5
 """Time in which the endpoints of a Service forget a pod."""
+FULL_PERCENT = 70
+"""Use of a replica, in percent, at which another replica is started."""
 REQUEST_S = 300
 """Time limit of a request on Knative."""
 _DRAIN_MARGIN_S = 10
@@ -135,6 +137,11 @@ class Scaling:
         return {"remora.dev/max-batch-size": str(rows), "remora.dev/instances": str(instances)}
 
 
+def load_target(concurrency: int) -> int:
+    """Return the requests in flight per replica at which another replica is started."""
+    return max(1, concurrency * FULL_PERCENT // 100)
+
+
 def deployment(metadata: Mapping[str, Any], pod: Pod, scaling: Scaling, replicas: int | None) -> Object:
     """Return the Deployment, with the labels of ``metadata`` on its pods.
 
@@ -181,7 +188,7 @@ def knative_service(metadata: Mapping[str, Any], pod: Pod, scaling: Scaling, por
     numbers = {
         "class": "kpa.autoscaling.knative.dev",
         "metric": "concurrency",
-        "target-utilization-percentage": "70",
+        "target-utilization-percentage": str(FULL_PERCENT),
         "min-scale": str(scaling.least),
         "max-scale": str(scaling.most),
         "initial-scale": str(max(1, scaling.least)),
@@ -247,11 +254,11 @@ def kserve_predictor(
     if mode is Mode.KNATIVE:
         found |= {
             "scaleMetric": "concurrency",
-            "scaleTarget": max(1, scaling.concurrency * 7 // 10),
+            "scaleTarget": load_target(scaling.concurrency),
             "containerConcurrency": scaling.concurrency,
         }
     else:
-        found |= {"scaleMetric": "cpu", "scaleTarget": 70}
+        found |= {"scaleMetric": "cpu", "scaleTarget": FULL_PERCENT}
     model = {
         "runtime": runtime,
         "modelFormat": dict(model_format or {"name": FORMAT}),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from remora.system.url_secrets import shown_place
-from remora_deploy.pod import GPU
+from remora_deploy.pod import FULL_PERCENT, GPU
 
 if TYPE_CHECKING:
     from remora.options import EngineOptions
@@ -163,7 +163,7 @@ class Facts(NamedTuple):
             "resources": f"The process had {self.memory_mib} MiB with all models loaded; twice that, in quarters of "
             "a GiB.",
             "livenessProbe": "Alive as soon as the port is open, so a slow load is not restarted.",
-            "autoscaling.knative.dev/target-utilization-percentage": "Another pod comes at 70 % of "
+            "autoscaling.knative.dev/target-utilization-percentage": f"Another pod comes at {FULL_PERCENT} % of "
             "containerConcurrency: the rest is room until it is there.",
             "autoscaling.knative.dev/scale-to-zero-pod-retention-period": "Ten times as long as a start may take "
             f"({self.patience_s} s): going sooner costs more than staying.",

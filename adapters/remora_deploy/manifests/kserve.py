@@ -8,7 +8,15 @@ from remora_deploy.manifests import pods, releases
 from remora_deploy.manifests.documents import document, documents
 from remora_deploy.manifests.facts import Facts
 from remora_deploy.manifests.monitoring import monitoring_objects
-from remora_deploy.pod import KSERVE_SECRET, SCRAPED_PORT, Mode, inference_service, kserve_predictor, kserve_runtime
+from remora_deploy.pod import (
+    FULL_PERCENT,
+    KSERVE_SECRET,
+    SCRAPED_PORT,
+    Mode,
+    inference_service,
+    kserve_predictor,
+    kserve_runtime,
+)
 
 _RUNTIME = "remora"
 
@@ -44,7 +52,7 @@ def _reasons(facts: Facts) -> dict[str, str]:
         "supportedModelFormats": "A separate format, selected by name: KServe's own runtimes keep their formats.",
         "containers": "KServe finds the container by its name, and its agent calls port 8080.",
         "args": "What a model is called whose files lie directly in /mnt/models, and how long requests may finish.",
-        "scaleTarget": "70 % of the concurrency of a pod: the rest is room until another pod is there.",
+        "scaleTarget": f"{FULL_PERCENT} % of the concurrency of a pod: the rest is room until another pod is there.",
         "canaryTrafficPercent": "The previous revision keeps the rest. 0 rolls back, and removing the line finishes.",
     }
     mode = "Scale to zero, canaries and concurrency limits are Knative's: the mode Standard has none of them."

@@ -10,7 +10,7 @@ from remora_deploy.manifests.documents import documents
 from remora_deploy.manifests.facts import Facts
 from remora_deploy.manifests.jobs import render_kubernetes
 from remora_deploy.manifests.monitoring import monitoring_objects
-from remora_deploy.pod import deployment
+from remora_deploy.pod import FULL_PERCENT, deployment, load_target
 
 _OTLP = (4317, 4318)
 _METADATA = {
@@ -37,7 +37,7 @@ def render(facts: Facts) -> str:
         if facts.gpu
         else "A new pod is ready before an old one ends.",
         "threshold": f"Two batches of {rows} for each of {model.instances} instances of '{model.name}' are "
-        f"{facts.concurrency} at a time; scaling begins at 70 % of it.",
+        f"{facts.concurrency} at a time; scaling begins at {FULL_PERCENT} % of it.",
         "remora.dev/max-batch-size": f"Two batches of {rows} for each of {model.instances} instances of "
         f"'{model.name}' keep a pod busy.",
         "egress": "DNS, storage by HTTPS, traces by OTLP, and the metadata servers of EKS and GKE.",
@@ -117,7 +117,7 @@ def _scaled(facts: Facts) -> dict[str, Any]:
         "metadata": {
             "serverAddress": facts.choices.prometheus,
             "query": held,
-            "threshold": str(max(1, facts.concurrency * 7 // 10)),
+            "threshold": str(load_target(facts.concurrency)),
             "ignoreNullValues": "true",
         },
     }

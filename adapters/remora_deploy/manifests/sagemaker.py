@@ -18,6 +18,7 @@ from remora_deploy.deploy.sagemaker_calls import (
 from remora_deploy.manifests import releases
 from remora_deploy.manifests.documents import document
 from remora_deploy.manifests.facts import Facts
+from remora_deploy.pod import FULL_PERCENT, load_target
 
 _ROLE = "arn:aws:iam::000000000000:role/ROLE"
 _MOST = 4
@@ -77,7 +78,7 @@ def plan_of(facts: Facts) -> Plan:
         instance=facts.choices.instance or f"{kind}.{size}",
         least=least,
         most=most,
-        target=float(max(1, facts.concurrency * 7 // 10)),
+        target=float(load_target(facts.concurrency)),
         startup_s=min(facts.patience_s, _LONGEST_S),
         environ=(("REMORA_REQUIRE_GPU", "true"),) if facts.gpu else (),
     )
@@ -104,6 +105,6 @@ def _reasons(facts: Facts, plan: Plan) -> Mapping[str, str]:
         "RoutingStrategy": "A batch keeps an instance busy for longer: the next request goes to the idlest.",
         "TargetValue": (
             f"Two batches of {max(busiest.max_batch_size, 1)} for each of {busiest.instances} instances of "
-            f"'{busiest.name}' are {facts.concurrency} at a time; scaling begins at 70 percent of it."
+            f"'{busiest.name}' are {facts.concurrency} at a time; scaling begins at {FULL_PERCENT} percent of it."
         ),
     }
