@@ -12,11 +12,14 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from separate_python import make_environment  # noqa: E402
+
 OTHERS = (
     *(f"core/remora_{name}/" for name in ("llm", "runtimes", "tools")),
     "adapters/",
@@ -40,15 +43,6 @@ def copy(target: Path) -> list[str]:
     return left_out
 
 
-def interpreter(folder: Path, tree: Path) -> str:
-    """Return an interpreter that finds the copy and the installed packages, but not the project's own packages."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    (site,) = folder.glob("lib/python*/site-packages")
-    # The .pth files of this folder, with the project's packages, are not read for a path that a .pth file names.
-    (site / "server.pth").write_text(f"{tree / 'core'}\n{sysconfig.get_path('purelib')}\n")
-    return str(folder / "bin" / "python")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--oracle", type=Path, help="folder of the recorded answers; without it they are not asked")
@@ -57,10 +51,8 @@ def main() -> int:
         tree = Path(folder) / "project"
         for name in copy(tree):
             print(f"left out, because it imports another package: {name}")
-        python = interpreter(Path(folder) / "venv", tree)
+        python = make_environment(Path(folder) / "venv", tree / "core")
         environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-        check = "import importlib.util as u; assert not [n for n in ('remora_llm', 'remora_tools') if u.find_spec(n)]"
-        subprocess.run([python, "-c", check], cwd=tree, env=environ, check=True)
         codes = [subprocess.run([python, "-m", "pytest", *arguments, "tests/core"], cwd=tree, env=environ).returncode]
         if options.oracle is not None:
             command = [python, "tests/oracle/run.py", "--oracle", str(options.oracle.resolve())]
