@@ -19,6 +19,7 @@ from remora.engine import Engine
 from remora.errors import RetiredError
 from remora.messages import Ticket
 from remora.models.served_model import ServedModel
+from remora.options import EngineOptions, ServerOptions
 from remora.server.host import Host, find_adapter
 from remora.server.main import Ports, Server
 
@@ -123,9 +124,8 @@ def ask(port: int, method: str, path: str, body: bytes | object = b"", headers: 
 
 
 def running_container(repository: Path, **options: Any) -> AbstractContextManager[Ports]:
-    """Run a plain container's server, with options of `ServerOptions`; see `running`."""
-    host = find_adapter("container").host({"REMORA_MODEL_REPOSITORY": str(repository)})
-    return running(replace(host, server=replace(host.server, **options)))
+    """Run the server of `remora serve`, with options of `ServerOptions`; see `running`."""
+    return running(Host(EngineOptions(paths=(str(repository),)), ServerOptions(**options)))
 
 
 @contextmanager

@@ -12,6 +12,9 @@ from pathlib import Path
 import grimp
 import pytest
 
+from remora import plugins
+from remora.server.host import find_adapter
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
 FILE = re.compile(r"`(?P<path>(?:core|adapters|tests|docs)/[\w./-]+)`")
@@ -25,6 +28,13 @@ TEST_ROOTS = {
     "deploy": ROOT / "adapters" / "remora_deploy",
 }
 """Packages by the folder of their tests."""
+PARTS = {
+    *(row.target for row in (*plugins.BACKENDS.values(), *plugins.COMMANDS.values(), *plugins.ROUTES)),
+    *plugins.HOSTS.values(),
+    *plugins.METRICS,
+    plugins.ANSWERS,
+}
+"""Parts of all packages that the tables of `remora.plugins` name."""
 PACKAGES = (*(folder.name for folder in TEST_ROOTS.values()), "remora_adapters")
 
 
@@ -107,6 +117,17 @@ def test_every_question_of_the_page_has_an_answer_in_code() -> None:
 def test_each_table_of_plug_ins_is_the_answer_to_a_question() -> None:
     answers = {match["name"] for match in ANSWER.finditer(PAGE.read_text()) if match["module"] == "remora.plugins"}
     assert {"ROUTES", "COMMANDS", "BACKENDS", "METRICS", "HOSTS"} <= answers
+
+
+@pytest.mark.parametrize("target", sorted(PARTS))
+def test_each_row_names_a_part_that_is_there(target: str) -> None:
+    assert plugins.is_present(target)
+    assert plugins.load(target) is not None
+
+
+@pytest.mark.parametrize("name", plugins.HOSTS)
+def test_every_platform_has_an_adapter_with_a_host(name: str) -> None:
+    assert callable(find_adapter(name).host)
 
 
 def test_the_page_ends_after_two_pages() -> None:

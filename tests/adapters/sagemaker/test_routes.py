@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hosting import ask, running
+from remora.engine import Engine
+from remora.options import EngineOptions
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer, Refusal
+from remora_adapters import sagemaker
 from remora_adapters.sagemaker import routes
 from remora_adapters.sagemaker.routes import NotAskedError, Route
 
@@ -152,3 +157,15 @@ def test_the_name_of_a_model_is_decoded_once_and_is_never_a_path(segment: str, n
         else:
             with pytest.raises(NotAskedError):
                 routes.route(method, f"/models/{segment}{path}")
+
+
+def test_the_routes_of_models_refuse_what_v2_refuses(tmp_path: Path) -> None:
+    host = sagemaker.host({"SAGEMAKER_BASE_DIR": str(tmp_path), "SAGEMAKER_MULTI_MODEL": "true"})
+    page = {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site", "Content-Type": "text/plain"}
+    options = EngineOptions(model_control_mode="explicit", model_repository=(tmp_path,))
+    place = {"model_name": "h1", "url": str(tmp_path / "none")}
+    with running(host, Engine(options=options)) as ports:
+        for method, path in (("POST", "/models"), ("DELETE", "/models/h1")):
+            assert "another site" in ask(ports.http, method, path, place, page).body.decode()
+            assert ask(ports.http, method, path, place).status != 403
+        assert ask(ports.http, "GET", "/ping", headers={"Host": "evil.example"}).status == 403

@@ -13,7 +13,6 @@ from remora.cli import main
 from remora.engine import Engine
 from remora.messages import Buffer, Ticket
 from remora.options import ServerOptions
-from remora.plugins import HOSTS
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer
 from remora.server.host import ExtraPort, ServerContext, find_adapter, models_of, port_of
@@ -48,11 +47,6 @@ def get(port: int, path: str) -> tuple[int, bytes]:
         return answer.status, answer.read()
     finally:
         connection.close()
-
-
-@pytest.mark.parametrize("name", HOSTS)
-def test_every_platform_has_an_adapter_with_a_host(name: str) -> None:
-    assert callable(find_adapter(name).host)
 
 
 def test_an_unknown_platform_is_refused_with_the_names_there_are() -> None:

@@ -18,7 +18,7 @@ from remora.models.served_model import LoadRecord
 from remora.options import EngineOptions, ServerOptions
 from remora.protocols.http1 import Head
 from remora.protocols.rest.infer import InferCodec
-from remora.server.host import Host, find_adapter
+from remora.server.host import Host
 from remora.server.http.rest import RestService
 from remora.server.main import Ports
 
@@ -91,17 +91,6 @@ def test_http_2_refuses_what_http_1_refuses(ports: Ports) -> None:
         assert client.post(f"{url}/logging", content=b"{}", headers=PAGE).status_code == 403
         assert client.post(f"{url}/logging", content=b"{}", headers=CURL).status_code == 200
         assert client.get(url, headers={"Host": "evil.example"}).status_code == 403
-
-
-def test_a_platforms_own_routes_refuse_what_v2_refuses(tmp_path: Path) -> None:
-    host = find_adapter("sagemaker").host({"SAGEMAKER_BASE_DIR": str(tmp_path), "SAGEMAKER_MULTI_MODEL": "true"})
-    options = EngineOptions(model_control_mode="explicit", model_repository=(tmp_path,))
-    place = {"model_name": "h1", "url": str(tmp_path / "none")}
-    with running(host, Engine(options=options)) as ports:
-        for method, path in (("POST", "/models"), ("DELETE", "/models/h1")):
-            assert "another site" in ask(ports.http, method, path, place, PAGE).body.decode()
-            assert ask(ports.http, method, path, place).status != 403
-        assert ask(ports.http, "GET", "/ping", headers={"Host": "evil.example"}).status == 403
 
 
 class Turns(FakeMailbox):
