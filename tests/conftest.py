@@ -28,6 +28,7 @@ from hypothesis import HealthCheck, settings
 
 from eventually import eventually
 from python_models import Models
+from remora.plugins import is_present
 
 EXTRA_FLAGS = tuple(os.environ.get("SERVER_FLAGS", "").split())
 """Flags for every server of the tests, such as --frontends=2 (`make test-fronts`)."""
@@ -120,6 +121,11 @@ class RunningServer(NamedTuple):
 
 
 Serving = Callable[..., AbstractContextManager[RunningServer]]
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    """Return the mark of a test that runs only beside another package of the project (`make test-alone`)."""
+    return pytest.mark.skipif(not is_present(package), reason=f"{package} is not installed")
 
 
 def free_ports(count: int) -> list[int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import needs
 from remora.cli import _warn_of_exposure, add_options, checked_options, main, read_options
 from remora.options import EngineOptions, ServerOptions
 from remora.server.host import ExtraPort, Host, v2_alone
@@ -146,6 +147,7 @@ def test_a_port_out_of_range_is_one_line(flag: str, value: str, capsys: pytest.C
     assert f"expected a port, 0 to 65535, got '{value}'" in capsys.readouterr().err
 
 
+@needs("remora_deploy")
 @pytest.mark.parametrize(("command", "platform"), [("emulate", "vertex"), ("manifests", "knative")])
 def test_the_help_of_a_command_lists_its_platforms(
     command: str, platform: str, capsys: pytest.CaptureFixture[str]
@@ -175,6 +177,8 @@ def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
+@needs("remora_deploy")
+@needs("remora_tools")
 def test_the_help_begins_with_five_commands_to_start_with(capsys: pytest.CaptureFixture[str]) -> None:
     groups = re.findall(r"^(\w[\w ]*):\n((?:  .*\n)+)", help_of(capsys, "--help"), re.MULTILINE)
     assert [title for title, _ in groups[:2]] == ["options", "Start here"]

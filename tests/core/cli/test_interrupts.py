@@ -12,6 +12,7 @@ from types import FrameType
 
 import pytest
 
+from conftest import needs
 from eventually import eventually
 from remora.cli.interrupts import open_models, run_aside
 
@@ -116,8 +117,8 @@ def test_only_after_an_interrupt_requests_in_flight_have_little_time(
 @pytest.mark.parametrize(
     ("words", "codes"),
     [
-        ("score MODELS in.csv out.csv", (130,)),
-        ("tune MODELS --slo=p99<=1s", (130,)),
+        pytest.param("score MODELS in.csv out.csv", (130,), marks=needs("remora_tools")),
+        pytest.param("tune MODELS --slo=p99<=1s", (130,), marks=needs("remora_tools")),
         ("infer --repository=MODELS endless --random", (130,)),
         ("serve MODELS --http-port=0 --grpc-port=0 --metrics-port=0", (130, 0)),  # 0 once it handles signals
     ],

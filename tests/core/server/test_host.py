@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import needs
 from fakes import write_model
 from remora.cli import main
 from remora.engine import Engine
@@ -128,6 +129,7 @@ LONG = "x" * 5000
     ],
     ids=lambda value: next(reversed(value)) if isinstance(value, dict) else value,
 )
+@needs("remora_adapters")
 def test_a_path_that_the_system_does_not_take_ends_the_start_with_a_reason(
     platform: str, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

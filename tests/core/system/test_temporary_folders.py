@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import needs
 from remora.system.temporary_folders import TemporaryFolder, remove_left_behind
 
 KILLED = """
@@ -35,7 +36,9 @@ def test_a_folder_is_removed_with_its_object(monkeypatch: pytest.MonkeyPatch, tm
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=needs("remora_adapters") if kind == "sagemaker" else ()) for kind in MAKERS]
+)
 def test_the_next_start_removes_what_a_killed_process_left_and_nothing_else(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from conftest import needs
 from fakes import UNTRACED, FakeExchange, FakeMailbox, write_model
 from hosting import PATIENCE_S, ask, running
 from remora.engine import Engine
@@ -153,10 +154,12 @@ def status_during_start(body: bytes, *, openai: bool) -> int:
     return exchange.answers[0].status
 
 
+@needs("remora_llm")
 def test_a_request_for_a_language_model_is_not_for_an_unknown_path_because_the_startup_ends() -> None:
     assert status_during_start(b"{", openai=False) == 400
 
 
+@needs("remora_llm")
 @pytest.mark.parametrize(("name", "status"), [("m", 503), ("alias", 503), ("other", 404)])
 def test_a_language_model_that_becomes_ready_during_its_look_up_is_not_unknown(name: str, status: int) -> None:
     assert status_during_start(b'{"model": "%b", "prompt": "a"}' % name.encode(), openai=True) == status
