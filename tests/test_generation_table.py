@@ -1,4 +1,4 @@
-"""The tables of language models in docs/reliability.md: every test that they name exists, and every row names one."""
+"""The tables of docs/reliability.md: every test that they name exists, and each promise of language models has one."""
 
 from __future__ import annotations
 
@@ -26,3 +26,9 @@ def test_every_row_names_its_test() -> None:
     rows = re.findall(r"^\| (?!-)([^|]+) \| (.+) \|$", SECTION, re.MULTILINE)
     assert len(rows) > 35
     assert [promise for promise, tests in rows if tests != "Test" and "::test_" not in tests] == []
+
+
+def test_the_slowest_tests_are_in_files_that_exist() -> None:
+    files = re.findall(r"^\| [\d.]+ \| `([\w./]+)`: ", PAGE.partition("## Test duration")[2], re.MULTILINE)
+    assert len(files) > 10
+    assert [file for file in files if not (ROOT / "tests" / file).exists()] == []
