@@ -99,9 +99,9 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 
 def _score(options: argparse.Namespace) -> int:
-    from remora_tools import score as cli_score
+    from remora_tools.score import score
 
-    return cli_score.score(options)
+    return score(options)
 
 
 def add_tune(parser: argparse.ArgumentParser) -> None:
@@ -149,9 +149,9 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
 
 
 def _tune(options: argparse.Namespace) -> int:
-    from remora_tools import tune as cli_tune
+    from remora_tools.tune import tune
 
-    return cli_tune.tune(options)
+    return tune(options)
 
 
 def objective_of(text: str) -> Slo:
@@ -214,9 +214,9 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    from remora_tools import replay as cli_replay
+    from remora_tools.replay import replay
 
-    return cli_replay.replay(options)
+    return replay(options)
 
 
 def add_bench(bench: argparse.ArgumentParser) -> None:
@@ -246,9 +246,9 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
 
 
 def _coldstart(options: argparse.Namespace) -> int:
-    from remora_tools import coldstart
+    from remora_tools.coldstart import coldstart
 
-    return coldstart.coldstart(options)
+    return coldstart(options)
 
 
 def _add_load(kinds: Any) -> None:
@@ -371,6 +371,6 @@ def _at_least_one(text: str) -> int:
 
 
 def _load(options: argparse.Namespace) -> int:
-    from remora_tools import bench_load as cli_bench_load
+    from remora_tools.bench_load import bench_load
 
-    return cli_bench_load.bench_load(options)
+    return bench_load(options)
