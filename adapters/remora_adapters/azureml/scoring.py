@@ -103,7 +103,7 @@ class ScoringService:
         self._settings = settings
         methods = ("POST",) if settings.script is None else _METHODS["/score"]
         self.routes = (*_DOCUMENTS, *(HostRoute(method, "/score", "infer") for method in methods))
-        """See `remora.server.host.RoutedService`."""
+        """See `remora.server.host_routes.RoutedService`."""
         self._when_loaded = context.rest.when_loaded
         self._v2 = context.rest.handle
         self._only_model = context.engine.only_model

@@ -122,7 +122,7 @@ class PushService:
     """
 
     routes = _ROUTES
-    """See `remora.server.host.RoutedService`."""
+    """See `remora.server.host_routes.RoutedService`."""
 
     def __init__(self, context: ServerContext, behind: Service, publish: Callable[[Mapping[str, Any]], None]) -> None:
         self._context, self._behind, self._publish = context, behind, publish

@@ -51,7 +51,7 @@ class KServeService:
         *(HostRoute(method, _V1, "model_metadata") for method in ("GET", "HEAD")),
         *(HostRoute(method, f"{_V1}/*", "model_ready") for method in ("GET", "HEAD")),
     )
-    """See `remora.server.host.RoutedService`."""
+    """See `remora.server.host_routes.RoutedService`."""
 
     def __init__(
         self,

@@ -106,7 +106,7 @@ class SageMakerService:
     open_paths = OPEN_PATHS
     """See `remora.server.key_check.OpenService`."""
     routes = HOST_ROUTES
-    """See `remora.server.host.RoutedService`."""
+    """See `remora.server.host_routes.RoutedService`."""
 
     def __init__(self, context: ServerContext, rules: Rules, hosted: HostedModels, *, script: bool = False) -> None:
         self._engine = context.engine

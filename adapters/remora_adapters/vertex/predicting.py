@@ -62,7 +62,7 @@ class VertexService:
         self.open_paths = frozenset((health, HOME))
         """See `remora.server.key_check.OpenService`."""
         self.routes = (HostRoute("POST", predict, "infer", REDIRECT.decode()),)
-        """See `remora.server.host.RoutedService`."""
+        """See `remora.server.host_routes.RoutedService`."""
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request, now or later."""

@@ -53,11 +53,13 @@ class RelayService:
         self._client = client
         self._port = port
         self._keys = keys
-        self._routes = RouteTable(routes)
+        self.routes = tuple(routes)
+        """See `remora.server.host_routes.RoutedService`."""
+        self._table = RouteTable(self.routes)
 
     def reads_body(self, head: Head) -> bool:
         """See `HeadReadingService`."""
-        return self._keys is None or self._keys.reads_body(head, self._routes)
+        return self._keys is None or self._keys.reads_body(head, self._table)
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Relay a request."""

@@ -5,7 +5,7 @@ The latter check the Host header and the API key, and add CORS headers (Fetch) a
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from remora.protocols.cross_site import SharedOrigins, is_loopback, refuse_host
 from remora.protocols.http1 import Head, HeadNote
 from remora.protocols.rest.answer import METRICS, PLAIN, Headers, HttpAnswer, failure
 from remora.protocols.rest.routes import SCRAPE_PATH
+from remora.server.host_routes import routes_of
 from remora.server.http.exchange import (
     Answerer,
     Cancellable,
@@ -43,13 +44,15 @@ def port_service(
     """Return the service for a port at ``address``.
 
     On loopback it checks the Host header first, then the API key with ``keys``. Its answers are shared with pages of
-    ``origins``, and those of OpenAI's routes have a request id. Raises ValueError for text that is not an origin.
+    ``origins``, and those of OpenAI's routes have a request id, unless the platform has the path. Raises ValueError for
+    text that is not an origin.
     """
+    own_paths = [row.path for row in routes_of(service)]
     if keys is not None:
         service = keys.over(service)
     if origins:
         service = SharingService(service, SharedOrigins(origins))
-    return IdentifyingService(_LoopbackService(service, allowed_hosts) if is_loopback(address) else service)
+    return IdentifyingService(_LoopbackService(service, allowed_hosts) if is_loopback(address) else service, own_paths)
 
 
 _CACHEABLE = ("GET", "HEAD")
@@ -158,9 +161,15 @@ class IdentifyingService:
     """Service whose answers on the paths of some groups have an id.
 
     Refusals and streams have one, too: OpenAI's clients show it with errors. On other paths ``--request-ids`` adds it.
+
+    Args:
+        service: the service behind it.
+        own_paths: paths of the platform, whose contract says which ids their answers have: Azure ML's ``/score`` is
+            also one of vLLM's paths.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, own_paths: Iterable[str] = ()) -> None:
+        self._own_paths = frozenset(own_paths)
         self._handle = service.handle
         self._bind = binder_of(service)
         self.reads_body = body_reader_of(service)
@@ -169,21 +178,20 @@ class IdentifyingService:
 
     def handle(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
         """Answer one request; see `Service.handle`."""
-        if _names_requests(head.path):
+        if self._names_requests(head.path):
             exchange = IdentifyingExchange(exchange, valid_id(head.get(ID_NAME)) or self._ids.new())
         return self._handle(head, body, exchange)
 
     def bind(self, head: Head) -> Answerer:
         """See `BindingService.bind`."""
         answer = self._bind(head)
-        if not _names_requests(head.path):
+        if not self._names_requests(head.path):
             return answer
         return partial(_identify, answer, valid_id(head.get(ID_NAME)), self._ids)
 
-
-def _names_requests(path: str) -> bool:
-    row = row_of(path)
-    return row is not None and row.names_requests
+    def _names_requests(self, path: str) -> bool:
+        row = row_of(path)
+        return row is not None and row.names_requests and path not in self._own_paths
 
 
 class MetricsService:

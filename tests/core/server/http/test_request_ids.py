@@ -10,8 +10,9 @@ from fakes import FakeExchange
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import JSON, HttpAnswer
+from remora.server.host_routes import HostRoute
 from remora.server.http.exchange import Answerer, Exchange
-from remora.server.http.port_services import IdentifyingService
+from remora.server.http.port_services import IdentifyingService, port_service
 from remora.server.http.request_ids import ID_HEADER, id_among, valid_id
 
 
@@ -62,6 +63,21 @@ def test_an_id_that_an_answer_has_stays() -> None:
 
 def test_paths_of_v2_get_no_id() -> None:
     assert ids_of(Answering(), "/v2/models/m/infer", (b"x-request-id", b"mine")) == []
+
+
+class Platform(Answering):
+    """A platform's service, whose ``/score`` is also a path of a group."""
+
+    routes = (HostRoute("POST", "/score", "infer"),)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+def test_a_path_of_the_platform_has_the_ids_of_its_contract_alone(method: str) -> None:
+    for service, wanted in ((Platform(), []), (Answering(), [b"mine"])):
+        exchange = FakeExchange()
+        port = port_service("127.0.0.1", service, ("x",))
+        port.handle(Head(method, "/score", ((b"host", b"x"), (b"x-request-id", b"mine"))), b"", exchange)
+        assert [value for name, value in exchange.answers[0].headers if name == ID_HEADER] == wanted
 
 
 def test_ids_differ_from_request_to_request() -> None:
