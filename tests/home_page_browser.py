@@ -17,6 +17,8 @@ from typing import Any
 from playwright.sync_api import Browser, Page, Route, sync_playwright
 
 ANSWER = "#answer"
+SHOWN = "#view:not([inert])"
+"""The view that was chosen last: the one before it takes no input while the next is loaded."""
 PAINTS = 10
 TIMEOUT_MS = 120_000
 PAUSE_MS = 20
@@ -36,11 +38,16 @@ TAKEN_OVER = """() => ['ctrlKey', 'metaKey', 'shiftKey', 'altKey'].filter((key) 
 })"""
 
 
+def choose(page: Page, model: str) -> None:
+    """Choose a model and wait for its form."""
+    page.click(f"nav button[data-name='{model}/1']")
+    page.wait_for_selector(f"{SHOWN} h2:text('{model}')")
+
+
 def send(page: Page, model: str, values: dict[str, str], until: str) -> str:
     """Fill in the form of a model, send it and return the answer's text."""
-    page.click(f"nav button[data-name='{model}/1']")
+    choose(page, model)
     for name, value in values.items():
-        page.wait_for_selector(f"#input-{name}")
         page.fill(f"#input-{name}", value)
     page.click("button.primary")
     page.wait_for_selector(f"{ANSWER} {until}")
@@ -77,7 +84,7 @@ def visit(url: str, folder: Path, chromium: str, files: Path) -> dict[str, Any]:
         page.wait_for_selector("#models button")
         seen["models"] = page.locator("#models button").all_inner_texts()
         seen["controls"] = page.locator("text=/^(Unload|Load again)$/").count()
-        page.click("nav button[data-name='total/1']")
+        choose(page, "total")
         page.wait_for_selector("#input-x")
         seen["first"] = page.input_value("#input-x")
         seen["numbers"] = send(page, "total", {"x": "[[1, 2, 3], [4, 5, 6]]"}, "table")
@@ -85,6 +92,7 @@ def visit(url: str, folder: Path, chromium: str, files: Path) -> dict[str, Any]:
         for name in ("Python", "JavaScript", "tritonclient", "plain JSON", "curl"):
             page.click(f'role=tab[name="{name}"]')
             seen[name] = copied(page)
+        seen["typed"] = typed_text(page)
         seen["invalid"] = send(page, "total", {"x": "one"}, "[role=alert]")
         seen["refused"] = send(page, "refuse", {"x": "1"}, "[role=alert]")
         seen["text"] = send(page, "shout", {"text": "<img src=x onerror=alert(1)>"}, "pre")
@@ -93,7 +101,7 @@ def visit(url: str, folder: Path, chromium: str, files: Path) -> dict[str, Any]:
         seen["json"] = send(page, "keys", {"value": '{"b": 1, "a": 2}'}, "pre")
         seen["probabilities"] = send(page, "spread", {"n": "4"}, "progress")
         seen["scores"] = send(page, "mood", {"text": "fine"}, "progress")
-        page.click("nav button[data-name='turn/1']")
+        choose(page, "turn")
         page.wait_for_selector("#input-picture")
         page.set_input_files("input[type=file]", files / "picture.png")
         page.wait_for_selector(".preview img")
@@ -105,7 +113,7 @@ def visit(url: str, folder: Path, chromium: str, files: Path) -> dict[str, Any]:
         wait_until(page, "document.querySelector('#answer audio').duration > 0")
         seen["spoken_s"] = page.locator(f"{ANSWER} audio").evaluate("each => each.duration")
         page.screenshot(path=str(folder / "sound.png"), full_page=True)
-        page.click("nav button[data-name='hear/1']")
+        choose(page, "hear")
         page.wait_for_selector("#input-sound")
         page.set_input_files("input[type=file]", files / "sound.wav")
         page.wait_for_selector(".preview audio")
@@ -114,7 +122,7 @@ def visit(url: str, folder: Path, chromium: str, files: Path) -> dict[str, Any]:
         seen["heard"] = page.inner_text(f"{ANSWER} pre")
         seen["stopped"] = stopped_stream(page)
         seen["charts"] = charts_of(page)
-        page.click("nav button[data-name='total/1']")
+        choose(page, "total")
         send(page, "total", {"x": "[[1, 2, 3]]"}, "pre")  # one batch alone has no rate
         page.click("text=Explain this model")
         page.wait_for_selector(".output h3:has-text('Batches by size')")
@@ -155,6 +163,22 @@ def visit(url: str, folder: Path, chromium: str, files: Path) -> dict[str, Any]:
     return seen
 
 
+def typed_text(page: Page) -> list[object]:
+    """Return the text of a field after its model was chosen again, and whether it takes input while another loads."""
+    choose(page, "total")
+    page.fill("#input-x", "[[7, 8, 9]]")
+    choose(page, "total")
+    kept = page.input_value("#input-x")
+    pattern = "**/v2/models/keys/versions/1/config"
+    held = held_requests(page, pattern)
+    page.click("nav button[data-name='keys/1']")
+    wait_for(page, held, 1)
+    inert = page.evaluate("document.querySelector('#view').inert")
+    held[0].continue_()
+    page.unroute(pattern)
+    return [kept, inert]
+
+
 def copied(page: Page) -> str:
     """Press the button that copies the code, and return what a paste would insert."""
     page.evaluate("navigator.clipboard.writeText('')")
@@ -184,7 +208,7 @@ def charts_of(page: Page) -> dict[str, str]:
 
 def stopped_stream(page: Page) -> str:
     """Return the answer of a stream without an end that is stopped while it arrives."""
-    page.click("nav button[data-name='endless/1']")
+    choose(page, "endless")
     page.fill("#input-n", "1")
     page.click("button.primary")
     page.wait_for_selector(f"{ANSWER} pre:text-matches('.')")
@@ -242,7 +266,7 @@ def visit_openai(url: str, folder: Path, chromium: str) -> dict[str, Any]:
         page.wait_for_selector("text=/Tracing is off/")
         seen["traces"] = page.inner_text("section:has(> h2:text-is('Traces'))")
         page.locator("section:has(> h2:text-is('Live'))").screenshot(path=str(folder / "tokens.png"))
-        page.click("nav button[data-name='meaning/1']")
+        choose(page, "meaning")
         page.fill("#embedding-texts", "one\none\nanother text")
         page.click("text=Compare")
         page.wait_for_selector(".cosines")
@@ -250,7 +274,7 @@ def visit_openai(url: str, folder: Path, chromium: str) -> dict[str, Any]:
         page.wait_for_selector(".facts b >> nth=0 >> text=/^[1-9]/")
         seen["embeddings"] = charts_of(page)
         seen["labels"] = send(page, "flower", {"X": "[[1, 3, 2], [5, 4, 6]]"}, "progress")
-        page.click("nav button[data-name='flower/1']")
+        choose(page, "flower")
         page.click("text=/^Unload$/")
         page.wait_for_selector("#models button[data-name^='flower']:has-text('unavailable')")
         seen["unloaded"] = page.inner_text("#models")
@@ -318,7 +342,7 @@ def model_chosen_meanwhile(page: Page) -> bool:
     held = held_requests(page, f"**/{path}")
     page.click("text=Routes and examples")
     wait_for(page, held, 1)
-    page.click("nav button[data-name='total/1']")
+    choose(page, "total")
     page.wait_for_selector("#input-x")
     with page.expect_response(f"**/{path}") as answer:
         held[0].continue_()

@@ -264,6 +264,12 @@ def _rows(port: int, name: str, label: str = "") -> list[float]:
     return [float(line.split()[-1]) for line in lines if line.startswith(name + "{") and label in line]
 
 
+def test_a_model_chosen_again_keeps_what_was_typed_and_a_view_takes_no_input_while_another_loads(
+    seen: dict[str, Any],
+) -> None:
+    assert seen["typed"] == ["[[7, 8, 9]]", True]
+
+
 def test_all_models_are_listed_with_their_state(seen: dict[str, Any]) -> None:
     assert len(seen["models"]) == 11
     assert all("ready" in each for each in seen["models"])

@@ -49,12 +49,16 @@ document.addEventListener("click", async (event) => {
   try {
     const answer = await request(link.href, undefined, { headers: { Accept: "text/html, application/json;q=0.9" } });
     const text = await answer.text();
-    if (!isCurrent()) return;
     const isPage = answer.headers.get("Content-Type")?.startsWith("text/html");
     const shown = isPage ? [...new DOMParser().parseFromString(text, "text/html").body.children] : [element("pre", {}, text)];
     for (const part of shown) for (const each of part.querySelectorAll("a[href]")) each.href = new URL(each.getAttribute("href"), link.href);
+    showPage(section(link.textContent, ...shown.filter((each) => each.tagName !== "H1")));
+  } catch (error) { showPage(failure(error)); }
+
+  function showPage(content) {
+    if (!isCurrent()) return;
     chosen = null;
     shownCharts = [];
-    show(SERVER, section(link.textContent, ...shown.filter((each) => each.tagName !== "H1")));
-  } catch (error) { if (isCurrent()) byId("view").replaceChildren(failure(error)); }
+    show(SERVER, content);
+  }
 });

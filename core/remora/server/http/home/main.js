@@ -5,10 +5,18 @@ let control = "none";  // how models are loaded: --model-control-mode
 const SERVER = "#/server";  // no model has a slash in its name
 let views = 0;  // views chosen so far
 
-// Return a function that is true until another view is chosen, so that a late answer does not replace it.
+// Return a function that is true until another view is chosen, so that a late answer does not replace it. The old view
+// takes no input any more: it would be sent to the model that was chosen, or be lost.
 function beginView() {
   const mine = ++views;
+  byId("view").inert = true;
   return () => mine === views;
+}
+
+// Keep the view, although another may have been chosen that is not shown yet.
+function keepView() {
+  views += 1;
+  byId("view").inert = false;
 }
 
 async function refresh() {
@@ -53,6 +61,7 @@ function list(models) {
 function show(hash, ...parts) {
   if (location.hash !== hash) history.replaceState(null, "", hash);
   byId("view").dataset.shown = "1";
+  byId("view").inert = false;
   byId("view").replaceChildren(...parts.filter(Boolean));
   const name = chosen && `${chosen.name}/${chosen.version}`;
   byId("server-view").setAttribute("aria-current", String(!chosen));
@@ -68,6 +77,7 @@ function showServer() {
 }
 
 async function choose(row) {
+  if (isChosen(row) && chosen.isShown) return keepView();  // with what was typed, and its answer
   const isCurrent = beginView();
   chosen = { name: row.name, version: row.version, row, language: chosen?.language };
   shownCharts = [];
@@ -80,6 +90,7 @@ async function choose(row) {
     const openai = await openaiView(row);
     if (!isCurrent()) return;
     show(hash, openai?.tagName === "SECTION" && openai, form(openai?.tagName !== "SECTION" && openai), modelCharts(row), explanation(), traces(), startup());
+    chosen.isShown = true;
     snippets();
     for (const each of shownCharts) each();
   } catch (error) {
