@@ -84,22 +84,25 @@ _DAMAGED = re.compile(
 """Errors of the parsers of model files."""
 
 
-def load_failure(source: Source, path: Path, reason: object) -> InternalError:
+def load_failure(source: Source, path: Path, reason: object, *, hint: str = "") -> InternalError:
     """Return the error for a model file that the framework rejects.
 
-    Its text is one line and contains no path of this machine.
+    Its text is one line and contains no path of this machine. ``hint`` tells what to do about the reason; a file that
+    is only a pointer has its own hint.
     """
     shown = shown_path(path, source)
     text = " ".join(str(reason).split()).replace(str(path), shown).replace(f"{path.parent}/", "")
-    hint = "; the file is a Git LFS pointer: run git lfs pull" if is_lfs_pointer(path) else _hint_of_damage(text, path)
-    return InternalError(f"model '{source.name}': cannot load '{shown}': {text[:1000]}{hint}")
+    if is_lfs_pointer(path):
+        hint = "the file is a Git LFS pointer: run git lfs pull"
+    advice = [each for each in (hint or _hint_of_damage(text, path),) if each]
+    return InternalError("; ".join([f"model '{source.name}': cannot load '{shown}': {text[:1000]}", *advice]))
 
 
 def _hint_of_damage(text: str, path: Path) -> str:
     """Return what a parser's error means, with the file's size; "" for other errors."""
     if not path.is_file() or not _DAMAGED.search(text):
         return ""
-    return f"; the file is incomplete or of another format: it has {path.stat().st_size:,} bytes"
+    return f"the file is incomplete or of another format: it has {path.stat().st_size:,} bytes"
 
 
 def is_lfs_pointer(path: Path) -> bool:

@@ -6,9 +6,7 @@ imported when the first model is opened.
 
 from __future__ import annotations
 
-import importlib
 import logging
-import re
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +15,16 @@ from remora.backends import Instance, Placement, Source
 from remora.backends.model_files import (
     cpu_as_device,
     default_max_batch,
-    is_lfs_pointer,
     model_path,
     require_file,
-    shown_path,
+)
+from remora.backends.onnxruntime.opening import (
+    GpuUnusableError,
+    import_onnxruntime,
+    open_session,
+    opening_failure,
+    require_cuda,
+    usable_providers,
 )
 from remora.backends.onnxruntime.plan import (
     CPU_PROVIDER,
@@ -35,22 +39,12 @@ from remora.backends.onnxruntime.plan import (
     plan_session,
     requires_gpu,
 )
-from remora.backends.onnxruntime.session import (
-    OnnxSession,
-    ProviderLostError,
-    gpu_refusal,
-    open_session,
-    reason_of,
-    session_options,
-    usable_providers,
-)
+from remora.backends.onnxruntime.session import OnnxSession
 from remora.backends.ragged import array_instance
 from remora.backends.transfers import transfer_for
 from remora.calls import TensorInfo
-from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
+from remora.errors import InternalError, UnsupportedError
 from remora.proto.model_config_pb2 import ModelConfig
-from remora.system.environment import keep_runtimes_quiet
-from remora.system.install_advice import install_command
 from remora.tensors.device import CUDA, HOST, Memory, memory_of
 
 if TYPE_CHECKING:
@@ -60,19 +54,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _DEFAULT_FILE = "model.onnx"
-_HINTS = (
-    # Patterns of ONNX Runtime's errors, and what to do about each.
-    (r"opset|IR version", "upgrade onnxruntime (this is {version}) or export the model for an older opset"),
-    (r"[Ee]xternal data", "keep the files with the model's weights beside it, under the names they were exported with"),
-    (r"not a registered function/op|is not registered", "it needs custom operators or a newer onnxruntime ({version})"),
-)
-
-
-class _GpuUnusableError(ConfigError):
-    """Error when ONNX Runtime cannot use the GPU.
-
-    Models that do not require a GPU then run on the CPU.
-    """
 
 
 class OnnxRuntimeBackend:
@@ -95,15 +76,7 @@ class OnnxRuntimeBackend:
             InternalError: ONNX Runtime cannot load the file; the text has its reason in one line.
         """
         path = _find_model(source, config)
-        try:
-            keep_runtimes_quiet()
-            runtime = importlib.import_module("onnxruntime")
-        except ImportError as error:
-            raise ConfigError(
-                f"model '{source.name}' needs ONNX Runtime, which cannot be imported ({error}): "
-                f"{install_command('onnx')}; for CUDA: {install_command('gpu')}"
-            ) from error
-        return OnnxModel(runtime, source, path, config)
+        return OnnxModel(import_onnxruntime(source.name), source, path, config)
 
 
 class OnnxModel:
@@ -267,7 +240,7 @@ class OnnxModel:
             if device not in self._sessions:
                 try:
                     self._sessions[device] = self._open(config, device)
-                except (_GpuUnusableError, InternalError) as error:
+                except (GpuUnusableError, InternalError) as error:
                     if self._requires_gpu or device.kind == "CPU":
                         raise
                     _log.warning("%s; running on the CPU instead", error)
@@ -280,8 +253,8 @@ class OnnxModel:
         name, runtime = self._source.name, self._runtime
         available = usable_providers(runtime, on_gpu=device.kind == "GPU")
         first = plan_providers(config, device, available)
-        if device.kind == "GPU" and CUDA_PROVIDER in first.missing:
-            raise self._unusable(f"onnxruntime {runtime.__version__} is built without it")
+        if device.kind == "GPU":
+            require_cuda(runtime, name, available)
         for missing in first.missing:
             _log.warning("model '%s': onnxruntime lacks the configured %s; continuing without", name, missing)
         for option in first.left_out:
@@ -353,9 +326,6 @@ class OnnxModel:
         )
         return providers._replace(chain=chain), building
 
-    def _unusable(self, why: object) -> _GpuUnusableError:
-        return _GpuUnusableError(gpu_refusal(self._source.name, why))
-
     def _create(self, plan: SessionPlan, providers: ProviderPlan, device: Device) -> Any:
         runtime, path = self._runtime, self._path
         building = False
@@ -363,11 +333,7 @@ class OnnxModel:
             providers, building = self._with_engine_cache(providers, device)
 
         def create(file: Path, **changes: Any) -> Any:
-            options = session_options(runtime, plan)
-            for key, value in changes.items():
-                setattr(options, key, value)
-            needed = (CUDA_PROVIDER,) if device.kind == "GPU" else ()
-            return open_session(runtime, str(file), options, providers.chain, needed)
+            return open_session(runtime, self._source, file, plan, providers.chain, **changes)
 
         try:
             if building:
@@ -388,20 +354,8 @@ class OnnxModel:
                 level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
                 return cache.load(path, create, lambda file: create(file, graph_optimization_level=level))
             return create(path)
-        except RemoraError:
-            raise
-        except ProviderLostError as error:
-            raise self._unusable(error) from None
-        except Exception as error:  # ONNX Runtime's classes have no common parent but Exception
-            raise InternalError(self._load_failure(error)) from error
-
-    def _load_failure(self, error: Exception) -> str:
-        shown = shown_path(self._path, self._source)
-        reason = reason_of(error).replace(str(self._path), shown).replace(f"{self._path.parent}/", "")
-        hints = [hint.format(version=self._runtime.__version__) for mark, hint in _HINTS if re.search(mark, reason)]
-        if is_lfs_pointer(self._path):
-            hints = ["the file is a Git LFS pointer: run git lfs pull"]
-        return "; ".join([f"model '{self._source.name}': cannot load '{shown}': {reason}", *hints[:1]])
+        except OSError as error:
+            raise opening_failure(runtime, self._source, path, error) from error
 
 
 def _runtime() -> Cuda:

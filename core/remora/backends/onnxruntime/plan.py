@@ -52,14 +52,14 @@ class SessionPlan(NamedTuple):
     """
 
     intra_op_threads: int
-    inter_op_threads: int
-    parallel: bool
-    graph_level: str
-    mem_arena: bool
-    mem_pattern: bool
-    entries: Mapping[str, str]
-    run_entries: Mapping[str, str]
-    ignored: tuple[str, ...]
+    inter_op_threads: int = 1
+    parallel: bool = False
+    graph_level: str = "ORT_ENABLE_ALL"
+    mem_arena: bool = True
+    mem_pattern: bool = True
+    entries: Mapping[str, str] = {}
+    run_entries: Mapping[str, str] = {}
+    ignored: tuple[str, ...] = ()
 
 
 class GraphPlan(NamedTuple):

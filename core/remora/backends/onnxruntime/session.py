@@ -10,35 +10,26 @@ import copy
 import ctypes
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from remora.backends.arrays import Run, texts
-from remora.backends.external_data import check_external_data
 from remora.backends.onnxruntime.binding import Binding
-from remora.backends.onnxruntime.plan import CUDA_PROVIDER, GraphPlan, SessionPlan
+from remora.backends.onnxruntime.opening import reason_of
+from remora.backends.onnxruntime.plan import GraphPlan, SessionPlan
 from remora.backends.transfers import Transfer
 from remora.calls import TensorInfo
 from remora.config.datatypes import DATATYPE_BY_NAME
 from remora.errors import InternalError, RemoraError, UnsupportedError
 from remora.messages import DTYPES, Array, Tensor
 from remora.proto.model_config_pb2 import ModelConfig
-from remora.system.install_advice import install_command
 from remora.tensors.device import Memory
 
 _log = logging.getLogger(__name__)
 _BFLOAT16 = 16  # TensorProto.DataType.BFLOAT16
 _FATAL = 4  # the highest of ONNX Runtime's log levels
-_REASON = r"(?s)\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)"
-_BOUND_REASON = "Error in execution: "
-_THROWN = r"\.(?:h|hpp|cc|cpp|cu|cuh):\d+"
-"""Place in ONNX Runtime's source, which only texts of thrown exceptions contain.
-
-Texts of returned statuses do not.
-"""
 
 
 class Bound(NamedTuple):
@@ -198,72 +189,6 @@ class OnnxSession:
         ]
 
 
-class ProviderLostError(Exception):
-    """The opened session lacks a required execution provider; the text is the reason."""
-
-
-def gpu_refusal(model: str, why: object) -> str:
-    """Return the error of a model on a GPU that ONNX Runtime cannot use."""
-    return (
-        f"model '{model}' asks for a GPU, but ONNX Runtime's {CUDA_PROVIDER} is not there: {why}; "
-        f"{install_command('gpu')} and check the driver, or set the instance group's kind to KIND_CPU"
-    )
-
-
-def usable_providers(runtime: Any, *, on_gpu: bool) -> set[str]:
-    """Return the names of ONNX Runtime's execution providers.
-
-    For a GPU CUDA's libraries are loaded from pip's directories first, because a provider may register only with them.
-    That has no effect once they are loaded.
-    """
-    preload = getattr(runtime, "preload_dlls", None)
-    if on_gpu and preload is not None:
-        preload()
-    return set(runtime.get_available_providers())
-
-
-def open_session(
-    runtime: Any, file: str, options: Any, chain: Sequence[tuple[str, Mapping[str, str]]], needed: Sequence[str] = ()
-) -> Any:
-    """Open a session without ONNX Runtime's fallback to the CPU.
-
-    The fallback would print to stdout and run on the CPU instead of the GPU.
-
-    Args:
-        runtime: the module.
-        file: the model.
-        options: the session's.
-        chain: execution providers with their options; `usable_providers` was called before.
-        needed: providers without which the session is of no use.
-
-    Raises:
-        ProviderLostError: the session has no provider of ``needed``.
-        InvalidArgumentError: a tensor's values lie outside of the file's folder.
-    """
-    check_external_data(Path(file))
-    session = runtime.InferenceSession(file, options, providers=list(chain), enable_fallback=0)
-    session.disable_fallback()
-    there = session.get_providers()
-    if any(name not in there for name in needed):
-        raise ProviderLostError("its libraries or the GPU cannot be used")
-    return session
-
-
-def session_options(runtime: Any, plan: SessionPlan) -> Any:
-    """Return a plan as ONNX Runtime's options."""
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = plan.intra_op_threads
-    options.inter_op_num_threads = plan.inter_op_threads
-    modes = runtime.ExecutionMode
-    options.execution_mode = modes.ORT_PARALLEL if plan.parallel else modes.ORT_SEQUENTIAL
-    options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, plan.graph_level)
-    options.enable_cpu_mem_arena = plan.mem_arena
-    options.enable_mem_pattern = plan.mem_pattern
-    for key, value in plan.entries.items():
-        options.add_session_config_entry(key, value)
-    return options
-
-
 def _encoded(value: Array) -> Array:
     """Return an array of bytes for text."""
     encoded = np.empty(value.size, object)
@@ -282,24 +207,6 @@ def _bfloat16_bits(value: Any) -> Array:
     size = int(np.prod(shape, dtype=np.int64)) * DTYPES["BF16"].itemsize
     bits = ctypes.string_at(value.data_ptr(), size)
     return cast("Array", np.frombuffer(bits, DTYPES["BF16"]).reshape(shape))
-
-
-def reason_of(error: Exception) -> str:
-    """Return ONNX Runtime's reason in one line, with Triton's error number.
-
-    A run with bound inputs raises the text without the number. The number is then derived from the text: 1 (failure)
-    for an exception inside ONNX Runtime, 2 (invalid argument) for all other errors of such a run.
-    """
-    message = str(error)
-    match = re.search(_REASON, message)
-    if match:
-        code, text = f" {match[1]}", match[2]
-    elif message.startswith(_BOUND_REASON):
-        text = message.removeprefix(_BOUND_REASON)
-        code = " 1" if re.search(_THROWN, text) else " 2"
-    else:
-        code, text = "", f"{type(error).__name__}: {error}"
-    return f"onnx runtime error{code}: {' '.join(text.split())}"
 
 
 _DATATYPES = DATATYPE_BY_NAME | {"float": "FP32", "double": "FP64", "string": "BYTES"}

@@ -15,14 +15,13 @@ from typing import Any
 
 from remora.backends import Instance, Placement, Source
 from remora.backends.gpu_health import free_gpu_bytes, health_of
-from remora.backends.model_files import import_framework, load_failure, require_file
-from remora.backends.onnxruntime.plan import CPU_PROVIDER, CUDA_PROVIDER
-from remora.backends.onnxruntime.session import ProviderLostError, gpu_refusal, open_session, usable_providers
+from remora.backends.model_files import require_file
+from remora.backends.onnxruntime.opening import import_onnxruntime, open_session, require_cuda, usable_providers
+from remora.backends.onnxruntime.plan import CPU_PROVIDER, CUDA_PROVIDER, SessionPlan
 from remora.errors import ConfigError
 from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from remora.system.clock import SystemClock
 from remora.system.cpus import memory_in_use_bytes, memory_limit_bytes
-from remora.system.environment import keep_runtimes_quiet
 from remora.system.machine import memory_bytes
 from remora.tensors.device import CUDA, HOST, memory_of
 from remora_llm.backends.onnx.folder import (
@@ -167,26 +166,17 @@ class GenerationModel:
         return f"remora-onnx-{digest.hexdigest()}"
 
     def _open_session(self) -> Any:
-        keep_runtimes_quiet()
-        runtime = import_framework("onnxruntime", self._source.name, "ONNX Runtime", "onnx")
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads = self._settings.intra_op_threads or self._source.cpus
-        # threads that spin between the steps would take the processor from the front ends
-        options.add_session_config_entry("session.force_spinning_stop", "1")
+        runtime = import_onnxruntime(self._source.name)
+        plan = SessionPlan(
+            self._settings.intra_op_threads or self._source.cpus,
+            # threads that spin between the steps would take the processor from the front ends
+            entries={"session.force_spinning_stop": "1"},
+        )
         chain: list[tuple[str, dict[str, str]]] = [(CPU_PROVIDER, {})]
-        needed: tuple[str, ...] = ()
         if self._on_gpu:
-            if CUDA_PROVIDER not in usable_providers(runtime, on_gpu=True):
-                why = f"onnxruntime {runtime.__version__} is built without it"
-                raise ConfigError(gpu_refusal(self._source.name, why))
+            require_cuda(runtime, self._source.name, usable_providers(runtime, on_gpu=True))
             chain.insert(0, (CUDA_PROVIDER, {"device_id": str(self._gpu)}))
-            needed = (CUDA_PROVIDER,)
-        try:
-            return open_session(runtime, str(self._folder.path), options, chain, needed)
-        except ProviderLostError as error:
-            raise ConfigError(gpu_refusal(self._source.name, error)) from None
-        except Exception as error:  # ONNX Runtime's classes have no common parent but Exception
-            raise load_failure(self._source, self._folder.path, error) from error
+        return open_session(runtime, self._source, self._folder.path, plan, chain)
 
     def _open_stepper(self) -> Stepper:
         """Return a stepper whose cache fits into memory. Raises ConfigError."""

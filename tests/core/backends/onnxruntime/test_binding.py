@@ -18,8 +18,8 @@ from fakes import config_of
 from remora.backends import Execution, Instance, Placement, Source
 from remora.backends.onnxruntime import OnnxRuntimeBackend
 from remora.backends.onnxruntime.binding import Binding
+from remora.backends.onnxruntime.opening import reason_of
 from remora.backends.onnxruntime.plan import GraphPlan
-from remora.backends.onnxruntime.session import reason_of
 from remora.backends.transfers import CudaTransfer
 from remora.errors import InternalError
 from remora.messages import DTYPES, Array, Response

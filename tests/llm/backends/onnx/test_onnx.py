@@ -357,3 +357,25 @@ def test_another_template_of_the_folder_can_be_chosen(tmp_path: Path) -> None:
     model.close()
     with pytest.raises(ConfigError, match="leaves the folder"):
         opened(version, chat_template="../../secret")
+
+
+def test_weights_outside_of_the_models_folder_are_the_models_fault(tmp_path: Path) -> None:
+    import onnx
+
+    folder = tiny(tmp_path)
+    graph = onnx.load(str(folder / "model.onnx"))
+    onnx.save(graph, str(folder / "model.onnx"), save_as_external_data=True, location="weights.bin", size_threshold=0)
+    (folder / "model.onnx").write_bytes((folder / "model.onnx").read_bytes().replace(b"weights.bin", b"/etc/passwd"))
+    with pytest.raises(InvalidArgumentError, match="outside of the model's folder"):
+        opened(folder)
+
+
+def test_a_graph_of_a_newer_opset_is_explained(tmp_path: Path) -> None:
+    import onnx
+
+    folder = tiny(tmp_path)
+    graph = onnx.load(str(folder / "model.onnx"))
+    graph.opset_import[0].version = 999
+    onnx.save(graph, str(folder / "model.onnx"))
+    with pytest.raises(RemoraError, match=r"onnx runtime error.*export the model for an older opset"):
+        opened(folder)

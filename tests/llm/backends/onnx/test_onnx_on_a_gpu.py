@@ -68,7 +68,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     made.get_available_providers = lambda: [CUDA] * bool(happened) + ["CPUExecutionProvider"]
     cuda = FakeCuda()
     health = GpuHealth(0, lambda: cuda)  # type: ignore[arg-type, return-value]
-    monkeypatch.setattr(generation_backend, "import_framework", lambda *_: made)
+    monkeypatch.setattr(generation_backend, "import_onnxruntime", lambda _: made)
     monkeypatch.setattr(generation_backend, "health_of", lambda _number: health)
     monkeypatch.setattr(generation_backend, "free_gpu_bytes", lambda number: cuda.free_bytes(number))
     monkeypatch.setattr(generation_backend, "memory_of", lambda _device: memory_of(HOST))
