@@ -138,9 +138,9 @@ START = "Start here"
 _SERVE, _TALK, _MEASURE = "Serve models", "Talk to a running server", "Measure"
 _PLATFORMS, _CLOUDS = "Platforms", "Models in clouds"
 COMMANDS = {
-    "init": Command(START, "create a new model from a template", "remora.cli.functions:add_init"),
+    "init": Command(START, "create a new model from a template", "remora_tools.functions:add_init"),
     "export": Command(
-        _SERVE, "write the decorated functions of a file as a Triton repository", "remora.cli.functions:add_export"
+        _SERVE, "write the decorated functions of a file as a Triton repository", "remora_tools.functions:add_export"
     ),
     "export-llm": Command(
         _SERVE, "export a language model of Hugging Face for ONNX Runtime", "remora_llm.export_llm:add_export_llm"
@@ -152,16 +152,20 @@ COMMANDS = {
         _SERVE, "show, check or derive model configurations, without a server", "remora.cli.commands:add_config"
     ),
     "backends": Command(_SERVE, "list the backends and their installed runtimes", "remora.cli.commands:add_backends"),
-    "infer": Command(START, "send one inference request", "remora.cli.commands:add_infer"),
-    "models": Command(_TALK, "list, load or unload the models of a running server", "remora.cli.commands:add_models"),
+    "infer": Command(START, "send one inference request", "remora_tools.client.commands:add_infer"),
+    "models": Command(
+        _TALK, "list, load or unload the models of a running server", "remora_tools.client.commands:add_models"
+    ),
     "explain": Command(
         _TALK,
         "show why batches have their size and answers take their time, and what would change it",
-        "remora.cli.commands:add_explain",
+        "remora_tools.client.commands:add_explain",
     ),
-    "startup": Command(_TALK, "show the startup times of a server", "remora.cli.commands:add_startup"),
+    "startup": Command(_TALK, "show the startup times of a server", "remora_tools.client.commands:add_startup"),
     "release": Command(
-        "Release versions", "send a part of a model's requests to another version", "remora.cli.commands:add_release"
+        "Release versions",
+        "send a part of a model's requests to another version",
+        "remora_tools.client.commands:add_release",
     ),
     "score": Command("Score files", "run the rows of a file through a model", "remora_tools.commands:add_score"),
     "bench": Command(
@@ -180,9 +184,9 @@ COMMANDS = {
     "deploy": Command(
         START, "deploy to a platform; show, call, roll back or remove a service", "remora_deploy.commands:add_deploy"
     ),
-    "pull": Command(_CLOUDS, "download models from cloud storage", "remora.cli.storage:add_pull"),
-    "cache": Command(_CLOUDS, "list or clear the local cache of downloaded models", "remora.cli.storage:add_cache"),
-    "keys": Command("Security", "make and revoke API keys of a server", "remora.cli.commands:add_keys"),
+    "pull": Command(_CLOUDS, "download models from cloud storage", "remora_tools.storage:add_pull"),
+    "cache": Command(_CLOUDS, "list or clear the local cache of downloaded models", "remora_tools.storage:add_cache"),
+    "keys": Command("Security", "make and revoke API keys of a server", "remora_tools.keys:add_keys"),
     "version": Command("About this installation", "print the installed versions", "remora.cli.commands:add_version"),
 }
 """Commands beside `serve` by name, in the order of the help."""

@@ -1,1 +1,1 @@
-"""Commands that measure, tune and score: `bench`, `tune`, `score`, `replay` and `cost`."""
+"""Commands beside the server that call, measure, tune and score models, and manage keys."""

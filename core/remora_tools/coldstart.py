@@ -14,11 +14,11 @@ from typing import Any
 
 from remora.cli.client import HttpClient, call_json, model_path, raise_for_status, request_headers
 from remora.cli.output import UsageError
-from remora.cli.startup import as_text
 from remora.cli.stderr import print_error
 from remora.errors import RemoraError, UnavailableError
 from remora.startup import over_budget, verdict
 from remora.system.json_text import read_json
+from remora_tools.client.startup import as_text
 
 _PAUSE_S = 0.005
 
@@ -93,8 +93,8 @@ def _finished(client: HttpClient, end_s: float) -> dict[str, Any]:
 
 def _ask_once(client: HttpClient, model: str) -> None:
     """Send a generated request and only print an error response."""
-    from remora.cli.infer import arguments_of, encode_request, read_metadata
-    from remora.cli.inputs import InferRequest, random_inputs
+    from remora_tools.client.infer import arguments_of, encode_request, read_metadata
+    from remora_tools.client.inputs import InferRequest, random_inputs
 
     path = model_path(model)
     try:

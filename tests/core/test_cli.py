@@ -121,8 +121,8 @@ def test_reload_excludes_models_that_clients_load(tmp_path: Path, capsys: pytest
         (("serve", "--workers", "2"), "--workers; one process serves all models"),
         (("serve", "--qqq"), "--qqq\n"),
         (("config", "check", "m", "--opn"), "--opn; did you mean --open?"),
-        (("infer", "m", "--workers"), "--workers\n"),
-        (("explain", "m", "other"), "other\n"),
+        pytest.param(("infer", "m", "--workers"), "--workers\n", marks=needs("remora_tools")),
+        pytest.param(("explain", "m", "other"), "other\n", marks=needs("remora_tools")),
     ],
 )
 def test_an_unknown_flag_gets_the_usage_of_its_command_and_the_nearest_flag(

@@ -23,10 +23,10 @@ def test_a_row_of_a_package_that_is_not_installed_is_not_present() -> None:
 
 
 def test_a_command_imports_no_other_command(child_environment: dict[str, str]) -> None:
-    code = "import sys; from remora.cli import main; main(['keys', 'list', '--file', '/nowhere']); print(*sys.modules)"
+    code = "import sys; from remora.cli import main; main(['version']); print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], env=child_environment, capture_output=True, text=True)
     loaded = {name for name in found.stdout.split() if name.startswith(("remora_", "remora.cli."))}
-    assert loaded <= {f"remora.cli.{name}" for name in ("arguments", "commands", "keys", "output", "stderr")}
+    assert loaded <= {f"remora.cli.{name}" for name in ("arguments", "commands", "output", "stderr", "versions")}
 
 
 def hello(parser: argparse.ArgumentParser) -> None:

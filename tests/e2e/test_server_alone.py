@@ -48,8 +48,10 @@ def test_paths_of_the_other_packages_are_unknown(port: int) -> None:
 
 def test_its_help_has_only_its_own_commands(python: str) -> None:
     shown = run(python, "-m", "remora", "--help").stdout
-    assert {"serve", "infer", "config", "release"} <= set(shown.split())
-    assert not {"tune", "score", "deploy", "emulate"} & {line.split()[0] for line in shown.splitlines() if line.strip()}
+    assert {"serve", "config", "backends", "version"} <= set(shown.split())
+    assert not {"infer", "release", "tune", "score", "deploy", "emulate"} & {
+        line.split()[0] for line in shown.splitlines() if line.strip()
+    }
     refused = run(python, "-m", "remora", "tune", "models")
     assert refused.returncode == 2
     assert "invalid choice: 'tune'" in refused.stderr

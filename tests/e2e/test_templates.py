@@ -12,7 +12,7 @@ import pytest
 from conftest import free_ports
 from live_server import client, process, until
 from remora.cli import main
-from remora.cli.functions import TEMPLATES
+from remora_tools.functions import TEMPLATES
 
 # Stands for the package in environments without it: torch and a model take gigabytes.
 TRANSFORMERS = """

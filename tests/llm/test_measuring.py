@@ -18,7 +18,6 @@ from fakes import FakeBackend, write_model
 from generation_models import tiny
 from remora import Engine
 from remora.calls import Metrics, ModelExplain
-from remora.cli.explain import text_of
 from remora.errors import NotFoundError, UnsupportedError
 from remora.management.explain import Explanation
 from remora.messages import InferForm, InputSpec
@@ -29,6 +28,7 @@ from remora_llm.generation.measurements import Measurements
 from remora_llm.generation.step_loop import StepLoop
 from remora_llm.generation.tasks import EngineStats, ModelFacts
 from remora_llm.measuring import generation_families
+from remora_tools.client.explain import text_of
 from trace_receiver import attributes, collector
 
 

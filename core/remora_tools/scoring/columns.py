@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from remora.calls import ModelInfo, TensorInfo
-from remora.cli.inputs import as_typed, find_input
 from remora.errors import InvalidArgumentError, RemoraError
 from remora.messages import DTYPES, Array
+from remora_tools.client.inputs import as_typed, find_input
 from remora_tools.scoring import Chunk, Refusal, Values
 
 _SHOWN_COLUMNS = 20

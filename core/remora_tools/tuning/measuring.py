@@ -17,7 +17,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remora import calls
-from remora.cli.infer import make_request
 from remora.config import to_dict
 from remora.config.function_arguments import function_arguments
 from remora.errors import InvalidArgumentError, NotFoundError, RemoraError
@@ -30,6 +29,7 @@ from remora.system.clock import SystemClock
 from remora.system.cpus import usable_cpus
 from remora.system.machine import usage_with_children
 from remora.system.threads import run_in_daemon
+from remora_tools.client.infer import make_request
 from remora_tools.deciders.arrivals import POISSON, arrivals
 from remora_tools.deciders.latencies import Histogram, merge
 from remora_tools.deciders.stability import WINDOWS, Window, is_stable

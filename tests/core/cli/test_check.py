@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import needs
 from model_folders import COMPLETE, ensemble, model, negation
 from remora.cli import main
 from small_wheels import write_wheel
@@ -260,27 +261,27 @@ output [{ name: "y" data_type: TYPE_FP32 dims: [ 1 ] }]
 """
 
 
-@pytest.mark.parametrize("needs", ["requirements.txt", "EXECUTION_ENV_PATH"])
+@pytest.mark.parametrize("packages", ["requirements.txt", "EXECUTION_ENV_PATH"])
 @pytest.mark.parametrize(
     "command",
     [
         ("config", "check", "--open", "."),
         ("config", "show", "m"),
-        ("infer", "m", "--repository", ".", "--input", "x=1"),
-        ("score", ".", "rows.csv", "out.csv"),
-        ("manifests", "knative", ".", "--models", "gs://bucket/models"),
+        pytest.param(("infer", "m", "--repository", ".", "--input", "x=1"), marks=needs("remora_tools")),
+        pytest.param(("score", ".", "rows.csv", "out.csv"), marks=needs("remora_tools")),
+        pytest.param(("manifests", "knative", ".", "--models", "gs://bucket/models"), marks=needs("remora_deploy")),
     ],
     ids=lambda words: words[0] + words[1].partition("-")[0],
 )
 def test_a_command_that_opens_models_accepts_the_environments_that_the_server_does(
-    needs: str, command: tuple[str, ...], tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    packages: str, command: tuple[str, ...], tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = tmp_path / "repository" / "m" / "1"
     version.mkdir(parents=True)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path / "repository")
     config, code = REQUIRING_CONFIG, REQUIRING
-    if needs == "requirements.txt":
+    if packages == "requirements.txt":
         wheel = write_wheel(tmp_path, "remora-one", "1.0", "import numpy\nVALUE = numpy.float32([7])\n")
         (version.parent / "requirements.txt").write_text(f"{wheel}\n")
     else:

@@ -119,7 +119,7 @@ def test_only_after_an_interrupt_requests_in_flight_have_little_time(
     [
         pytest.param("score MODELS in.csv out.csv", (130,), marks=needs("remora_tools")),
         pytest.param("tune MODELS --slo=p99<=1s", (130,), marks=needs("remora_tools")),
-        ("infer --repository=MODELS endless --random", (130,)),
+        pytest.param("infer --repository=MODELS endless --random", (130,), marks=needs("remora_tools")),
         ("serve MODELS --http-port=0 --grpc-port=0 --metrics-port=0", (130, 0)),  # 0 once it handles signals
     ],
     ids=["score", "tune", "infer", "serve"],

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from conftest import needs
 from remora.cli import command_parsers, main, parse_arguments
 
 URL = "https://user:hunter2@127.0.0.1:1/models?sig=hunter2"
+TOOLS, DEPLOY = needs("remora_tools"), needs("remora_deploy")
 TOKEN = "https://hunter2@127.0.0.1:1/models"
 
 
@@ -39,21 +41,21 @@ def test_no_argument_that_cannot_be_parsed_is_repeated_with_its_secrets(capsys: 
 @pytest.mark.parametrize(
     "words",
     [
-        ("explain",),
-        ("models", "load"),
-        ("pull",),
+        pytest.param(("explain",), marks=TOOLS),
+        pytest.param(("models", "load"), marks=TOOLS),
+        pytest.param(("pull",), marks=TOOLS),
         ("config", "check"),
-        ("score", "m"),
-        ("deploy",),
-        ("deploy", "compose", "d", "--model", "m", "--image"),
-        ("manifests", "knative"),
-        ("build",),
-        ("image", "build", "cpu", "--tag"),
-        ("export", "no-such-folder"),
-        ("export",),
-        ("init",),
-        ("keys", "new", "--name"),
-        ("cost",),
+        pytest.param(("score", "m"), marks=TOOLS),
+        pytest.param(("deploy",), marks=DEPLOY),
+        pytest.param(("deploy", "compose", "d", "--model", "m", "--image"), marks=DEPLOY),
+        pytest.param(("manifests", "knative"), marks=DEPLOY),
+        pytest.param(("build",), marks=DEPLOY),
+        pytest.param(("image", "build", "cpu", "--tag"), marks=DEPLOY),
+        pytest.param(("export", "no-such-folder"), marks=TOOLS),
+        pytest.param(("export",), marks=TOOLS),
+        pytest.param(("init",), marks=TOOLS),
+        pytest.param(("keys", "new", "--name"), marks=TOOLS),
+        pytest.param(("cost",), marks=TOOLS),
     ],
 )
 def test_no_failure_of_a_command_repeats_the_secrets_of_its_argument(

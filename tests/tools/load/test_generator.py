@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remora.cli.inputs import InferRequest
 from remora.messages import Tensor
 from remora.proto.inference_pb2 import ModelInferRequest
+from remora_tools.client.inputs import InferRequest
 from remora_tools.load import MOST_WAITING, Plan, results_from_json
 from remora_tools.load.generator import SEQUENCE_ID, message_of, wake_ns
 from remora_tools.load.requests import grpc_message, in_sequence

@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from remora.cli.inputs import InferRequest
 from remora.cli.output import UsageError
 from remora.errors import InvalidArgumentError
 from remora.messages import Tensor
 from remora.proto.inference_pb2 import ModelInferRequest
+from remora_tools.client.inputs import InferRequest
 from remora_tools.load.generator import SEQUENCE_ID
 from remora_tools.load.requests import (
     bodies_of,

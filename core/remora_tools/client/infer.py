@@ -16,7 +16,6 @@ import numpy as np
 
 from remora.calls import ModelInfo, TensorInfo
 from remora.cli.client import ApiClient, EngineClient, call_json, model_path, open_client, raise_for_status
-from remora.cli.inputs import InferRequest, array_inputs, random_inputs, read_document, typed_inputs
 from remora.cli.interrupts import open_models
 from remora.cli.output import UsageError, columns, warnings_shown
 from remora.config.function_arguments import NOT_DESCRIBED, FunctionArguments, read_arguments
@@ -26,6 +25,7 @@ from remora.protocols.rest.response import serialized
 from remora.server.startup import with_workers
 from remora.system.clock import Clock, SystemClock
 from remora.system.json_text import read_json
+from remora_tools.client.inputs import InferRequest, array_inputs, random_inputs, read_document, typed_inputs
 
 _FIRST = 6
 """Number of values of an output in the table."""

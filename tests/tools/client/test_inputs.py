@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.calls import ModelInfo, TensorInfo
-from remora.cli.inputs import (
+from remora.errors import InvalidArgumentError
+from remora.messages import DTYPES, Tensor
+from remora_tools.client.inputs import (
     MAX_RANDOM_BYTES,
     array_inputs,
     as_typed,
@@ -21,8 +23,6 @@ from remora.cli.inputs import (
     read_document,
     typed_inputs,
 )
-from remora.errors import InvalidArgumentError
-from remora.messages import DTYPES, Tensor
 
 
 def model(**inputs: tuple[str, tuple[int, ...]]) -> ModelInfo:

@@ -8,11 +8,11 @@ import pytest
 
 from fakes import MS, START
 from remora.cli import main
-from remora.cli.explain import MEANINGS, text_of
 from remora.config import BatchPolicy
 from remora.management.explain import Setup, explain
 from remora.scheduling.batching import IDLE, REASONS
 from remora.statistics import ModelStatistics, RanBatch
+from remora_tools.client.explain import MEANINGS, text_of
 
 
 def explained(count: int = 300) -> dict[str, object]:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from remora.cli import main
-from remora.cli import release as command
 from remora.cli.client import ApiAnswer
 from remora.cli.output import UsageError
+from remora_tools.client import release as command
 
 STATUS: dict[str, Any] = {
     "model": "m",

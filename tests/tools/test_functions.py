@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from remora.cli import main
-from remora.cli.functions import TEMPLATES
+from remora_tools.functions import TEMPLATES
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

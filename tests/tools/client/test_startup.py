@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from remora.cli import main
-from remora.cli.startup import as_text
+from remora_tools.client.startup import as_text
 
 
 def test_the_phases_of_a_real_process_sum_to_its_age(

@@ -15,12 +15,12 @@ from hypothesis.extra import numpy as arrays
 
 from remora.calls import ModelInfo
 from remora.cli import main
-from remora.cli.infer import decode_reply, encode_request, read_metadata
-from remora.cli.inputs import InferRequest
 from remora.errors import MalformedError
 from remora.messages import DTYPES, InferForm, Response, Tensor
 from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.response import ReplyFormat
+from remora_tools.client.infer import decode_reply, encode_request, read_metadata
+from remora_tools.client.inputs import InferRequest
 
 Captured = pytest.CaptureFixture[str]
 Ran = tuple[int, str, str]

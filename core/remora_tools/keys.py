@@ -15,11 +15,42 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from remora.cli.arguments import bind, count
 from remora.cli.output import UsageError, columns
+from remora.options.roles import ROLES
 from remora.protocols.api_keys import KeyEntry, caller_of, digest_of, print_entries, read_entries
 
 _PREFIX = "rk_"
 _RANDOM_BYTES = 32
+
+
+def add_keys(keys: argparse.ArgumentParser) -> None:
+    """Add the verbs of `remora keys`."""
+    keys.description = "Manage API keys."
+    verbs = keys.add_subparsers(metavar="VERB", required=True)
+    new = verbs.add_parser(
+        "new",
+        help="add a key and print it",
+        description="Add a key to the file and print it, once, on the last line. The file holds only its hash.",
+    )
+    new.add_argument("--name", required=True, metavar="NAME", help="name of the key, for traces and errors")
+    new.add_argument(
+        "--role", required=True, action="append", choices=tuple(ROLES), help="what the key permits; repeatable"
+    )
+    for flag, kind, text in (
+        ("--rate", count, "requests a second that the key may send (default: no limit)"),
+        ("--burst", count, "requests at once beyond that rate (default: those of one second)"),
+        ("--concurrent", count, "requests in flight at the same time (default: no limit)"),
+    ):
+        new.add_argument(flag, type=kind, default=0, metavar="N", help=text)
+    listing = verbs.add_parser("list", help="list the keys", description="List the names and roles of the keys.")
+    revoke = verbs.add_parser("revoke", help="remove a key", description="Remove a key from the file.")
+    revoke.add_argument("--name", required=True, metavar="NAME", help="name of the key")
+    for parser, verb in ((new, "new"), (listing, "list"), (revoke, "revoke")):
+        parser.add_argument(
+            "--file", required=True, type=Path, metavar="FILE", help="file of keys, as for serve --api-keys-file"
+        )
+        bind(parser, VERBS[verb])
 
 
 def new(options: argparse.Namespace) -> int:

@@ -1,0 +1,1 @@
+"""Commands for a running server: `infer`, `models`, `explain`, `startup` and `release`."""
