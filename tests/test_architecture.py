@@ -33,6 +33,7 @@ PARTS = {
     *plugins.HOSTS.values(),
     *plugins.METRICS,
     plugins.ANSWERS,
+    plugins.BATCHES,
 }
 """Parts of all packages that the tables of `remora.plugins` name."""
 PACKAGES = (*(folder.name for folder in TEST_ROOTS.values()), "remora_adapters")

@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from remora.management.explain import Curve
+from remora_tools.deciders.explaining import Curve
 from remora_tools.deciders.objective import Slo
 from remora_tools.tuning import (
     CostResult,

@@ -36,7 +36,7 @@ from remora.system.url_secrets import shown_place
 
 if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
-    from remora.management.explain import Explanation
+    from remora.management.explanation import Explanation
     from remora.management.export import MetricsExport
     from remora.models.routing import RoutedModel
     from remora.repository.functions import ObjectModels

@@ -95,6 +95,9 @@ HOSTS = {
 METRICS = ("remora_llm.measuring:generation_families",)
 """Functions that return the families of ready models, given as `remora.models.served_model.ServedModel`."""
 
+BATCHES = "remora_tools.deciders.explaining:explain_batches"
+"""Explains the batches of a served model at a time for `remora explain`."""
+
 ANSWERS = "remora_llm.measuring:explain_answers"
 """Explains the answers of a language model for `remora explain`."""
 

@@ -11,8 +11,7 @@ from statistics import fmean, median
 
 from remora.custom_metrics import Family, MetricKind, MetricSample
 from remora.errors import NotFoundError
-from remora.management.answer_report import GenerationReport
-from remora.management.explain import Explanation
+from remora.management.explanation import Explanation, GenerationReport
 from remora.models.served_model import ServedModel
 from remora_llm.generation import TokenEngine
 from remora_llm.generation.measurements import RECENT_ANSWERS, Answered

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conftest import needs
 from eventually import eventually
 from fakes import DOUBLER, UNTRACED, FakeBackend, FakeClock, write_model
 from remora.calls import (
@@ -44,7 +45,6 @@ from remora.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from remora.management.explain import ENOUGH_REQUESTS
 from remora.messages import InferForm, InputSpec, Response
 from remora.models import loader as loading
 from remora.options import EngineOptions
@@ -505,13 +505,14 @@ def test_requests_that_would_be_late_are_refused_on_arrival_if_configured(
 # -- explanations -----------------------------------------------------------------------------------------------------
 
 
+@needs("remora_tools")
 def test_a_model_is_explained_from_its_own_runs(tmp_path: Path, backend: FakeBackend) -> None:
     clock = FakeClock()
     backend.during = lambda: clock.advance(1_000_000)
     write_model(tmp_path, "m")
     with Engine(tmp_path, clock=clock) as engine:
         assert engine.perform(ModelExplain("m")).predicted == ()
-        for _ in range(ENOUGH_REQUESTS + 1):
+        for _ in range(201):  # enough for a prediction
             engine.infer("m", {"IN": [[1]]})
             clock.advance(9_000_000)
         found = engine.perform(ModelExplain("m"))

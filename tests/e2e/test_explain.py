@@ -10,7 +10,7 @@ import pytest
 
 from conftest import RunningServer, Serving
 from remora.cli import main
-from remora.management.explain import ENOUGH_REQUESTS
+from remora_tools.deciders.explaining import ENOUGH_REQUESTS
 
 DOUBLER = """
 import triton_python_backend_utils as pb_utils

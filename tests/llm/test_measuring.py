@@ -19,7 +19,7 @@ from generation_models import tiny
 from remora import Engine
 from remora.calls import Metrics, ModelExplain
 from remora.errors import NotFoundError, UnsupportedError
-from remora.management.explain import Explanation
+from remora.management.explanation import Explanation
 from remora.messages import InferForm, InputSpec
 from remora.models import loader as loading
 from remora.server.http.pages import schema_of

@@ -207,7 +207,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_of(
         "scheduling/admission.py",
-        "test_admission",
+        "test_admission test_admission_overload",
         ("if at <= level)", "if True)"),
         ("if at <= level)", "if at < level)"),
         ("batches, rest = batches + 1, 0", "pass"),
@@ -225,7 +225,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("retry_after_s=max(math.ceil(late_ns / 1e9), 1)", "retry_after_s=1"),
     ),
     *_of(
-        "scheduling/simulation.py",
+        "remora_tools/deciders/simulation.py",
         "test_simulation",
         ("self._ends[0] <= now_ns:", "self._ends[0] < now_ns:"),
         ("self._idle += 1", "self._idle += 2"),
@@ -282,8 +282,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ("if not self._counts_only and not", "if not"),
     ),
     *_of(
-        "management/explain.py",
-        "test_explain",
+        "remora_tools/deciders/explaining.py",
+        "test_explaining",
         ("runs = [run for run in runs if run.requests]", "runs = list(runs)"),
         ("later = runs[1:]", "later = runs"),
         ("/ span_ns / instances, 1.0)", "/ span_ns, 1.0)"),

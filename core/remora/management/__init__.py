@@ -21,7 +21,7 @@ from remora.system.clock import Clock
 
 if TYPE_CHECKING:
     from remora.cache import ResponseCache
-    from remora.management.explain import Explanation
+    from remora.management.explanation import Explanation
     from remora.management.metrics import MetricsExporter
     from remora.models.served_model import ServedModel
     from remora.system.gpus import Gpus
@@ -154,18 +154,19 @@ class CallAnswers:
         return self._ledger.report(min((ns for ns in answered if ns), default=0))
 
     def _explain(self, name: str, version: int, request: str) -> Explanation:
-        from remora.management.explain import explain, setup_of
-
         model = self._table.resolve(name, version)
+        explained: Explanation
         if model.generation is not None:
-            explained: Explanation = plugins.load(plugins.ANSWERS)(model, request)
+            explained = plugins.load(plugins.ANSWERS)(model, request)
             return explained
         if request:
             raise UnsupportedError(
                 f"model '{name}' is not a language model: single requests are explained for those; traces show others"
             )
-        snapshot = model.statistics.snapshot(name, model.version_text)
-        return explain(setup_of(model), model.statistics.recent(), snapshot, self._clock.monotonic_ns())
+        if not plugins.is_present(plugins.BATCHES):
+            raise UnsupportedError("batches are explained by the package remora_tools, which is not installed")
+        explained = plugins.load(plugins.BATCHES)(model, self._clock.monotonic_ns())
+        return explained
 
     def _metadata(self, name: str, version: int) -> ModelInfo:
         model = self._table.resolve(name, version)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from remora.management.explain import Curve
-from remora.scheduling.network_simulation import Offered, Station, simulate_network
+from remora_tools.deciders.explaining import Curve
+from remora_tools.deciders.network_simulation import Offered, Station, simulate_network
 from remora_tools.tuning import Goal, Load, LoadResult, Plan, Runtime, Settings, System
 
 _REQUESTS = 400

@@ -9,10 +9,10 @@ import pytest
 from fakes import MS, START
 from remora.cli import main
 from remora.config import BatchPolicy
-from remora.management.explain import Setup, explain
 from remora.scheduling.batching import IDLE, REASONS
 from remora.statistics import ModelStatistics, RanBatch
 from remora_tools.client.explain import MEANINGS, text_of
+from remora_tools.deciders.explaining import Setup, explain
 
 
 def explained(count: int = 300) -> dict[str, object]:
@@ -45,7 +45,7 @@ def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_document_fits_its_schema() -> None:
-    from remora.management.explain import Explanation
+    from remora.management.explanation import Explanation
     from remora.server.http.pages import schema_of
 
     schema = schema_of(Explanation)

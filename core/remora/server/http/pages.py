@@ -23,7 +23,7 @@ from remora._version import __version__
 from remora.calls import IndexEntry, RepositoryIndex, ServerMetadata, ServerReady, TensorInfo
 from remora.config.function_arguments import FunctionArguments, function_arguments
 from remora.engine import Engine
-from remora.management.explain import Explanation
+from remora.management.explanation import Explanation
 from remora.messages import DTYPES
 from remora.models.example_requests import find_example
 from remora.models.served_model import ServedModel

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from statistics import fmean, quantiles
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from remora.calls import ModelStats
 from remora.config import BatchPolicy, QueuePolicy, batch_policy
-from remora.management.answer_report import GenerationReport
+from remora.management.explanation import Explanation, Measured, Prediction
 from remora.models.served_model import ServedModel
 from remora.scheduling.batching import BatchQueue
-from remora.scheduling.simulation import Simulated, arrivals, request_at, simulate
 from remora.statistics import RanBatch
+from remora_tools.deciders.simulation import Simulated, arrivals, request_at, simulate
 
 ENOUGH_REQUESTS = 200
 """Below this number of requests, rate and wait are reported but nothing is predicted."""
@@ -41,65 +40,6 @@ class Setup(NamedTuple):
     instances: int
     not_simulated: str = ""
     batching: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Recent traffic in microseconds and rates per second.
-
-    ``seconds`` is the length of the measurement.
-    """
-
-    requests: int
-    batches: int
-    seconds: float
-    seconds_ago: float
-    arrivals_per_s: float
-    rows_per_request: float
-    mean_wait_us: float
-    mean_batch_rows: float
-    busy: float
-    batch_sizes: dict[str, int]
-    reasons: dict[str, int]
-    batch_us: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """The predicted effect of a setting.
-
-    ``throughput_per_s`` is the maximum number of requests per second; waits are at the measured rate, None where that
-    exceeds a steady throughput. Extrapolated values depend on batches larger than any measured one.
-    """
-
-    change: str
-    throughput_per_s: float
-    mean_wait_us: float | None
-    p99_wait_us: float | None
-    mean_batch_rows: float
-    throughput_extrapolated: bool
-    waits_extrapolated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """The result of `remora explain`.
-
-    ``predicted`` begins with the current settings. If nothing can be predicted, it is empty and ``notes`` has the
-    reason. A language model has ``answers`` instead of ``measured`` and ``predicted``.
-    """
-
-    model: str
-    version: str
-    measured: Measured | None
-    predicted: tuple[Prediction, ...]
-    advice: tuple[str, ...]
-    notes: tuple[str, ...]
-    answers: GenerationReport | None = None
-
-    def document(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
 
 
 class Curve:
@@ -140,6 +80,12 @@ def setup_of(model: ServedModel) -> Setup:
     elif model.takes_turns:
         why = "nothing is predicted under the rate limiter: when an instance may run is up to the other models"
     return Setup(batch_policy(model.config), model.instance_count, why, model.batching)
+
+
+def explain_batches(model: ServedModel, now_ns: int) -> Explanation:
+    """Explain the last batches of a served model; ``now_ns`` is the time on its clock."""
+    statistics = model.statistics
+    return explain(setup_of(model), statistics.recent(), statistics.snapshot(model.name, model.version_text), now_ns)
 
 
 def explain(setup: Setup, runs: Sequence[RanBatch], stats: ModelStats, now_ns: int) -> Explanation:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from remora.config import BatchPolicy
 from remora.messages import Ticket
 from remora.scheduling.batching import BatchQueue
-from remora.scheduling.simulation import Cost, request_at
+from remora_tools.deciders.simulation import Cost, request_at
 
 _WARM_UP = 5
 """The first 1/5 of the answers is not counted, because the queues are still filling."""

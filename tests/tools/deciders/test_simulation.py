@@ -12,7 +12,7 @@ from fakes import MS, dynamic
 from remora.config import BatchPolicy
 from remora.errors import QueueFullError
 from remora.scheduling.batching import DELAY, FULL, IDLE, SINGLE, BatchQueue
-from remora.scheduling.simulation import arrivals, request_at, simulate
+from remora_tools.deciders.simulation import arrivals, request_at, simulate
 
 
 def linear(fixed_ms: float, each_ms: float):  # type: ignore[no-untyped-def]

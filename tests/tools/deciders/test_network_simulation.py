@@ -6,7 +6,7 @@ import pytest
 
 from fakes import MS, dynamic
 from remora.config import BatchPolicy
-from remora.scheduling.network_simulation import Offered, Station, simulate_network
+from remora_tools.deciders.network_simulation import Offered, Station, simulate_network
 
 ALONE = BatchPolicy(max_batch_size=8)
 
