@@ -82,6 +82,14 @@ STARTS_THREADS = (
     "core/remora/testing/",
     "core/remora_llm/testing.py",
 )
+MAKES_REQUESTS = (
+    "core/remora/system/http_client.py",
+    # The copies of requests keep a connection for each thread and must be cheap.
+    "core/remora/models/shadow_targets.py",
+    # The Runtime API has no timeout between events and takes trailers, which no other server gets.
+    "adapters/remora_adapters/aws_lambda/streaming.py",
+)
+HTTP_CLIENTS = {"http.client", "urllib.request", "urllib3", "requests", "httpx", "aiohttp"}
 CLOCK = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep"}
 GENERATOR = "1.62.3"
 
@@ -180,6 +188,18 @@ def test_no_test_sleeps_but_in_eventually() -> None:
 
 def test_threads_start_in_named_places() -> None:
     assert not uses("threading", {"Thread", "Timer"}, STARTS_THREADS)
+
+
+def test_http_requests_are_made_in_named_places() -> None:
+    found = {
+        name_of(path)
+        for path in SOURCE
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (getattr(node, "module", "") or "", *(alias.name for alias in node.names))
+        if name in HTTP_CLIENTS or (isinstance(node, ast.ImportFrom) and f"{node.module}.{name}" in HTTP_CLIENTS)
+    }
+    assert found == set(MAKES_REQUESTS)
 
 
 def test_source_roots_and_tests_are_not_packages() -> None:

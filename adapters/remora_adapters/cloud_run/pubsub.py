@@ -12,7 +12,6 @@ import json
 import re
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from remora.protocols.rest.answer import HttpAnswer, failure
 from remora.server.host import ServerContext
 from remora.server.host_routes import HostRoute, RouteTable
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange, Service
+from remora.system.http_client import Answer, Limits, fetch
 from remora.system.json_text import read_json
 
 PREFIX = "/pubsub"
@@ -33,7 +33,7 @@ _ROUTES = tuple(HostRoute("POST", f"{PREFIX}/v2/models/{model}/infer", "infer") 
 _TABLE = RouteTable(_ROUTES)
 _TOKEN_URL = "http://metadata.google.internal/computeMetadata/v1/instance/service-accounts/default/token"
 _PASSING = (429, 502, 503, 504)
-_TIMEOUT_S = 10.0
+_LIMITS = Limits(10.0)
 _SPARE_S = 60.0
 """Time before a token's end at which a new one is read."""
 
@@ -97,19 +97,22 @@ class Publisher:
         headers = {"Content-Type": "application/json"}
         if self._token_url:
             headers["Authorization"] = f"Bearer {self._read_token()}"
-        request = urllib.request.Request(self._url, json.dumps({"messages": [message]}).encode(), headers)
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-            answer.read()
+        _checked(fetch(self._url, _LIMITS, body=json.dumps({"messages": [message]}).encode(), headers=headers))
 
     def _read_token(self) -> str:
         with self._lock:
             if self._clock() >= self._ends_s:
-                request = urllib.request.Request(self._token_url, headers={"Metadata-Flavor": "Google"})
-                with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-                    found = read_json(answer.read())
+                found = read_json(_checked(fetch(self._token_url, _LIMITS, headers={"Metadata-Flavor": "Google"})))
                 self._token = str(found["access_token"])
                 self._ends_s = self._clock() + float(found["expires_in"]) - _SPARE_S
             return self._token
+
+
+def _checked(answer: Answer) -> bytes:
+    """Return the body of an answer. Raises OSError for a status that is not 2xx."""
+    if not answer.is_success:
+        raise OSError(f"the server answered {answer.status}")
+    return answer.body
 
 
 class PushService:

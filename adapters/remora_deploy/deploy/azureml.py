@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import argparse
 import re
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from remora.system.http_client import fetch
 from remora.system.install_advice import install_command
 from remora.system.json_text import read_json
 from remora_deploy.deploy.azureml_documents import Settings, check_mirror, settings_of
@@ -37,7 +37,7 @@ from remora_deploy.deploy.plan import (
     find,
 )
 from remora_deploy.deploy.programs import body_of
-from remora_deploy.deploy.rest import TIMEOUT_S, RestCalls, rest, service_call
+from remora_deploy.deploy.rest import LIMITS, RestCalls, rest, service_call
 from remora_deploy.deploy.shares import Shares, before, check_share, main_of, others, split
 
 _HOST = "management.azure.com"
@@ -496,10 +496,10 @@ def connect(options: argparse.Namespace) -> RestCalls:
         if not host.endswith(".azurecr.io"):
             return None
         fields = {"grant_type": "access_token", "service": host, "access_token": token("")}
-        request = urllib.request.Request(f"https://{host}/oauth2/exchange", data=urlencode(fields).encode())
+        form = {"Content-Type": "application/x-www-form-urlencoded"}
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-                return _USER, str(read_json(answer.read())["refresh_token"])
+            answer = fetch(f"https://{host}/oauth2/exchange", LIMITS, body=urlencode(fields).encode(), headers=form)
+            return _USER, str(read_json(answer.body)["refresh_token"])
         except (OSError, ValueError, KeyError) as error:
             raise CallError("denied", f"{host} refuses the login: az acr login --name {host}") from error
 

@@ -9,21 +9,20 @@ from __future__ import annotations
 import base64
 import re
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
+from remora.system.http_client import Answer, Limits, NoAnswerError, fetch
 from remora.system.json_text import read_json
 from remora_deploy.deploy.plan import Call, CallError, Check, Kind, State, find
 
 _DOCKER = "application/vnd.docker.distribution.manifest.v2+json"
 _OCI = "application/vnd.oci.image.manifest.v1+json"
 _INDEXES = ("application/vnd.docker.distribution.manifest.list.v2+json", "application/vnd.oci.image.index.v1+json")
-_MOST_BYTES = 8 << 20
 _TIMEOUT_S = 30.0
+_LIMITS = Limits(_TIMEOUT_S, 8 << 20)
 _HUB = "registry-1.docker.io"
 _LOCAL = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
 _PART = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
@@ -172,27 +171,31 @@ class _Registry:
         accept = ", ".join((_DOCKER, _OCI, *_INDEXES))
         headers, body = self._get(f"{self._root}/manifests/{reference}", {"Accept": accept})
         found = _parse(body)
-        media = str(found.get("mediaType") or headers.get("Content-Type", "").partition(";")[0])
-        return headers.get("Docker-Content-Digest", reference), media, found
+        media = str(found.get("mediaType") or headers.get("content-type", "").partition(";")[0])
+        return headers.get("docker-content-digest", reference), media, found
 
     def blob(self, digest: str) -> dict[str, Any]:
         return _parse(self._get(f"{self._root}/blobs/{digest}", {})[1])
 
     def _get(self, url: str, headers: dict[str, str]) -> tuple[Mapping[str, str], bytes]:
-        for again in (False, True):
-            try:
-                return _fetch(url, {**headers, **self._headers})
-            except urllib.error.HTTPError as error:
-                with error:
-                    challenge = error.headers.get("WWW-Authenticate", "")
-                if error.code == 401 and challenge and not again:
-                    self._headers = {"Authorization": self._authorize(challenge)}
-                    continue
-                kinds: dict[int, Kind] = {401: "denied", 403: "denied", 404: "missing", 429: "busy"}
-                raise CallError(kinds.get(error.code, "failed"), f"{self._name.host} answers {error.code}") from error
-            except (OSError, ValueError) as error:
-                raise CallError("unreachable", f"{self._name.host} cannot be reached: {error}") from error
-        raise AssertionError("not reached")
+        answer = self._fetch(url, {**headers, **self._headers})
+        challenge = answer.headers.get("www-authenticate", "")
+        if answer.status == 401 and challenge:
+            self._headers = {"Authorization": self._authorize(challenge)}
+            answer = self._fetch(url, {**headers, **self._headers})
+        return answer.headers, self._checked(answer)
+
+    def _fetch(self, url: str, headers: Mapping[str, str]) -> Answer:
+        try:
+            return fetch(url, _LIMITS, headers=headers, redirects=True)
+        except NoAnswerError as error:
+            raise CallError("unreachable", f"{self._name.host} cannot be reached: {error}") from error
+
+    def _checked(self, answer: Answer) -> bytes:
+        kinds: dict[int, Kind] = {401: "denied", 403: "denied", 404: "missing", 429: "busy"}
+        if not answer.is_success:
+            raise CallError(kinds.get(answer.status, "failed"), f"{self._name.host} answers {answer.status}")
+        return answer.body
 
     def _authorize(self, challenge: str) -> str:
         """Return the value of the header that a challenge asks for."""
@@ -208,17 +211,9 @@ class _Registry:
             raise CallError("denied", f"{self._name.host} names a token server without TLS: {realm.netloc}")
         scope = fields.get("scope") or f"repository:{self._name.repository}:pull"
         query = urlencode({"service": fields.get("service", ""), "scope": scope})
-        _, body = _fetch(f"{fields['realm']}?{query}", {"Authorization": basic} if basic else {})
-        answer = _parse(body)
+        given = self._fetch(f"{fields['realm']}?{query}", {"Authorization": basic} if basic else {})
+        answer = _parse(self._checked(given))
         return f"Bearer {answer.get('token') or answer.get('access_token') or ''}"
-
-
-def _fetch(url: str, headers: Mapping[str, str]) -> tuple[Mapping[str, str], bytes]:
-    request = urllib.request.Request(url)
-    for key, value in headers.items():  # not redirected, because a registry redirects to a store that is not its own
-        request.add_unredirected_header(key, value)
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-        return answer.headers, answer.read(_MOST_BYTES)
 
 
 def _parse(body: bytes) -> dict[str, Any]:

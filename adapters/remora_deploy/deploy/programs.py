@@ -6,12 +6,12 @@ import json
 import re
 import shutil
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from remora.system.http_client import Limits, NoAnswerError, fetch
 from remora.system.json_text import read_json
+from remora.system.url_secrets import without_secrets
 from remora_deploy.deploy.plan import Call, CallError, Kind, RefusedError
 
 _KINDS: tuple[tuple[str, Kind], ...] = (
@@ -26,8 +26,7 @@ _KINDS: tuple[tuple[str, Kind], ...] = (
     (r"Forbidden|forbidden|Unauthorized|cannot (?:get|list|create|patch|delete)|denied|must be logged in", "denied"),
 )
 _TIMEOUT_S = 900.0
-_HTTP_TIMEOUT_S = 60.0
-_MOST_BYTES = 64 << 20
+_LIMITS = Limits(60.0)
 _MOST_CHARACTERS = 800
 
 
@@ -109,17 +108,14 @@ def request(call: Call) -> dict[str, Any]:
     body = arguments.get("body") or None
     headers = {"Content-Type": "application/json", **arguments.get("headers", {})}
     try:
-        outgoing = urllib.request.Request(url, data=body, headers=headers, method=call.operation)
-        with urllib.request.urlopen(outgoing, timeout=_HTTP_TIMEOUT_S) as answer:
-            return {"status": answer.status, "body": answer.read(_MOST_BYTES)}
-    except urllib.error.HTTPError as error:
-        with error:
-            text = error.read(_MOST_BYTES).decode("utf-8", "replace")
-        kinds: dict[int, Kind] = {401: "denied", 403: "denied", 404: "missing", 409: "exists", 429: "busy", 503: "busy"}
-        shown = f"{error.code}: {' '.join(text.split())[:_MOST_CHARACTERS]}"
-        raise CallError(kinds.get(error.code, "failed"), shown, str(error.code)) from error
-    except (OSError, ValueError) as error:
-        raise CallError("unreachable", f"{url.partition('?')[0]} cannot be reached: {error}") from error
+        answer = fetch(url, _LIMITS, method=call.operation, body=body, headers=headers, redirects=True)
+    except NoAnswerError as error:
+        raise CallError("unreachable", f"{without_secrets(url)} cannot be reached: {error}") from error
+    if answer.is_success:
+        return {"status": answer.status, "body": answer.body}
+    kinds: dict[int, Kind] = {401: "denied", 403: "denied", 404: "missing", 409: "exists", 429: "busy", 503: "busy"}
+    shown = f"{answer.status}: {' '.join(answer.body.decode('utf-8', 'replace').split())[:_MOST_CHARACTERS]}"
+    raise CallError(kinds.get(answer.status, "failed"), shown, str(answer.status))
 
 
 def body_of(answer: Any) -> bytes:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from remora.system.http_client import Limits, NoAnswerError, fetch
 from remora.system.json_text import read_json
 from remora_deploy.deploy.plan import Call, CallError, Kind
 
-TIMEOUT_S = 120.0
-_MOST_BYTES = 64 << 20
+LIMITS = Limits(120.0)
 _MOST_CHARACTERS = 800
 _STATUS: dict[int, Kind] = {401: "denied", 403: "denied", 404: "missing", 409: "exists", 429: "quota"}
 _LOCAL = re.compile(r"(localhost|127\.0\.0\.1)(:\d+)?")
@@ -75,14 +73,14 @@ class RestCalls:
         headers["Authorization"] = f"Bearer {arguments.get('key') or self._token(audience)}"
         url = f"{root}{arguments['path']}{query}"
         try:
-            request = urllib.request.Request(url, data=data, headers=headers, method=arguments.get("method", "POST"))
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-                text = answer.read(_MOST_BYTES)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise _error_of(error.code, error.read(_MOST_BYTES)) from error
-        except OSError as error:
+            answer = fetch(
+                url, LIMITS, method=arguments.get("method", "POST"), body=data, headers=headers, redirects=True
+            )
+        except NoAnswerError as error:
             raise CallError("unreachable", f"{call.target} cannot be reached: {error}") from error
+        if not answer.is_success:
+            raise _error_of(answer.status, answer.body)
+        text = answer.body
         if of_service or arguments.get("raw"):
             return {"body": text}
         try:

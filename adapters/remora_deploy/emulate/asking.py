@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
+
+from remora.system.http_client import Connection, NoAnswerError, NoAnswerInTimeError
 
 
 class Address(NamedTuple):
@@ -45,7 +46,7 @@ class Line:
     """Persistent connection on which each `send` is followed by its `answer`."""
 
     def __init__(self, address: Address, timeout_s: float) -> None:
-        self._connection = http.client.HTTPConnection(*address, timeout=timeout_s)
+        self._connection = Connection(*address, timeout_s)
         self._timeout_s = timeout_s
         self._begin = 0.0
         self._connect_s = 0.0
@@ -56,12 +57,11 @@ class Line:
         self._begin = time.monotonic()
         self._trouble = ""
         try:
-            if self._connection.sock is None:
-                self._connection.connect()
+            self._connection.connect()
             self._connect_s = self._elapsed_s()
-            self._connection.request(method, path, body, dict(headers or {}))
-        except (OSError, http.client.HTTPException) as error:
-            self._trouble = _error_text(error)
+            self._connection.send(method, path, body, headers or {})
+        except NoAnswerError as error:
+            self._trouble = str(error)
 
     def answer(self, enough: Callable[[bytes], bool] = lambda _: False) -> HttpReply:
         """Return the response to the last request.
@@ -71,21 +71,22 @@ class Line:
         if self._trouble:
             return HttpReply(0, {}, b"", total_s=self._elapsed_s(), trouble=self._trouble)
         try:
-            response = self._connection.getresponse()
+            response = self._connection.receive()
             head_s = self._elapsed_s()
             pieces: list[tuple[float, bytes]] = []
-            while piece := response.read1(65_536):
+            for piece in response.pieces():
                 pieces.append((self._elapsed_s(), piece))
                 if enough(b"".join(each for _, each in pieces)):
+                    response.close()
                     break
                 if self._elapsed_s() > self._timeout_s:
-                    raise TimeoutError(f"incomplete after {self._timeout_s:g} s")
-            response.close()  # also because read1 does not detect the end of a body with a length
-            headers = {name.lower(): value for name, value in response.getheaders()}
+                    response.close()
+                    raise NoAnswerInTimeError(f"incomplete after {self._timeout_s:g} s")
             whole = b"".join(piece for _, piece in pieces)
-            return HttpReply(response.status, headers, whole, self._connect_s, head_s, self._elapsed_s(), tuple(pieces))
-        except (OSError, http.client.HTTPException) as error:
-            return HttpReply(0, {}, b"", total_s=self._elapsed_s(), trouble=_error_text(error))
+            total_s = self._elapsed_s()
+            return HttpReply(response.status, response.headers, whole, self._connect_s, head_s, total_s, tuple(pieces))
+        except NoAnswerError as error:
+            return HttpReply(0, {}, b"", total_s=self._elapsed_s(), trouble=str(error))
 
     def close(self) -> None:
         """Close the connection."""
@@ -112,7 +113,3 @@ def ask(
     answer = line.answer()
     line.close()
     return answer
-
-
-def _error_text(error: Exception) -> str:
-    return str(error) or type(error).__name__

@@ -10,7 +10,6 @@ Clients of OpenAI take ``http://127.0.0.1:PORT/endpoints/NAME/openai/v1`` as bas
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
 import struct
@@ -23,6 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
+from remora.system.http_client import Connection, Incoming, NoAnswerError, NoAnswerInTimeError
 from remora.system.json_text import read_json
 from remora_deploy.emulate.asking import Address, HttpReply, ask
 
@@ -194,7 +194,7 @@ class _Requests(BaseHTTPRequestHandler):
                 return
             self.send_response(200)
             self.send_header("Content-Type", "application/vnd.amazon.eventstream")
-            self.send_header(f"{_X}Content-Type", response.getheader("Content-Type", ""))
+            self.send_header(f"{_X}Content-Type", response.headers.get("content-type", ""))
             self.send_header("x-Amzn-Invoked-Production-Variant", _VARIANT)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
@@ -204,25 +204,22 @@ class _Requests(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
 
     @contextmanager
-    def _response(
-        self, path: str, body: bytes, headers: Mapping[str, str]
-    ) -> Iterator[http.client.HTTPResponse | None]:
+    def _response(self, path: str, body: bytes, headers: Mapping[str, str]) -> Iterator[Incoming | None]:
         """Yield the container's response, whose body is not read.
 
         Without a response, answer the client and yield None. An error within the context ends the client's connection.
         """
-        connection = http.client.HTTPConnection(*self.endpoint.address, timeout=ANSWER_S)
-        with closing(connection):
+        with closing(Connection(*self.endpoint.address, ANSWER_S)) as connection:
             try:
-                connection.request("POST", path, body, headers)
-                response = connection.getresponse()
-            except (OSError, http.client.HTTPException) as error:
-                self._model_error(HttpReply(0, {}, b"", trouble=str(error) or type(error).__name__))
+                connection.send("POST", path, body, headers)
+                response = connection.receive()
+            except NoAnswerError as error:
+                self._model_error(HttpReply(0, {}, b"", trouble=str(error)))
                 yield None
                 return
             try:
                 yield response
-            except (OSError, http.client.HTTPException):
+            except OSError:
                 self.close_connection = True  # ends a response that has begun
 
     def _chat(self, path: str, body: bytes) -> None:
@@ -238,10 +235,10 @@ class _Requests(BaseHTTPRequestHandler):
             if response is None:
                 return
             self.send_response(response.status)
-            self.send_header("Content-Type", response.getheader("Content-Type", ""))
+            self.send_header("Content-Type", response.headers.get("content-type", ""))
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            while piece := response.read1(65_536):
+            for piece in response.pieces():
                 self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
                 self.wfile.flush()
             self.wfile.write(b"0\r\n\r\n")
@@ -326,14 +323,14 @@ class _RefusedError(Exception):
         self.kind = kind
 
 
-def _messages(response: http.client.HTTPResponse) -> Iterable[bytes]:
+def _messages(response: Incoming) -> Iterable[bytes]:
     """Yield the container's chunks as events, and an error event if the stream breaks."""
     try:
-        while piece := response.read1(65_536):
+        for piece in response.pieces():
             yield event("PayloadPart", piece)
         return
-    except TimeoutError:
+    except NoAnswerInTimeError:
         code, text = "ModelInvocationTimeExceeded", f"the container took longer than {ANSWER_S:g} s"
-    except (OSError, http.client.HTTPException) as error:
-        code, text = "StreamBroken", str(error) or type(error).__name__
+    except NoAnswerError as error:
+        code, text = "StreamBroken", str(error)
     yield event("ModelStreamError", json.dumps({"Message": text, "ErrorCode": code}).encode(), message="exception")

@@ -7,7 +7,6 @@ command asks is decided here too: by its URL, a profile of the user's TOML file,
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from remora.cli.output import UsageError, one_line
 from remora.errors import MalformedError, NotFoundError, RemoraError, UnavailableError
+from remora.system.http_client import Connection, NoAnswerError, NoAnswerInTimeError, NotHttpError
 from remora.system.json_text import read_json
 
 if TYPE_CHECKING:
@@ -98,10 +98,9 @@ class HttpClient:
         self._headers = {name: value.encode() for name, value in headers.items()}
         self._timeout_s = timeout_s
         parts = split_url(url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self.name = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
         self._prefix = parts.path.rstrip("/")
-        self._connection = kind(str(parts.hostname), parts.port, timeout=timeout_s)
+        self._connection = Connection(str(parts.hostname), parts.port, timeout_s, tls=parts.scheme == "https")
 
     def exchange(self, method: str, path: str, body: bytes = b"", header_length: int | None = None) -> ApiAnswer:
         headers: dict[str, str | bytes] = dict(self._headers)
@@ -109,25 +108,23 @@ class HttpClient:
         if header_length is not None:
             headers[_HEADER_LENGTH] = str(header_length)
         try:
-            self._connection.request(method, self._prefix + path, body if method == "POST" else None, headers)
-            response = self._connection.getresponse()
+            self._connection.send(method, self._prefix + path, body if method == "POST" else None, headers)
+            response = self._connection.receive()
             received = response.read()
-        except TimeoutError as error:
-            self._connection.close()
+        except NoAnswerInTimeError as error:
             raise UnavailableError(
                 f"no answer from {self.name} within {self._timeout_s:g} s; raise --timeout"
             ) from error
-        except (OSError, http.client.HTTPException) as error:
-            self._connection.close()
-            if isinstance(error, http.client.BadStatusLine) and _SETTINGS in str(error):
+        except NoAnswerError as error:
+            if isinstance(error, NotHttpError) and _SETTINGS in error.line:
                 raise UnavailableError(
                     f"{self.name} is a port for gRPC: pass the one for HTTP, usually 8000"
                 ) from error
-            why = one_line(getattr(error, "strerror", None) or error) or type(error).__name__
             raise UnavailableError(
-                f"cannot connect to {self.name}: {why}. Start a server with 'remora serve PATH', or pass its --url"
+                f"cannot connect to {self.name}: {one_line(error)}. "
+                "Start a server with 'remora serve PATH', or pass its --url"
             ) from error
-        return ApiAnswer(response.status, _parse_length(response.headers.get(_HEADER_LENGTH)), received)
+        return ApiAnswer(response.status, _parse_length(response.headers.get(_HEADER_LENGTH.lower())), received)
 
     def close(self) -> None:
         self._connection.close()

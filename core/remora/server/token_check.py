@@ -17,7 +17,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import Any
 
 from remora.protocols.api_keys import Caller
 from remora.protocols.cross_site import is_loopback
@@ -256,19 +255,10 @@ def _without_user_and_query(url: str) -> str:
 
 
 def fetch_keys(url: str) -> bytes:
-    """Return the content of a URL, at most 1 MiB. Raises OSError, ValueError."""
-    import urllib.request  # imported here, because few servers fetch keys
+    """Return the content of a URL, at most 1 MiB. Raises OSError."""
+    from remora.system.http_client import Limits, fetch  # imported here, because few servers fetch keys
 
-    class NoRedirects(urllib.request.HTTPRedirectHandler):
-        def redirect_request(self, *_arguments: Any) -> None:
-            return None
-
-    end, content = time.monotonic() + _FETCH_S, b""
-    with urllib.request.build_opener(NoRedirects).open(url, timeout=_WAIT_S) as answer:
-        while piece := answer.read1(_MOST_BYTES):
-            content += piece
-            if len(content) > _MOST_BYTES:
-                raise ValueError(f"the answer is longer than {_MOST_BYTES} bytes")
-            if time.monotonic() > end:
-                raise TimeoutError(None, f"the answer takes longer than {_FETCH_S:g} s")
-    return content
+    answer = fetch(url, Limits(_WAIT_S, _MOST_BYTES, _FETCH_S))
+    if not answer.is_success:
+        raise OSError(None, f"the server answered {answer.status}")
+    return answer.body

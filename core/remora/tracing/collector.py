@@ -5,21 +5,18 @@ Imported only by the senders of metrics and logs, and of spans for the attribute
 
 from __future__ import annotations
 
-import base64
 import gzip
 import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from typing import Any, Protocol
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import urlsplit
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.util.re import parse_env_headers
 
-from remora._version import __version__
 from remora.errors import ConfigError
+from remora.system.http_client import AnswerTooLongError, Limits, NoAnswerError, fetch, is_http_url
 
 _SERVICE = "triton-inference-server"
 _LOCAL = "http://localhost:4318"
@@ -55,24 +52,17 @@ class Collector:
         whole = "" if base else environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "")
         base = base or environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "") or _LOCAL
         url = whole or f"{base.rstrip('/')}/v1/{signal}"
-        try:
-            parts = urlsplit(url)
-            valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
-        except ValueError:  # its text may hold a part of a password
-            valid = False
-        if not valid:
+        if not is_http_url(url):  # its text may hold a part of a password
             raise ConfigError(
                 f"the collector of {signal} needs a URL such as http://collector:4318: give it as otlp=URL or set "
                 "OTEL_EXPORTER_OTLP_ENDPOINT"
             )
+        parts = urlsplit(url)
         self.place = f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
         """The URL without what may be secret."""
-        user, at, place = parts.netloc.rpartition("@")
-        self._url = parts._replace(netloc=place).geturl()
+        self._url = url
         self._headers = {
             "Content-Type": "application/x-protobuf",
-            "User-Agent": f"remora/{__version__}",
-            **({"authorization": _basic(user)} if at else {}),
             **parse_env_headers(variable("HEADERS"), liberal=True),
         }
         self._zipped = variable("COMPRESSION") == "gzip"
@@ -85,21 +75,22 @@ class Collector:
     def send(self, message: Message) -> bytes:
         """Send a request and return the body of its answer. Blocks; raises ConnectionError."""
         body = message.SerializeToString()
-        request = urllib.request.Request(self._url, gzip.compress(body, 1) if self._zipped else body, self._headers)
+        limits = Limits(self._timeout_s, _LONGEST_ANSWER)
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout_s, context=self._tls) as answer:
-                return bytes(answer.read(_LONGEST_ANSWER))
-        except urllib.error.HTTPError as error:
-            error.close()
-            raise ConnectionError(f"the collector at {self.place} answered {error.code}") from None
-        except OSError as error:  # its text may hold the URL, and a URL may hold secrets
-            reason = getattr(error, "reason", error)
-            raise ConnectionError(f"the collector at {self.place} cannot be reached: {reason}") from None
-
-
-def _basic(user: str) -> str:
-    """Return the value of Authorization for the user with password of a URL (RFC 7617)."""
-    return f"Basic {base64.b64encode(unquote_to_bytes(user)).decode()}"
+            answer = fetch(
+                self._url,
+                limits,
+                body=gzip.compress(body, 1) if self._zipped else body,
+                headers=self._headers,
+                tls=self._tls,
+            )
+        except AnswerTooLongError:
+            return b""  # the collector has accepted the request
+        except NoAnswerError as error:
+            raise ConnectionError(f"the collector at {self.place} cannot be reached: {error}") from None
+        if not answer.is_success:
+            raise ConnectionError(f"the collector at {self.place} answered {answer.status}")
+        return answer.body
 
 
 def _tls(variable: Any) -> ssl.SSLContext:

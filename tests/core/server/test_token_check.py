@@ -333,12 +333,11 @@ def test_a_redirect_an_error_and_an_endless_answer_are_failures() -> None:
     with KeyServer(b"x") as server:
         for status in (302, 404, 503):
             server.status = status
-            with pytest.raises(OSError, match=str(status)) as caught:
+            with pytest.raises(OSError, match=str(status)):
                 fetch_keys(server.url)
-            caught.value.close()  # type: ignore[attr-defined]
         assert server.asked == 3, "a redirect was followed"
         server.status, server.content = 200, b"x" * (2 << 20)
-        with pytest.raises(ValueError, match="longer than 1048576 bytes"):
+        with pytest.raises(OSError, match="longer than 1048576 bytes"):
             fetch_keys(server.url)
     with pytest.raises(OSError, match="refused"):
         fetch_keys(f"http://127.0.0.1:{free_ports(1)[0]}/jwks.json")
