@@ -30,7 +30,7 @@ _FOLLOWED = ("GET", "HEAD")
 
 
 class NoAnswerError(ConnectionError):
-    """Failure of a request without a whole answer. The text is the reason in one line, without secrets."""
+    """Failure of a request without a whole answer, with the reason in one line without secrets."""
 
 
 class NoAnswerInTimeError(NoAnswerError):
@@ -232,7 +232,9 @@ class Incoming:
 
 
 class Connection:
-    """Persistent connection to a server, opened by the first request and again after a failure. Call it in one thread.
+    """Persistent connection to a server, for one thread.
+
+    The first request opens it, and the next one after a failure.
 
     Args:
         host: of the server.

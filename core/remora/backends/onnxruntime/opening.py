@@ -49,7 +49,10 @@ class GpuUnusableError(ConfigError):
 
 
 def import_onnxruntime(model: str) -> Any:
-    """Return the module ``onnxruntime``. Raises ConfigError with the install command if it cannot be imported."""
+    """Return the module ``onnxruntime``.
+
+    Raises ConfigError with the install command if it cannot be imported.
+    """
     keep_runtimes_quiet()
     try:
         return importlib.import_module("onnxruntime")
