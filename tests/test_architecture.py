@@ -34,6 +34,10 @@ PARTS = {
     *plugins.METRICS,
     plugins.ANSWERS,
     plugins.BATCHES,
+    *plugins.CACHES.values(),
+    *plugins.METRIC_SINKS.values(),
+    plugins.SPAN_SINK,
+    plugins.LOG_EXPORT,
 }
 """Parts of all packages that the tables of `remora.plugins` name."""
 PACKAGES = (*(folder.name for folder in TEST_ROOTS.values()), "remora_adapters")

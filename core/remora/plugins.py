@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from remora.errors import ConfigError
+from remora.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -100,6 +100,22 @@ BATCHES = "remora_tools.deciders.explaining:explain_batches"
 
 ANSWERS = "remora_llm.measuring:explain_answers"
 """Explains the answers of a language model for `remora explain`."""
+
+
+CACHES = {"redis": "remora_adapters.redis_cache:open_cache"}
+"""Response caches beside the local one by name: functions of their settings and of a monotonic clock."""
+
+METRIC_SINKS = {
+    "emf": "remora_adapters.telemetry.embedded_metrics:open_sink",
+    "otlp": "remora_adapters.telemetry.metrics:open_sink",
+}
+"""Destinations of metrics by name; see `remora.management.export.MetricsSink`."""
+
+SPAN_SINK = "remora_adapters.telemetry.traces:SpanSink"
+"""Destination of traces in mode ``opentelemetry``; see `remora.tracing.writer`."""
+
+LOG_EXPORT = "remora_adapters.telemetry.logs:LogExport"
+"""Export of log records for ``--log-export=otlp``."""
 
 
 class Command(NamedTuple):
@@ -225,6 +241,16 @@ def load(target: str) -> Any:
     module, _, attribute = target.partition(":")
     found = import_module(module)
     return getattr(found, attribute) if attribute else found
+
+
+def load_for(feature: str, target: str) -> Any:
+    """Return the part that a row names, for a feature.
+
+    Raises UnsupportedError with the name of the feature if the package is not installed.
+    """
+    if not is_present(target):
+        raise UnsupportedError(f"{feature} needs the package {target.partition('.')[0]}, which is not installed")
+    return load(target)
 
 
 def is_present(target: str) -> bool:

@@ -12,6 +12,7 @@ import pytest
 
 from remora import plugins
 from remora.cli import main
+from remora.errors import UnsupportedError
 
 
 def entry(name: str, value: str, kind: str) -> EntryPoint:
@@ -20,6 +21,11 @@ def entry(name: str, value: str, kind: str) -> EntryPoint:
 
 def test_a_row_of_a_package_that_is_not_installed_is_not_present() -> None:
     assert not plugins.is_present("remora_of_nobody.part:Part")
+
+
+def test_a_feature_whose_package_is_not_installed_names_it() -> None:
+    with pytest.raises(UnsupportedError, match=r"^--thing needs the package remora_of_nobody, which is not installed$"):
+        plugins.load_for("--thing", "remora_of_nobody.part:Part")
 
 
 def test_a_command_imports_no_other_command(child_environment: dict[str, str]) -> None:

@@ -163,9 +163,7 @@ class CallAnswers:
             raise UnsupportedError(
                 f"model '{name}' is not a language model: single requests are explained for those; traces show others"
             )
-        if not plugins.is_present(plugins.BATCHES):
-            raise UnsupportedError("batches are explained by the package remora_tools, which is not installed")
-        explained = plugins.load(plugins.BATCHES)(model, self._clock.monotonic_ns())
+        explained = plugins.load_for("the explanation of batches", plugins.BATCHES)(model, self._clock.monotonic_ns())
         return explained
 
     def _metadata(self, name: str, version: int) -> ModelInfo:

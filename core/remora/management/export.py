@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from remora import plugins
 from remora.calls import MetricFamily
 from remora.errors import ConfigError, UnsupportedError
 from remora.options import EngineOptions
@@ -19,38 +20,36 @@ from remora.system.url_secrets import without_secrets
 _log = logging.getLogger("remora.metrics")
 
 
-_NAMESPACE = "remora"
-
-
 def open_export(options: EngineOptions, read: Callable[[], Sequence[MetricFamily]], clock: Clock) -> MetricsExport:
     """Return the export of the metrics that ``read`` returns, not started.
 
     Raises ConfigError for a destination that does not exist, UnsupportedError without OpenTelemetry's packages.
     """
-    sinks = [(each.partition("=")[0], _sink(each, clock)) for each in options.metrics_export]
     if options.metrics_export_secs < 0:
         raise ConfigError(f"--metrics-export-secs={options.metrics_export_secs:g}: expected 0 or more seconds")
+    sinks = [(each.partition("=")[0], _sink(each, clock)) for each in options.metrics_export]
     return MetricsExport(read, sinks, options.metrics_export_secs, clock)
 
 
 def _sink(destination: str, clock: Clock) -> MetricsSink:
     kind, _, value = destination.partition("=")
-    if kind == "emf":
-        from remora.management.embedded_metrics import EmbeddedMetrics
-
-        return EmbeddedMetrics(logs.OURS.write, value or _NAMESPACE)
-    if kind != "otlp":
+    target = plugins.METRIC_SINKS.get(kind)
+    if target is None:
         raise ConfigError(f"--metrics-export={without_secrets(kind)}: expected otlp, otlp=URL, emf or emf=NAMESPACE")
     try:
-        from remora.management.otlp_metrics import OtlpMetrics
-        from remora.tracing.collector import Collector
+        open_sink = plugins.load_for(f"--metrics-export={kind}", target)
     except ImportError as error:
-        raise UnsupportedError(f"--metrics-export=otlp needs: {install_command('otel')} ({error})") from error
-    return OtlpMetrics(Collector("metrics", value, variables()), clock.wall_ms() * 1_000_000)
+        raise UnsupportedError(f"--metrics-export={kind} needs: {install_command('otel')} ({error})") from error
+    sink: MetricsSink = open_sink(value, clock.wall_ms() * 1_000_000, write_line=logs.OURS.write, environ=variables())
+    return sink
 
 
 class MetricsSink(Protocol):
-    """Destination of metrics."""
+    """Destination of metrics.
+
+    A row of `remora.plugins.METRIC_SINKS` opens one from the text after ``NAME=``, the time of the start in nanoseconds
+    of the wall clock, a function ``write_line`` that writes to the log, and the process's ``environ``.
+    """
 
     def write(self, families: Sequence[MetricFamily], now_ns: int, /) -> None:
         """Write metrics that were read at ``now_ns`` of the wall clock. May block and raise."""

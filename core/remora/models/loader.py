@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from remora import plugins
 from remora.backends import Backend, BackendModel, Instance, Source
 from remora.backends.registry import backend_in, find_backend, kinds_of
 from remora.config import (
@@ -405,10 +406,10 @@ def _make_cache(options: EngineOptions, clock: Clock) -> ResponseCache | None:
     if settings is None:
         return None
     kind, cache_options = settings
-    if kind == "redis":
-        from remora.cache.redis import RedisCache, RedisSettings
-
-        return RedisCache(RedisSettings.of(cache_options), clock.monotonic_ns)
+    if kind in plugins.CACHES:
+        open_cache = plugins.load_for(f"--cache-config={kind}", plugins.CACHES[kind])
+        cache: ResponseCache = open_cache(cache_options, clock.monotonic_ns)
+        return cache
     from remora.cache import LocalCache  # imported here because it loads hashing, which most servers do not need
 
     return LocalCache(cache_size(cache_options), clock.monotonic_ns)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from remora import plugins
 from remora.errors import RemoraError
 from remora.options import ServerOptions
 from remora.protocols.cross_site import SharedOrigins, is_loopback
@@ -53,13 +54,11 @@ def export_log(destination: str) -> None:
     from remora.system.environment import variables
 
     try:
-        from remora.tracing.otlp_logs import LogExport
+        export = plugins.load_for("--log-export=otlp", plugins.LOG_EXPORT)(url, variables())
     except ImportError as error:
         from remora.system.install_advice import install_command
 
         raise ValueError(f"--log-export=otlp needs: {install_command('otel')} ({error})") from error
-    try:
-        export = LogExport(url, variables())
     except RemoraError as error:
         raise ValueError(str(error)) from error
     logs.OURS.export_to(export.put, export.close)

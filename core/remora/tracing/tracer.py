@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from remora import plugins
 from remora.errors import UnsupportedError
 from remora.system.clock import Clock
 from remora.system.install_advice import install_command
@@ -111,7 +112,7 @@ class Traces:
             self._writer = TraceWriter(TraceFile(settings.trace_file), room=_FILE_ROOM)
             return
         try:
-            from remora.tracing.otlp import SpanSink
+            open_sink = plugins.load_for("mode opentelemetry", plugins.SPAN_SINK)
         except ImportError as error:
             raise UnsupportedError(f"mode opentelemetry needs: {install_command('otel')} ({error})") from error
         room, batch, delay_ms = (
@@ -123,7 +124,7 @@ class Traces:
             )
         )
         resource = dict(pair.partition("=")[::2] for pair in export.resource)
-        sink = SpanSink(export.url, resource, batch, lambda: self._wall_ms() * 1_000_000 - self.now())
+        sink = open_sink(export.url, resource, batch, lambda: self._wall_ms() * 1_000_000 - self.now())
         self._writer = TraceWriter(sink, room=room, batch=batch, delay_s=delay_ms / 1e3)
 
     def flush(self, timeout_s: float = 2.0) -> None:

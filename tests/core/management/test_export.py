@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import needs
 from fakes import FakeClock
 from remora.calls import MetricFamily
 from remora.engine import Engine
@@ -97,7 +98,11 @@ def test_one_sink_that_fails_is_logged_once_and_leaves_the_other_alone(caplog: p
         ({"metrics_export": ("statsd",)}, "--metrics-export=statsd: expected otlp"),
         ({"metrics_export": ("http://u:s3cret@h",)}, r"--metrics-export=http://\*\*\*@h: expected otlp"),
         ({"metrics_export": ("emf",), "metrics_export_secs": -1.0}, "--metrics-export-secs=-1: expected 0 or more"),
-        ({"metrics_export": ("otlp=ftp://collector",)}, "needs a URL such as http://collector:4318"),
+        pytest.param(
+            {"metrics_export": ("otlp=ftp://collector",)},
+            "needs a URL such as http://collector:4318",
+            marks=needs("remora_adapters"),
+        ),
     ],
 )
 def test_an_export_that_cannot_be_is_refused_at_the_start(

@@ -7,7 +7,7 @@ both.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
@@ -24,11 +24,16 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
 
 from remora._version import __version__
 from remora.calls import MetricFamily, MetricRow
-from remora.tracing.collector import Collector, key_values, server_resource
+from remora_adapters.telemetry.collector import Collector, key_values, server_resource
 
 Labels = tuple[tuple[str, str], ...]
 _SCOPE = "remora"
 _UNITS = {"_us": "us", "_ms": "ms", "_seconds": "s", "_secs": "s", "_bytes": "By", "_joules": "J"}
+
+
+def open_sink(url: str, begin_ns: int, *, write_line: object, environ: Mapping[str, str]) -> OtlpMetrics:
+    """Return the exporter to a collector; see `remora.management.export.MetricsSink`."""
+    return OtlpMetrics(Collector("metrics", url, environ), begin_ns)
 
 
 class OtlpMetrics:

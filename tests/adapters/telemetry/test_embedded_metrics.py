@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from remora.calls import MetricFamily, MetricRow
-from remora.management.embedded_metrics import MOST_METRICS, EmbeddedMetrics, lines_of
+from remora_adapters.telemetry.embedded_metrics import MOST_METRICS, EmbeddedMetrics, lines_of
 
 M = (("model", "m"), ("version", "1"))
 UNITS = {"Seconds", "Microseconds", "Milliseconds", "Bytes", "Count", "None"}

@@ -20,10 +20,10 @@ from opentelemetry.trace.span import TraceState
 
 from remora._version import __version__
 from remora.system.url_secrets import without_secrets
-from remora.tracing.collector import server_resource
 from remora.tracing.context import SpanContext
 from remora.tracing.records import Span, spans_of
 from remora.tracing.writer import Finished
+from remora_adapters.telemetry.collector import server_resource
 
 _SCOPE = InstrumentationScope("triton-server", __version__)
 

@@ -10,8 +10,8 @@ from opentelemetry.proto.logs.v1.logs_pb2 import SeverityNumber
 from eventually import eventually
 from remora.system.log_lines import Line, trace_members
 from remora.system.logs import Log, LogSettings
-from remora.tracing import otlp_logs
-from remora.tracing.otlp_logs import LogExport, request_of
+from remora_adapters.telemetry import logs as otlp_logs
+from remora_adapters.telemetry.logs import LogExport, request_of
 from trace_receiver import attributes, collector
 
 PATIENCE_S = 30.0

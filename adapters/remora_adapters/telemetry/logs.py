@@ -15,8 +15,8 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, SeverityNumber
 
 from remora._version import __version__
 from remora.system.log_lines import Line
-from remora.tracing.collector import Collector, any_value, key_values, server_resource
 from remora.tracing.writer import TraceWriter
+from remora_adapters.telemetry.collector import Collector, any_value, key_values, server_resource
 
 _ROOM = 16 << 20
 """Maximum estimated bytes of records that wait for the collector."""

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from remora.cache.encoding import MAGIC, MAX_BYTES, decode, encode
 from remora.messages import DTYPES, Array, Response, Tensor
+from remora_adapters.redis_cache.encoding import MAGIC, MAX_BYTES, decode, encode
 
 shapes = arrays_of.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 plain = st.sampled_from([name for name in DTYPES if name != "BYTES"]).flatmap(

@@ -17,8 +17,6 @@ import pytest
 
 from conftest import free_ports
 from fakes import DOUBLER, FakeBackend, FakeClock, write_model
-from remora.cache.encoding import MAX_BYTES
-from remora.cache.redis import RedisCache, RedisSettings
 from remora.calls import ModelStatistics
 from remora.engine import Engine
 from remora.errors import ConfigError
@@ -28,6 +26,8 @@ from remora.models import loader as loading
 from remora.options import EngineOptions
 from remora.server.startup import with_secrets
 from remora.statistics import MetricsSettings
+from remora_adapters.redis_cache import RedisCache, RedisSettings
+from remora_adapters.redis_cache.encoding import MAX_BYTES
 
 redis = pytest.importorskip("redis", reason="needs redis: pip install '.[redis]'")
 SERVER = shutil.which("redis-server") or ""
@@ -275,6 +275,12 @@ def test_settings_have_tritons_names() -> None:
 def test_settings_that_make_no_sense_are_refused(given: dict[str, str], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         RedisSettings.of(given)
+
+
+def test_a_refusal_never_repeats_a_password() -> None:
+    with pytest.raises(ValueError, match="no such setting") as caught:
+        RedisSettings.of({"host": "h", "port": "1", "passwort": "s3cret"})
+    assert "s3cret" not in str(caught.value)
 
 
 def test_credentials_come_from_the_environment_where_the_flags_give_none() -> None:

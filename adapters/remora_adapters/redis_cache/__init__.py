@@ -17,10 +17,10 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from remora.cache import CacheStats
-from remora.cache.encoding import MAX_BYTES, decode, encode
 from remora.errors import ConfigError
 from remora.messages import Response
 from remora.system.install_advice import install_command
+from remora_adapters.redis_cache.encoding import MAX_BYTES, decode, encode
 
 _log = logging.getLogger("remora.cache")
 
@@ -79,6 +79,14 @@ class RedisSettings(NamedTuple):
             else:
                 raise ValueError(f"--cache-config=redis,{name}: expected a whole number")
         return cls(**settings)  # type: ignore[arg-type]
+
+
+def open_cache(given: Mapping[str, str], now: Callable[[], int]) -> RedisCache:
+    """Return the cache for the pairs of ``--cache-config``.
+
+    Raises ValueError for bad settings, and as `RedisCache`.
+    """
+    return RedisCache(RedisSettings.of(given), now)
 
 
 class RedisCache:

@@ -14,9 +14,9 @@ from conftest import free_ports
 from fakes import FakeBackend, FakeClock, write_model
 from remora.calls import MetricFamilies, MetricFamily, MetricRow
 from remora.engine import Engine
-from remora.management.otlp_metrics import OtlpMetrics, request_of
 from remora.models import loader as loading
-from remora.tracing.collector import Collector
+from remora_adapters.telemetry.collector import Collector
+from remora_adapters.telemetry.metrics import OtlpMetrics, request_of
 from trace_receiver import attributes, collector
 
 M = (("model", "m"), ("version", "1"))

@@ -25,6 +25,13 @@ _LARGEST = 2.0**360
 _UNITS = {"_us": "Microseconds", "_ms": "Milliseconds", "_seconds": "Seconds", "_secs": "Seconds", "_bytes": "Bytes"}
 
 
+def open_sink(
+    namespace: str, begin_ns: int, *, write_line: Callable[[str], object], environ: object
+) -> EmbeddedMetrics:
+    """Return the writer of these lines to the log; see `remora.management.export.MetricsSink`."""
+    return EmbeddedMetrics(write_line, namespace or "remora")
+
+
 class EmbeddedMetrics:
     """Writer of these lines.
 

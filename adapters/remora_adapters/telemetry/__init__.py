@@ -1,0 +1,1 @@
+"""Exporters of metrics, traces and log records to collectors and CloudWatch."""
