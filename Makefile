@@ -74,7 +74,7 @@ unit: $(VENV)/dev.stamp  ## run the tests only; T="-k words" selects some
 	CUDA_VISIBLE_DEVICES= $(PY) -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(T)
 
 bench: $(VENV)/dev.stamp  ## run the benchmarks of docs/performance.md
-	@$(PY) -m tests.bench
+	@$(PY) -m bench
 
 # Fails for a link or heading that leads nowhere.
 docs: $(VENV)/dev.stamp $(VENV)-docs/stamp  ## build the documentation as a site in build/site, and check its links

@@ -174,8 +174,8 @@ def test_the_clock_is_read_in_one_place() -> None:
 
 
 def test_no_test_sleeps_but_in_eventually() -> None:
-    """Benchmarks and clients that run in another process are not tests."""
-    others = ("tests/eventually.py", "tests/bench/", "tests/oracle/", "tests/deploy/emulate/faulty_")
+    """Clients that run in another process are not tests."""
+    others = ("tests/eventually.py", "tests/oracle/", "tests/deploy/emulate/faulty_")
     found = [
         f"{name_of(path)}:{line}"
         for path in sorted((ROOT / "tests").rglob("*.py"))

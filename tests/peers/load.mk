@@ -18,7 +18,7 @@ test-load: $(VENV)/dev.stamp $(LOAD_PEERS:%=$(VENV)-%/stamp)  ## compare bench l
 	    KSERVE_PYTHON=$(CURDIR)/$(VENV)-kserve/bin/python $(PY) -m pytest tests/e2e/test_load_peers.py -rsP $(T)
 
 bench-functions: $(VENV)/dev.stamp $(VENV)-litserve/stamp $(VENV)-bentoml/stamp  ## compare a function with LitServe and BentoML; needs wrk
-	@$(PY) -m tests.bench functions
+	@$(PY) -m bench functions
 
 # Without Debian's package perf_analyzer does not start, and its test is skipped; the next make tries again.
 $(VENV)-perf/stamp: tests/peers/load.mk

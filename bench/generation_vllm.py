@@ -1,6 +1,6 @@
 """Language model served by remora and by vLLM over HTTP, with the same fp32 weights on the same CPU.
 
-python -m tests.bench generation_vllm [MODELS WEIGHTS VLLM [ROUNDS [TOKENS]]]: the repository with the model `smollm2`
+python -m bench generation_vllm [MODELS WEIGHTS VLLM [ROUNDS [TOKENS]]]: the repository with the model `smollm2`
 and its Hugging Face folder (both from `make llm`), and vLLM's command (from `make .venv-vllm/stamp`). Both servers run
 all the time, and rounds alternate; the idle one is stopped by a signal meanwhile.
 """
@@ -18,11 +18,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from conftest import ROOT, free_ports
 from generation import ROUNDS, TOKENS, compare
 from generation_client import Times, over_http
-
-from conftest import ROOT, free_ports
 
 NAME = "smollm2"
 CHAT = ROOT / "docs" / "examples" / "chat"

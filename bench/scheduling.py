@@ -1,6 +1,6 @@
 """What scheduling adds: throughput of full batches, the wait at light load, and what a busy neighbour costs.
 
-    PYTHONPATH=core python tests/bench/scheduling.py [--seconds 3]
+    PYTHONPATH=core python bench/scheduling.py [--seconds 3]
 
 The models are Python models in threads that sleep 4 ms + 0.5 ms for each row of a batch, at most 8 rows, as a device
 would: what is measured is the scheduler, not the processors. Prints figures; asserts nothing.
@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from models import EACH_S, FIXED_S, ROWS, sleeper
 
+from models import EACH_S, FIXED_S, ROWS, sleeper
 from remora.calls import ModelExplain
 from remora.engine import Engine
 from remora.messages import InferForm, InputSpec, Outcome, Ticket

@@ -1,6 +1,6 @@
 """How long a request takes to a Python model in a worker process and back, against the same model in a thread.
 
-    PYTHONPATH=core python tests/bench/worker.py [--seconds 2] [--transport memory|pipe]
+    PYTHONPATH=core python bench/worker.py [--seconds 2] [--transport memory|pipe]
 
 Prints microseconds for each request; asserts nothing. Depth is how many requests run together, in one execution.
 """

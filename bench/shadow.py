@@ -5,7 +5,7 @@ The shadow begins and ends every second by the control route; the order within e
 result is the median of the pairs' ratios with a confidence interval of 95 %, and the ratio of the percentiles of all
 seconds with an interval from 1,000 resamplings of the pairs.
 
-python tests/bench/shadow.py [SECONDS [SHADOW ...]]: of each of the three shadows and of none, or of the named ones:
+python bench/shadow.py [SECONDS [SHADOW ...]]: of each of the three shadows and of none, or of the named ones:
 none, version, server, silent. An interval of 95 % below 1.02 is conclusive; the one without a shadow shows the noise.
 """
 
@@ -30,7 +30,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from coldstart import REMORA, free_port
 from models import mlp
-
 from remora_tools.deciders.latencies import Histogram, merge
 from remora_tools.load import HTTP, Plan, Results, results_from_json
 

@@ -29,7 +29,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from coldstart import free_port
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 CLIENTS, SECONDS = 64, 3.0
 BATCHES = 600
 ROUNDS = int(os.environ.get("ROUNDS", "5"))

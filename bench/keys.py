@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import hpack
+
 from in_process import FakeTransport, WakingMailbox, grpc_fields, grpc_message, http_request, receive
 from models import mlp
-
 from remora.engine import Engine
 from remora.protocols.http2.frames import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame
 from remora.protocols.http2.frames import window_update as widened

@@ -3,7 +3,7 @@
 Both read and write the same rows with the same batch, each in a process; their order alternates. On a machine with
 other work processor time is the figure to compare, and the time of a whole command the one that people wait for.
 
-python -m tests.bench score [ROWS ...]
+python -m bench score [ROWS ...]
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ import onnx
 import pyarrow
 import pyarrow.parquet
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from coldstart import REMORA
-
 import onnx_models
+from coldstart import REMORA
 
 ROWS, WIDTH, ROUNDS, BATCH = (100_000, 1_000_000), 20, 5, 1024
 LOOP = """

@@ -1,6 +1,6 @@
 """`make bench`: the figures of docs/performance.md, measured on this machine; nothing here asserts anything.
 
-python -m tests.bench [NAME [ARGUMENT ...] ...]: those of ORDER, or all of them. What names no file here is an argument
+python -m bench [NAME [ARGUMENT ...] ...]: those of ORDER, or all of them. What names no file here is an argument
 of the name before it.
 """
 
@@ -32,6 +32,7 @@ ORDER = (
     "keys",
     "tls",
     "storage",
+    "walks",
 )
 
 

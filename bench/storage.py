@@ -19,11 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from coldstart import REMORA, first_answer_ms, free_port
 from models import mlp
-
 from object_store import ObjectStore, Seen, object_store
 from remora.storage import Secret
 from remora.storage.cache import ModelCache
@@ -33,7 +32,7 @@ from remora.storage.location import parse_location
 from remora.storage.objects import ObjectStorage
 
 HERE = Path(__file__).resolve().parent
-MOTO = HERE.parent.parent / ".venv-storage" / "bin" / "python"
+MOTO = HERE.parent / ".venv-storage" / "bin" / "python"
 ROUNDS = 5
 SIZE = 200_000_000
 TRIP_S = 0.03

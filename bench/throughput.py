@@ -18,7 +18,7 @@ from coldstart import REMORA, free_port
 from memory import wait
 from models import add
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 HARNESS = ROOT.parent / "shared" / "bench"
 PEERS = Path(os.environ.get("PEERS", Path.home() / ".cache" / "remora-peers"))
 RUNNING = (

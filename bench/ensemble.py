@@ -1,6 +1,6 @@
 """What an ensemble adds to its steps: three ONNX steps on one tensor, as an ensemble and one after another by hand.
 
-    PYTHONPATH=core python tests/bench/ensemble.py [--rounds 200]
+    PYTHONPATH=core python bench/ensemble.py [--rounds 200]
 
 Prints microseconds; asserts nothing. "by hand" is a program that asks the steps in turn from outside, "on a loop" a
 front end's event loop that asks the ensemble and may run quick steps itself.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import hpack
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from fakes import FakeTransport
 from remora.engine import Engine
 from remora.messages import Outcome, Ticket

@@ -16,7 +16,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from in_process import Wire, frames, grpc, http, streaming
 from models import mlp
-
 from remora.engine import Engine
 from remora.server.loop import LoopMailbox
 

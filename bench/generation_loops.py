@@ -18,13 +18,13 @@ from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import numpy as np
+
+import hosting
 from generation import ROUNDS, TOKENS, compare, in_process
 from generation_client import Times, over_http, prompt_of
 from generation_vllm import VLLM_ENVIRONMENT
-
-import hosting
 from remora.engine import Engine
 from remora.server.host import Host
 from remora_llm.backends.openvino_genai.engine import OpenVinoEngine, generation_config

@@ -1,6 +1,6 @@
 """`remora tune` against the whole grid: five models, throughput within the objective, and time of the measurements.
 
-python tests/bench/tune.py [MODEL ...]: the result of the search and the best of the grid are measured again in pairs.
+python bench/tune.py [MODEL ...]: the result of the search and the best of the grid are measured again in pairs.
 The grid leaves out windows that can hardly have its best (`tuning_grid.py`). The search may take a tenth of the
 time of the whole grid, which is estimated from the windows left out, and at most the command's default. The ratio to
 the measured windows alone is printed, too. It is larger, and has no limit, because a grid that leaves out windows is a
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper, save
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from remora.engine import Engine
 from remora.options import EngineOptions
 from remora.server.startup import with_workers

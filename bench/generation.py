@@ -3,7 +3,7 @@
 Also: decode steps of 16 rows against one, the first token of a prompt that was seen before, and the time until a
 cancelled row is free.
 
-python -m tests.bench generation [FOLDER [ROUNDS [TOKENS]]]: with a repository's folder of models (`make llm`), else
+python -m bench generation [FOLDER [ROUNDS [TOKENS]]]: with a repository's folder of models (`make llm`), else
 with `tiny`. Rounds alternate between the ways, and the ratio of each round counts, because others use the machine, too.
 """
 
@@ -20,9 +20,8 @@ from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from generation_client import Times, over_http, prompt_of
-
 from generation_models import tiny
 from hosting import running
 from remora.engine import Engine

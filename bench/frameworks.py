@@ -1,6 +1,6 @@
 """A convolutional model on each CPU backend against the framework's own loop, with as many threads.
 
-python tests/bench/frameworks.py NAME [ROUNDS]     NAME: onnxruntime, torchscript, torch.export, openvino, tensorflow
+python bench/frameworks.py NAME [ROUNDS]     NAME: onnxruntime, torchscript, torch.export, openvino, tensorflow
 
 Run it in the environment that has the framework (make test-NAME makes them). Each side has a process, and they run in
 turn, so that what else the machine does falls on both; the figures are medians of the rounds, the ratios medians of the
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "core"), str(ROOT / "tests")]
 
 from remora.engine import Engine  # noqa: E402

@@ -1,6 +1,6 @@
 """Goodput at twice the load a model can serve, with --refuse-late and without.
 
-    PYTHONPATH=core python tests/bench/admission.py [--seconds 6]
+    PYTHONPATH=core python bench/admission.py [--seconds 6]
 
 A Python model in a thread sleeps 4 ms + 0.5 ms for each row of a batch, at most 8 rows. Requests come at random, twice
 as many as that can serve, each to be answered within 60 ms. Goodput: answered in time, over what full batches would
@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from models import EACH_S, FIXED_S, ROWS, sleeper
 
+from models import EACH_S, FIXED_S, ROWS, sleeper
 from remora.engine import Engine
 from remora.errors import UnavailableError
 from remora.messages import InferForm, InputSpec, Outcome, Response, Ticket

@@ -1,6 +1,6 @@
 """What a platform's adapter costs over plain serving: per request on one kept connection, and at the start; in pairs.
 
-    python tests/bench/adapters.py [NAME ...]
+    python bench/adapters.py [NAME ...]
 
 An adapter and plain serving run at the same time and get requests in turns, so that other load on the machine falls
 on both; several pairs of processes, for where a process happens to lie in memory is worth more than an adapter. Prints,
@@ -30,7 +30,6 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from coldstart import first_answer_ms, free_port, request
 from models import mlp
-
 from remora.engine import Engine
 from remora.options import ServerOptions
 from remora.protocols.rest.infer import InferCodec

@@ -5,7 +5,7 @@ queue for each stream and a pydantic model for each chunk. The engine runs freel
 Rounds alternate between both servers, and the ratio of each round counts. Each text is the time at which the engine had
 it, on the clock that all processes share, so the client's time of arrival contains its own wake-up, too.
 
-python -m tests.bench streams
+python -m bench streams
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from conftest import free_ports
 from generation_models import tiny
 from hosting import running

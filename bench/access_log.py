@@ -20,7 +20,6 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from in_process import WakingMailbox, Wire, grpc, http
 from models import mlp
-
 from remora.engine import Engine
 from remora.server.access_log import AccessLog, AccessWriter
 from remora.server.loop import LoopMailbox
