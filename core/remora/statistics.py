@@ -209,6 +209,90 @@ class CacheSample(NamedTuple):
     queue_ns: int
 
 
+class _Sums:
+    """Number and total nanoseconds of the durations that V2's statistics have [T01]."""
+
+    __slots__ = (
+        "cache_hit", "cache_miss", "compute_infer", "compute_input", "compute_output", "fail", "queue", "success",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.success, self.fail, self.queue = [0, 0], [0, 0], [0, 0]
+        self.compute_input, self.compute_infer, self.compute_output = [0, 0], [0, 0], [0, 0]
+        self.cache_hit, self.cache_miss = [0, 0], [0, 0]
+
+    def durations(self) -> dict[str, Duration]:
+        """Return the sums by the names of `ModelStats`."""
+        return {name: Duration(*getattr(self, name)) for name in self.__slots__}
+
+
+class _Latencies:
+    """Buckets of the latency and of the queue time of successful requests."""
+
+    __slots__ = ("queue", "request")
+
+    def __init__(self) -> None:
+        self.request = [0] * (len(LATENCY_BOUNDS_NS) + 1)
+        self.queue = [0] * (len(LATENCY_BOUNDS_NS) + 1)
+
+    def add(self, request_ns: int, queue_ns: int, number: int = 1) -> None:
+        """Count ``number`` requests of the same durations."""
+        self.request[bisect_left(LATENCY_BOUNDS_NS, request_ns)] += number
+        self.queue[bisect_left(LATENCY_BOUNDS_NS, queue_ns)] += number
+
+
+class _FirstAnswers:
+    """Buckets and sum of the time to first response; without bounds nothing is counted."""
+
+    __slots__ = ("bounds_ms", "buckets", "sum_ms")
+
+    def __init__(self, bounds_ms: tuple[float, ...]) -> None:
+        self.bounds_ms = bounds_ms
+        self.buckets = [0] * (len(bounds_ms) + 1)
+        self.sum_ms = 0
+
+    def add(self, tickets: Sequence[Ticket], now_ns: int) -> None:
+        """Count the tickets, which are answered now for the first time."""
+        for ticket in tickets:
+            wait_ms = (now_ns - ticket.arrival_ns) // 1_000_000
+            self.buckets[bisect_left(self.bounds_ms, wait_ms)] += 1
+            self.sum_ms += wait_ms
+
+
+class _Samples:
+    """Latest requests and cache look-ups for quantiles, at most ``most`` of each; None keeps none."""
+
+    __slots__ = ("lookups", "most", "requests")
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.requests: deque[StatisticsSample] | None = deque(maxlen=most) if most else None
+        self.lookups: deque[CacheSample] | None = deque(maxlen=most) if most else None
+
+
+class _Executions:
+    """Executions: number, time of the last one, dispatch reasons, sums by batch size, and the latest ones."""
+
+    __slots__ = ("by_rows", "count", "dispatches", "last_ms", "recent")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last_ms = 0
+        self.dispatches: dict[str, int] = {}
+        self.by_rows: dict[int, list[int]] = {}
+        self.recent: deque[RanBatch] = deque(maxlen=RECENT_BATCHES)
+
+    def add(self, rows: int, spent: tuple[int, int, int], now_ms: int) -> None:
+        """Count an execution of so many rows, with the durations of its phases."""
+        self.count += 1
+        self.last_ms = now_ms
+        batch = self.by_rows.setdefault(rows, [0, 0, 0, 0])
+        batch[0] += 1
+        batch[1] += spent[0]
+        batch[2] += spent[1]
+        batch[3] += spent[2]
+
+
 class ModelStatistics:
     """The statistics of one model version, from its load to its unload [T02]. Thread-safe.
 
@@ -217,34 +301,38 @@ class ModelStatistics:
     """
 
     def __init__(self, samples: int = 0, first_bounds_ms: tuple[float, ...] = ()) -> None:
-        self._first_bounds_ms = first_bounds_ms
-        self._first_buckets = [0] * (len(first_bounds_ms) + 1)
-        self._first_sum_ms = 0
         self._lock = threading.Lock()
-        self._samples: deque[StatisticsSample] | None = deque(maxlen=samples) if samples else None
-        self._cache_samples: deque[CacheSample] | None = deque(maxlen=samples) if samples else None
-        self.last_inference_ms = 0
+        self._first = _FirstAnswers(first_bounds_ms)
+        self._samples = _Samples(samples)
+        self._sums = _Sums()
+        self._latencies = _Latencies()
+        self._executions = _Executions()
+        self._responses: dict[int, dict[str, list[int]]] = {}
         self.first_answer_ns = 0
         """Time of the first answer by the clock; 0 before that."""
         self.inference_count = 0
-        self.execution_count = 0
-        self._success, self._fail, self._queue = [0, 0], [0, 0], [0, 0]
-        self._compute_input, self._compute_infer, self._compute_output = [0, 0], [0, 0], [0, 0]
-        self._cache_hit, self._cache_miss = [0, 0], [0, 0]
-        self._batches: dict[int, list[int]] = {}
         self.failures = dict.fromkeys(FAILURE_REASONS, 0)
         self.returned_errors = 0
         """Requests that the model answered with an error. They are among the successes, as in Triton's statistics."""
-        self._responses: dict[int, dict[str, list[int]]] = {}
-        self.dispatches: dict[str, int] = {}
-        self._recent: deque[RanBatch] = deque(maxlen=RECENT_BATCHES)
-        self._request_buckets = [0] * (len(LATENCY_BOUNDS_NS) + 1)
-        self._queue_buckets = [0] * (len(LATENCY_BOUNDS_NS) + 1)
+
+    @property
+    def execution_count(self) -> int:
+        """Number of executions."""
+        return self._executions.count
+
+    @property
+    def last_inference_ms(self) -> int:
+        """Wall-clock time of the last execution; 0 before that."""
+        return self._executions.last_ms
+
+    @property
+    def dispatches(self) -> dict[str, int]:
+        """Number of executions by dispatch reason."""
+        return self._executions.dispatches
 
     def forget(self) -> None:
         """Reset all numbers, because requests before the model served were not from clients."""
-        kept = self._samples.maxlen or 0 if self._samples is not None else 0
-        fresh = ModelStatistics(kept, self._first_bounds_ms)
+        fresh = ModelStatistics(self._samples.most, self._first.bounds_ms)
         with self._lock:
             vars(self).update({name: value for name, value in vars(fresh).items() if name != "_lock"})
 
@@ -265,22 +353,17 @@ class ModelStatistics:
         start, input_end, output_start, end = phases
         spent = (input_end - start, output_start - input_end, end - output_start)
         with self._lock:
-            self.execution_count += 1
-            self.last_inference_ms = now_ms
-            self.dispatches[reason] = self.dispatches.get(reason, 0) + 1
-            batch = self._batches.setdefault(rows, [0, 0, 0, 0])
-            batch[0] += 1
-            batch[1] += spent[0]
-            batch[2] += spent[1]
-            batch[3] += spent[2]
+            executions = self._executions
+            executions.add(rows, spent, now_ms)
+            executions.dispatches[reason] = executions.dispatches.get(reason, 0) + 1
             wait_ns = self._record_done(done, start, end, spent) if done else 0
             self._record_returned(returned)
-            self._recent.append(RanBatch(end, len(done), rows, wait_ns, end - start, reason))
-            if self._first_bounds_ms:
-                self._count_first((*done, *failed), end)
+            executions.recent.append(RanBatch(end, len(done), rows, wait_ns, end - start, reason))
+            if self._first.bounds_ms:
+                self._first.add((*done, *failed), end)
             for ticket in failed:
-                self._fail[0] += 1
-                self._fail[1] += end - ticket.arrival_ns
+                self._sums.fail[0] += 1
+                self._sums.fail[1] += end - ticket.arrival_ns
                 self.failures[BACKEND] += 1
 
     def _record_returned(self, count: int) -> None:
@@ -293,42 +376,36 @@ class ModelStatistics:
         if not self.first_answer_ns:
             self.first_answer_ns = end
         total_ns = queue_ns = 0
-        bounds, request_buckets, queue_buckets = LATENCY_BOUNDS_NS, self._request_buckets, self._queue_buckets
+        add_latency = self._latencies.add
         for arrival, same in groupby([ticket.arrival_ns for ticket in done]):  # often that of the turn of the loop
             number = len(list(same))
             total_ns += (end - arrival) * number
             queue_ns += (start - arrival) * number
-            request_buckets[bisect_left(bounds, end - arrival)] += number
-            queue_buckets[bisect_left(bounds, start - arrival)] += number
+            add_latency(end - arrival, start - arrival, number)
         self.inference_count += sum([ticket.request.rows for ticket in done])
-        if self._samples is not None:
-            self._samples.extend(
+        if self._samples.requests is not None:
+            self._samples.requests.extend(
                 StatisticsSample(end, end - ticket.arrival_ns, start - ticket.arrival_ns, *spent) for ticket in done
             )
         spent_input, spent_infer, spent_output = spent
+        sums = self._sums
         for row, ns in (
-            (self._success, total_ns),
-            (self._queue, queue_ns),
-            (self._compute_input, spent_input * count),
-            (self._compute_infer, spent_infer * count),
-            (self._compute_output, spent_output * count),
+            (sums.success, total_ns),
+            (sums.queue, queue_ns),
+            (sums.compute_input, spent_input * count),
+            (sums.compute_infer, spent_infer * count),
+            (sums.compute_output, spent_output * count),
         ):
             row[0] += count
             row[1] += ns
         return queue_ns
 
-    def _count_first(self, tickets: Sequence[Ticket], now_ns: int) -> None:
-        for ticket in tickets:
-            wait_ms = (now_ns - ticket.arrival_ns) // 1_000_000
-            self._first_buckets[bisect_left(self._first_bounds_ms, wait_ms)] += 1
-            self._first_sum_ms += wait_ms
-
     def record_streamed(self, ticket: Ticket, index: int, streamed: Streamed, spent_ns: int, now_ns: int) -> None:
         """Count one response of a decoupled model, and its request if it is the final one [T03]."""
         rows = _rows_of(streamed.outcome)
         with self._lock:
-            if self._first_bounds_ms and not index and streamed.outcome is not None:
-                self._count_first([ticket], now_ns)
+            if self._first.bounds_ms and not index and streamed.outcome is not None:
+                self._first.add([ticket], now_ns)
             response = self._responses.setdefault(index, {name: [0, 0] for name in ResponseStats._fields})
             for name in rows:
                 response[name][0] += 1
@@ -336,8 +413,8 @@ class ModelStatistics:
             if not streamed.final:
                 return
             if isinstance(streamed.outcome, RemoraError) and not streamed.outcome.answered:
-                self._fail[0] += 1
-                self._fail[1] += now_ns - ticket.arrival_ns
+                self._sums.fail[0] += 1
+                self._sums.fail[1] += now_ns - ticket.arrival_ns
                 self.failures[CANCELED if streamed.outcome.code == "CANCELLED" else BACKEND] += 1
             else:
                 self._record_done([ticket], ticket.start_ns, now_ns, (0, now_ns - ticket.start_ns, 0))
@@ -352,28 +429,24 @@ class ModelStatistics:
         was no answer.
         """
         with self._lock:
-            if self._first_bounds_ms and first_ns:
-                self._count_first([ticket], first_ns)
-            self.execution_count += 1
-            self.last_inference_ms = now_ms
-            batch = self._batches.setdefault(ticket.request.rows, [0, 0, 0, 0])
-            for index, amount in enumerate((1, *spent_ns)):
-                batch[index] += amount
+            if self._first.bounds_ms and first_ns:
+                self._first.add([ticket], first_ns)
+            self._executions.add(ticket.request.rows, spent_ns, now_ms)
             self._record_done([ticket], ticket.start_ns, now_ns, spent_ns)
 
     def record_cache_hit(self, ticket: Ticket, lookup_ns: int, begin_ns: int, now_ns: int) -> None:
         """Count a cache hit: a success, but neither an inference nor an execution [K05]."""
         request_ns, queue_ns = now_ns - ticket.arrival_ns, begin_ns - ticket.arrival_ns
         with self._lock:
-            for row, ns in ((self._success, request_ns), (self._queue, queue_ns), (self._cache_hit, lookup_ns)):
+            sums = self._sums
+            for row, ns in ((sums.success, request_ns), (sums.queue, queue_ns), (sums.cache_hit, lookup_ns)):
                 row[0] += 1
                 row[1] += ns
-            self._request_buckets[bisect_left(LATENCY_BOUNDS_NS, request_ns)] += 1
-            self._queue_buckets[bisect_left(LATENCY_BOUNDS_NS, queue_ns)] += 1
-            if self._first_bounds_ms:
-                self._count_first([ticket], now_ns)
-            if self._cache_samples is not None:
-                self._cache_samples.append(CacheSample(now_ns, True, lookup_ns, request_ns, queue_ns))
+            self._latencies.add(request_ns, queue_ns)
+            if self._first.bounds_ms:
+                self._first.add([ticket], now_ns)
+            if self._samples.lookups is not None:
+                self._samples.lookups.append(CacheSample(now_ns, True, lookup_ns, request_ns, queue_ns))
 
     def record_cache_miss(self, spent_ns: int, now_ns: int) -> None:
         """Count the cache's cost for a request that had to run [K05].
@@ -381,16 +454,16 @@ class ModelStatistics:
         The request itself is counted like any other.
         """
         with self._lock:
-            self._cache_miss[0] += 1
-            self._cache_miss[1] += spent_ns
-            if self._cache_samples is not None:
-                self._cache_samples.append(CacheSample(now_ns, False, spent_ns, 0, 0))
+            self._sums.cache_miss[0] += 1
+            self._sums.cache_miss[1] += spent_ns
+            if self._samples.lookups is not None:
+                self._samples.lookups.append(CacheSample(now_ns, False, spent_ns, 0, 0))
 
     def record_failure(self, ticket: Ticket, reason: str, now_ns: int) -> None:
         """Count a request that failed without running: timed out, cancelled, or lost by the server."""
         with self._lock:
-            self._fail[0] += 1
-            self._fail[1] += now_ns - ticket.arrival_ns
+            self._sums.fail[0] += 1
+            self._sums.fail[1] += now_ns - ticket.arrival_ns
             self.failures[reason] += 1
 
     def record_rejection(self) -> None:
@@ -404,7 +477,7 @@ class ModelStatistics:
     def record_unreadable(self) -> None:
         """Count a request whose bytes Triton's backends refuse: a failure of zero duration [T02]."""
         with self._lock:
-            self._fail[0] += 1
+            self._sums.fail[0] += 1
             self.failures[BACKEND] += 1
 
     def snapshot(self, name: str, version: str, *, responses: bool = True) -> ModelStats:
@@ -415,7 +488,7 @@ class ModelStatistics:
         with self._lock:
             batches = tuple(
                 BatchStats(rows, *(Duration(row[0], ns) for ns in row[1:]))
-                for rows, row in sorted(self._batches.items())
+                for rows, row in sorted(self._executions.by_rows.items())
             )
             return ModelStats(
                 name,
@@ -423,14 +496,7 @@ class ModelStatistics:
                 self.last_inference_ms,
                 self.inference_count,
                 self.execution_count,
-                success=Duration(*self._success),
-                fail=Duration(*self._fail),
-                queue=Duration(*self._queue),
-                compute_input=Duration(*self._compute_input),
-                compute_infer=Duration(*self._compute_infer),
-                compute_output=Duration(*self._compute_output),
-                cache_hit=Duration(*self._cache_hit),
-                cache_miss=Duration(*self._cache_miss),
+                **self._sums.durations(),
                 batches=batches,
                 responses={
                     str(index): ResponseStats(**{name: Duration(*row) for name, row in rows.items()})
@@ -441,31 +507,32 @@ class ModelStatistics:
     def recent(self) -> list[RanBatch]:
         """Return the latest executions, oldest first."""
         with self._lock:
-            return list(self._recent)
+            return list(self._executions.recent)
 
     def samples(self, since_ns: int) -> list[StatisticsSample]:
         """Return the kept requests that ended at ``since_ns`` or later."""
         with self._lock:
-            return [sample for sample in self._samples or () if sample.end_ns >= since_ns]
+            return [sample for sample in self._samples.requests or () if sample.end_ns >= since_ns]
 
     def cache_samples(self, since_ns: int) -> list[CacheSample]:
         """Return the kept cache look-ups at ``since_ns`` or later."""
         with self._lock:
-            return [sample for sample in self._cache_samples or () if sample.end_ns >= since_ns]
+            return [sample for sample in self._samples.lookups or () if sample.end_ns >= since_ns]
 
     def first_responses(self) -> FirstResponses | None:
         """Return the histogram of the time to first response, or None if it is not counted."""
-        if not self._first_bounds_ms:
+        first = self._first
+        if not first.bounds_ms:
             return None
         with self._lock:
-            return FirstResponses(self._first_bounds_ms, tuple(self._first_buckets), self._first_sum_ms)
+            return FirstResponses(first.bounds_ms, tuple(first.buckets), first.sum_ms)
 
     def histograms(self) -> tuple[Histogram, Histogram]:
         """Return the histograms of latency and queue time of successful requests."""
         with self._lock:
             return (
-                Histogram(tuple(self._request_buckets), self._success[1]),
-                Histogram(tuple(self._queue_buckets), self._queue[1]),
+                Histogram(tuple(self._latencies.request), self._sums.success[1]),
+                Histogram(tuple(self._latencies.queue), self._sums.queue[1]),
             )
 
 

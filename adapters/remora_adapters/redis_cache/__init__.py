@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 from uuid import uuid4
 
-from remora.cache import CacheStats
+from remora.cache import CacheCounts, CacheStats
 from remora.errors import ConfigError
 from remora.messages import Response
 from remora.system.install_advice import install_command
@@ -133,7 +133,7 @@ class RedisCache:
         self._threads = ThreadPoolExecutor(settings.pool_size, thread_name_prefix="remora cache")
         self._retry_at_ns = self._warn_at_ns = 0
         self._pending = 0
-        self._hits = self._misses = self._lookup_ns = self._insertion_ns = 0
+        self._counts = CacheCounts()
         # No two processes share an epoch, because the models of an ensemble may differ in another process.
         self._process = uuid4().int
         self._changes = 0
@@ -155,9 +155,7 @@ class RedisCache:
         begin_ns = self._now()
         response = self._fetch(key, begin_ns)
         with self._lock:
-            self._hits += response is not None
-            self._misses += response is None
-            self._lookup_ns += self._now() - begin_ns
+            self._counts.add_lookup(self._now() - begin_ns, hit=response is not None)
         return response
 
     def _fetch(self, key: bytes, now_ns: int) -> Response | None:
@@ -211,7 +209,7 @@ class RedisCache:
         finally:
             with self._lock:
                 self._pending -= len(data)
-                self._insertion_ns += self._now() - begin_ns
+                self._counts.insertion_ns += self._now() - begin_ns
 
     def _failed(self, error: Exception) -> None:
         """Stop using Redis for a while, so that its threads are free and requests miss at once.
@@ -266,7 +264,8 @@ class RedisCache:
     def stats(self) -> CacheStats:
         """Return the statistics. Redis' size and evictions are unknown. See `ResponseCache`."""
         with self._lock:
-            return CacheStats(math.nan, math.nan, self._hits, self._misses, 0, self._lookup_ns, self._insertion_ns)
+            counts = self._counts
+            return CacheStats(math.nan, math.nan, counts.hits, counts.misses, 0, counts.lookup_ns, counts.insertion_ns)
 
     def close(self) -> None:
         """Send pending responses, then end the threads and the connections."""

@@ -123,6 +123,24 @@ def request_key(scope: bytes, request: Request) -> bytes | None:
     return digest.digest()
 
 
+class CacheCounts:
+    """Look-ups and insertions of a cache so far; the cache's lock guards them."""
+
+    __slots__ = ("hits", "insertion_ns", "lookup_ns", "misses")
+
+    def __init__(self) -> None:
+        self.hits = 0
+        self.misses = 0
+        self.lookup_ns = 0
+        self.insertion_ns = 0
+
+    def add_lookup(self, spent_ns: int, *, hit: bool) -> None:
+        """Count a look-up."""
+        self.hits += hit
+        self.misses += not hit
+        self.lookup_ns += spent_ns
+
+
 class _Entry(NamedTuple):
     outputs: tuple[Tensor, ...]
     parameters: dict[str, Parameter]
@@ -145,8 +163,8 @@ class LocalCache:
         self._lock = threading.Lock()
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._used = 0
-        self._hits = self._misses = self._evictions = 0
-        self._lookup_ns = self._insertion_ns = 0
+        self._evictions = 0
+        self._counts = CacheCounts()
         self._loads = count()
         self._epochs = count(1)
         self._epoch = 0
@@ -156,12 +174,9 @@ class LocalCache:
         begin_ns = self._now()
         with self._lock:
             entry = self._entries.get(key)
-            if entry is None:
-                self._misses += 1
-            else:
-                self._hits += 1
+            if entry is not None:
                 self._entries.move_to_end(key)
-            self._lookup_ns += self._now() - begin_ns
+            self._counts.add_lookup(self._now() - begin_ns, hit=entry is not None)
         if entry is None:
             return None
         # Views, because the write flag of the owning array could be set again.
@@ -186,7 +201,7 @@ class LocalCache:
                     self._used -= cost
                 else:
                     self._entries[key] = entry
-                self._insertion_ns += self._now() - begin_ns
+                self._counts.insertion_ns += self._now() - begin_ns
 
     def _reserve(self, key: bytes, cost: int) -> bool:
         """Evict entries to make room before memory is allocated.
@@ -228,14 +243,15 @@ class LocalCache:
     def stats(self) -> CacheStats:
         """See `ResponseCache`."""
         with self._lock:
+            counts = self._counts
             return CacheStats(
                 self._used / self._size if self._size else 0.0,
                 len(self._entries),
-                self._hits,
-                self._misses,
+                counts.hits,
+                counts.misses,
                 self._evictions,
-                self._lookup_ns,
-                self._insertion_ns,
+                counts.lookup_ns,
+                counts.insertion_ns,
             )
 
 

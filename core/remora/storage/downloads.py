@@ -185,6 +185,18 @@ def journal_of(partial: Path) -> Path:
     return partial.with_name(f"{partial.name}.ranges")
 
 
+class _OrderedDigest:
+    """Checksum of ranges that are added in order, by one thread at a time.
+
+    ``next`` is the number of the range that is missing next; ``busy`` is True while a thread adds it.
+    """
+
+    def __init__(self, algorithm: str) -> None:
+        self.content = Digest(algorithm)
+        self.next = 0
+        self.busy = False
+
+
 class _Download:
     """One file in progress.
 
@@ -210,9 +222,7 @@ class _Download:
 
     def _reset(self) -> None:
         self._present: set[int] = set()
-        self._hashed = 0
-        self._hashing = False
-        self._digest = Digest("md5" if self.expected else "crc32")
+        self._digest = _OrderedDigest("md5" if self.expected else "crc32")
 
     def open(self) -> list[int]:
         """Open the file, resuming if possible, and return the numbers of the missing ranges."""
@@ -279,21 +289,22 @@ class _Download:
         One thread at a time does so while the others download. ``data`` is the range ``fresh``, which need not be read
         back.
         """
+        digest = self._digest
         while True:
             with self._lock:
-                if self._hashing or self._hashed not in self._present:
+                if digest.busy or digest.next not in self._present:
                     return
-                self._hashing, number = True, self._hashed
+                digest.busy, number = True, digest.next
             start, end = self._ranges[number]
-            self._digest.update(data if number == fresh else os.pread(self._file, end - start, start))
+            digest.content.update(data if number == fresh else os.pread(self._file, end - start, start))
             with self._lock:
-                self._hashing, self._hashed = False, number + 1
+                digest.busy, digest.next = False, number + 1
 
     def digest(self) -> str:
         """Return the digest of the whole file. Raises DamagedError before all ranges are present."""
-        if self._hashed != self.count:
+        if self._digest.next != self.count:
             raise DamagedError(f"'{self.wanted.item.path}' is incomplete")
-        return self._digest.text()
+        return self._digest.content.text()
 
     def finish(self) -> None:
         """Mark the complete and checked file as read-only and remove its journal."""

@@ -49,16 +49,38 @@ class ToolParser(Protocol):
         """Return what was held back, at the end of the text."""
 
 
+class _JsonPlace:
+    """Place within a JSON value: its nesting, and whether it is in a string."""
+
+    __slots__ = ("depth", "escaped", "in_string")
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.in_string = False
+        self.escaped = False
+
+    def skip_string(self, text: str, at: int) -> int:
+        """Return the position behind the next piece of a string."""
+        if self.escaped:
+            self.escaped = False
+            return at + 1
+        found = _IN_STRING.search(text, at)
+        if found is None:
+            return len(text)
+        if found[0] == "\\":
+            self.escaped = True
+        else:
+            self.in_string = False
+        return found.end()
+
+
 class _CallScanner:
     """Scanner of one JSON object with a name and arguments, in parts.
 
     ``name`` is None before it is known. Arguments that precede the name are kept until then.
     """
 
-    __slots__ = (
-        "_begun", "_closed", "_depth", "_escaped", "_kept", "_key", "_raw", "_role", "_string", "arguments", "done",
-        "name", "seen",
-    )  # fmt: skip
+    __slots__ = ("_begun", "_kept", "_key", "_place", "_raw", "_role", "arguments", "done", "name", "seen")
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -66,8 +88,8 @@ class _CallScanner:
         self.done = False
         self.seen: list[str] = []
         """The whole text, until the object is known to be a call."""
-        self._depth = 0
-        self._string = self._escaped = self._begun = self._closed = False
+        self._place = _JsonPlace()
+        self._begun = False
         self._role = "key"
         self._key = ""
         self._raw: list[str] = []
@@ -83,10 +105,11 @@ class _CallScanner:
 
         Returns the position behind the object, or the end, and new text of arguments."""
         begin, size = at, len(text)
+        place = self._place
         mark = at  # begin of the value or key that is being read
         while at < size and not self.done:
-            if self._string:
-                at = self._scan_string(text, at)
+            if place.in_string:
+                at = place.skip_string(text, at)
                 continue
             found = _OUTSIDE.search(text, at)
             if found is None:
@@ -94,44 +117,31 @@ class _CallScanner:
                 break
             character, at = found[0], found.end()
             if character == '"':
-                self._string = True
+                place.in_string = True
             elif character in "{[":
-                self._depth += 1
-                if self._depth == 1:
+                place.depth += 1
+                if place.depth == 1:
                     mark = at
             elif character in "}]":
-                self._depth -= 1
-                if self._depth == 0:
+                place.depth -= 1
+                if place.depth == 0:
                     self._take(text[mark : at - 1])
                     self._end_value()
                     self.done = True
-            elif self._depth == 1 and character == ":" and self._role == "key":
+            elif place.depth == 1 and character == ":" and self._role == "key":
                 self._take(text[mark : at - 1])
                 self._end_key()
                 mark = at
-            elif self._depth == 1 and character == "," and self._role == "value":
+            elif place.depth == 1 and character == "," and self._role == "value":
                 self._take(text[mark : at - 1])
                 self._end_value()
                 mark = at
-        if not self.done and self._depth:
+        if not self.done and place.depth:
             self._take(text[mark:at])
         if not self.is_call:
             self.seen.append(text[begin:at])
         parts, self._kept = (self._kept, []) if self.is_call else ([], self._kept)
         return at, parts
-
-    def _scan_string(self, text: str, at: int) -> int:
-        if self._escaped:
-            self._escaped = False
-            return at + 1
-        found = _IN_STRING.search(text, at)
-        if found is None:
-            return len(text)
-        if found[0] == "\\":
-            self._escaped = True
-        else:
-            self._string = False
-        return found.end()
 
     def _take(self, raw: str) -> None:
         if self._role == "value" and self._key in _ARGUMENT_KEYS:
