@@ -101,6 +101,7 @@ TRANSITIONS = {
     (State.CLOSING, Event.CLOSED): Step(State.CLOSED),
     (State.CLOSED, Event.RETIRE): Step(State.CLOSED),
     (State.CLOSED, Event.DRAINED): Step(State.CLOSED),
+    (State.CLOSED, Event.CLOSED): Step(State.CLOSED),  # because two threads may close it at once
 }
 """The legal transitions; every other event is a fault of its sender."""
 

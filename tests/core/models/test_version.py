@@ -69,7 +69,7 @@ DRAIN, CLOSE, FORGET = Effect.DRAIN, Effect.CLOSE, Effect.FORGET
             id="a close that timed out is tried again",
         ),
         pytest.param(
-            (BEGIN, OPENED, PUBLISHED, RETIRE, DRAINED, CLOSED, RETIRE, DRAINED),
+            (BEGIN, OPENED, PUBLISHED, RETIRE, DRAINED, CLOSED, RETIRE, DRAINED, CLOSED),
             State.CLOSED,
             [DRAIN, CLOSE],
             id="a version that is closed is closed once",
