@@ -18,12 +18,11 @@ from remora.statistics import (
     LATENCY_BOUNDS_NS,
     OTHER,
     REJECTED,
-    FailureLog,
     FirstResponses,
     ModelStatistics,
     Phases,
-    StatisticsRecorder,
 )
+from remora.statistics.recorder import FailureLog, StatisticsRecorder
 
 PHASES = Phases(1000, 1100, 1400, 1500)
 

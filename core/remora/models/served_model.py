@@ -19,7 +19,8 @@ from remora.proto.model_config_pb2 import ModelConfig
 from remora.scheduling.assembly import CacheUse, SchedulingOptions, Steps, add_cache, make_scheduler
 from remora.scheduling.scheduler import RequestScheduler, Scheduler
 from remora.signature import Signature, UnreadableError
-from remora.statistics import FailureLog, ModelStatistics, StatisticsRecorder
+from remora.statistics import ModelStatistics
+from remora.statistics.recorder import FailureLog, StatisticsRecorder
 from remora.system.clock import Clock
 from remora.tensors.classification import classify_replies
 from remora.tensors.device import DeviceId

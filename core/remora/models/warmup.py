@@ -27,7 +27,8 @@ from remora.proto.model_config_pb2 import ModelConfig, ModelWarmup
 from remora.scheduling.batching import BatchQueue, Plan
 from remora.scheduling.pool import DispatchPolicy
 from remora.scheduling.scheduler import Scheduler
-from remora.statistics import ModelStatistics, StatisticsRecorder
+from remora.statistics import ModelStatistics
+from remora.statistics.recorder import StatisticsRecorder
 from remora.system.clock import Clock
 
 INPUT_LIMIT_BYTES = 1 << 30

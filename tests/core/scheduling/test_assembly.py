@@ -12,7 +12,8 @@ from remora.scheduling.response_cache import CachedScheduler
 from remora.scheduling.scheduler import ModelScheduler, Scheduler
 from remora.scheduling.sequences.scheduler import SequenceScheduler
 from remora.signature import Signature
-from remora.statistics import ModelStatistics, StatisticsRecorder
+from remora.statistics import ModelStatistics
+from remora.statistics.recorder import StatisticsRecorder
 
 SEQUENCES = "sequence_batching { direct { } }"
 

@@ -25,7 +25,8 @@ from remora.scheduling.pool import DispatchPolicy
 from remora.scheduling.response_cache import CachedScheduler
 from remora.scheduling.scheduler import Scheduler
 from remora.signature import Signature
-from remora.statistics import CacheSample, ModelStatistics, StatisticsRecorder
+from remora.statistics import CacheSample, ModelStatistics
+from remora.statistics.recorder import StatisticsRecorder
 
 CACHED = DOUBLER + "response_cache { enable: true }"
 SMALL = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"

@@ -1,4 +1,4 @@
-"""Statistics of each model version, and the recorder that fills them [T01-T03].
+"""Statistics of each model version [T01-T03], which `remora.statistics.recorder` fills.
 
 The V2 statistics API, Prometheus and `explain` read from here; nothing is formatted here. Recording is cheap, and
 reading takes a consistent snapshot.
@@ -6,7 +6,6 @@ reading takes a consistent snapshot.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from bisect import bisect_left
@@ -16,13 +15,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from remora.backends import Execution
 from remora.calls import BatchStats, Duration, ModelStats, ResponseStats
-from remora.errors import RemoraError, UnavailableError
-from remora.messages import Outcome, Response, Streamed, Ticket
+from remora.errors import RemoraError
+from remora.messages import Response, Streamed, Ticket
 from remora.options import BOOLEANS
-from remora.scheduling.batching import Plan
-from remora.system.clock import Clock
 
 _QUANTILES: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
 
@@ -70,11 +66,6 @@ class MetricsSettings:
             quantiles,
         )
 
-
-_log = logging.getLogger("remora.models")
-
-_FAILURE_LOG_NS = 10_000_000_000
-"""Minimum interval between two logged failures of a model."""
 
 LATENCY_BOUNDS_NS: tuple[int, ...] = tuple(
     int(seconds * 1e9)
@@ -260,7 +251,7 @@ class _FirstAnswers:
 
 
 class _Samples:
-    """Latest requests and cache look-ups for quantiles, at most ``most`` of each; None keeps none."""
+    """Latest requests and cache look-ups for quantiles, at most ``most`` of each."""
 
     __slots__ = ("lookups", "most", "requests")
 
@@ -271,7 +262,7 @@ class _Samples:
 
 
 class _Executions:
-    """Executions: number, time of the last one, dispatch reasons, sums by batch size, and the latest ones."""
+    """Counts of executions, by dispatch reason and batch size, and the latest ones."""
 
     __slots__ = ("by_rows", "count", "dispatches", "last_ms", "recent")
 
@@ -543,108 +534,3 @@ def _rows_of(outcome: Response | RemoraError | None) -> tuple[str, ...]:
     if isinstance(outcome, Response):
         return ("compute_infer", "compute_output", "success")
     return ("cancel",) if outcome.code == "CANCELLED" else ("compute_infer", "fail")
-
-
-def _split(tickets: Sequence[Ticket], outcomes: Sequence[Outcome | None]) -> tuple[list[Ticket], list[Ticket]]:
-    """Return the answered and the failed tickets, without those of open streams."""
-    done: list[Ticket] = []
-    failed: list[Ticket] = []
-    for ticket, outcome in zip(tickets, outcomes, strict=True):
-        if isinstance(outcome, RemoraError):
-            (done if outcome.answered else failed).append(ticket)
-        elif outcome is not None:
-            done.append(ticket)
-    return done, failed
-
-
-class FailureLog:
-    """Rate-limited log of requests that fail in a model. Thread-safe.
-
-    Args:
-        model: the model's name.
-        clock: for the interval between two lines.
-    """
-
-    def __init__(self, model: str, clock: Clock) -> None:
-        self._model = model
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._next_ns = 0
-        self._unlogged = 0
-
-    def add(self, error: RemoraError) -> None:
-        """Log the first and last line of an error, unless another was logged a moment ago."""
-        now_ns = self._clock.monotonic_ns()
-        with self._lock:
-            if now_ns < self._next_ns:
-                self._unlogged += 1
-                return
-            unlogged, self._unlogged = self._unlogged, 0
-            self._next_ns = now_ns + _FAILURE_LOG_NS
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [error.code]
-        text = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
-        more = f" (and {unlogged} earlier failures were not logged)" if unlogged else ""
-        fields = {"model": self._model, "code": error.code}
-        _log.warning("model '%s' failed a request: %s%s", self._model, text, more, extra={"fields": fields})
-
-
-class StatisticsRecorder:
-    """Recorder that updates a model's statistics and, if present, its failure log."""
-
-    __slots__ = ("_clock", "_failures", "_statistics")
-
-    def __init__(self, statistics: ModelStatistics, clock: Clock, failures: FailureLog | None = None) -> None:
-        self._statistics = statistics
-        self._clock = clock
-        self._failures = failures
-
-    def executed(
-        self, plan: Plan, execution: Execution, outcomes: Sequence[Outcome | None], start_ns: int, end_ns: int
-    ) -> None:
-        input_end = execution.input_end_ns or start_ns
-        phases = Phases(start_ns, input_end, max(execution.output_start_ns or end_ns, input_end), end_ns)
-        spent = (input_end - start_ns, phases.output_start_ns - input_end, end_ns - phases.output_start_ns)
-        rows = plan.rows
-        for ticket in plan.tickets:
-            ticket.spent_ns = spent
-            ticket.batch_rows = rows
-        done: list[Ticket] = plan.tickets
-        failed: list[Ticket] = []
-        returned = 0
-        if {Response} != set(map(type, outcomes)):  # rare, and this is the fastest check
-            done, failed = _split(plan.tickets, outcomes)
-            returned = sum(isinstance(outcome, RemoraError) and outcome.answered for outcome in outcomes)
-            for outcome in outcomes if self._failures is not None else ():
-                self._log(outcome)
-        self._statistics.record_execution(done, failed, plan.rows, phases, plan.reason, self._clock.wall_ms(), returned)
-
-    def streamed(self, ticket: Ticket, index: int, streamed: Streamed, begin_ns: int, now_ns: int) -> None:
-        self._statistics.record_streamed(ticket, index, streamed, now_ns - begin_ns, now_ns)
-        self._log(streamed.outcome)
-
-    def _log(self, outcome: Outcome | None) -> None:
-        if isinstance(outcome, RemoraError) and outcome.from_model and self._failures is not None:
-            self._failures.add(outcome)
-
-    def cache_hit(self, ticket: Ticket, lookup_ns: int, begin_ns: int, now_ns: int) -> None:
-        self._statistics.record_cache_hit(ticket, lookup_ns, begin_ns, now_ns)
-
-    def cache_miss(self, spent_ns: int, now_ns: int) -> None:
-        self._statistics.record_cache_miss(spent_ns, now_ns)
-
-    def ensemble_ended(
-        self, ticket: Ticket, spent_ns: tuple[int, int, int], error: RemoraError | None, first_ns: int, now_ns: int
-    ) -> None:
-        if error is None:
-            self._statistics.record_ensemble(ticket, spent_ns, first_ns, now_ns, self._clock.wall_ms())
-        else:
-            reason = CANCELED if error.code == "CANCELLED" else OTHER
-            self._statistics.record_failure(ticket, reason, now_ns)
-
-    def refused(self, error: RemoraError) -> None:
-        if isinstance(error, UnavailableError):
-            self._statistics.record_rejection()
-
-    def dropped(self, ticket: Ticket, error: RemoraError, now_ns: int) -> None:
-        reason = CANCELED if error.code == "CANCELLED" else REJECTED
-        self._statistics.record_failure(ticket, reason, now_ns)
