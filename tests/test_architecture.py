@@ -37,6 +37,8 @@ PARTS = {
     *plugins.CACHES.values(),
     *plugins.METRIC_SINKS.values(),
     plugins.SPAN_SINK,
+    plugins.RELEASES,
+    plugins.SHADOWS,
     plugins.LOG_EXPORT,
 }
 """Parts of all packages that the tables of `remora.plugins` name."""

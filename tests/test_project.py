@@ -57,8 +57,8 @@ STARTS_THREADS = (
     "core/remora/scheduling/thread_dispatch.py",
     "core/remora/scheduling/sequences/scheduler.py",
     "core/remora/models/loads.py",
-    "core/remora/models/releases.py",
-    "core/remora/models/shadowing.py",
+    "core/remora_tools/rollout/releases.py",
+    "core/remora_tools/rollout/shadowing.py",
     "core/remora/models/on_demand.py",
     "core/remora/models/polling.py",
     "core/remora/tracing/writer.py",
@@ -85,7 +85,7 @@ STARTS_THREADS = (
 MAKES_REQUESTS = (
     "core/remora/system/http_client.py",
     # The copies of requests keep a connection for each thread and must be cheap.
-    "core/remora/models/shadow_targets.py",
+    "core/remora_tools/rollout/shadow_targets.py",
     # The Runtime API has no timeout between events and takes trailers, which no other server gets.
     "adapters/remora_adapters/aws_lambda/streaming.py",
 )

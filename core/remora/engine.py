@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
     from remora.management.explanation import Explanation
     from remora.management.export import MetricsExport
-    from remora.models.routing import RoutedModel
+    from remora.models.rollout import RoutedModel
     from remora.repository.functions import ObjectModels
     from remora.tracing.arrival import Arrival
     from remora.tracing.capture import Capture

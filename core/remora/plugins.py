@@ -102,6 +102,12 @@ ANSWERS = "remora_llm.measuring:explain_answers"
 """Explains the answers of a language model for `remora explain`."""
 
 
+RELEASES = "remora_tools.rollout.releases:Releases"
+"""Releases of an engine's models; see `remora.models.rollout`."""
+
+SHADOWS = "remora_tools.rollout.shadow_targets:shadow_settings"
+"""Opens the shadows of the options with a clock; see `remora.models.rollout`."""
+
 CACHES = {"redis": "remora_adapters.redis_cache:open_cache"}
 """Response caches beside the local one by name: functions of their settings and of a monotonic clock."""
 

@@ -1,1 +1,1 @@
-"""Commands beside the server that call, measure, tune and score models, and manage keys."""
+"""Work beside the serving: commands for a server, measuring, tuning, scoring and releases."""

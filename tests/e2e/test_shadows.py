@@ -22,7 +22,7 @@ from generation_models import tiny
 from hosting import ask
 from live_server import PATIENCE_S, SEQUENCES, STREAM, process, replace, until, write_version
 from released_model import infer, release, release_server
-from remora.models.recordings import MAX_WAITING
+from remora_tools.rollout.recordings import MAX_WAITING
 
 AT_ANY_TIME = "--shadow-processors=1"
 FRONTS = pytest.param("--frontends=2", marks=pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux"))

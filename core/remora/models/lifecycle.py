@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from remora import plugins
 from remora.calls import IndexEntry
 from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
 from remora.model_files import RELEASE_FILE, RELEASE_STATE_FILE, RELEASE_STATE_FOLDER
@@ -31,8 +32,7 @@ from remora.system.clock import Clock
 if TYPE_CHECKING:  # few servers poll, load on demand or release versions
     from remora.models.on_demand import OnDemand
     from remora.models.polling import RepositoryPolls
-    from remora.models.releases import Releases
-    from remora.models.shadow_targets import ShadowSettings
+    from remora.models.rollout import Releases, Shadows
     from remora.repository import ModelFolder
 
 _log = logging.getLogger("remora.models")
@@ -67,19 +67,18 @@ class Lifecycle:
         if loader.cache is not None:
             self.table.changed = loader.cache.models_changed  # at once, because the answers of ensembles change
         self._releases: Releases | None = None
-        self._shadows = self._shadow_settings()
+        self._shadows = self._open_shadows()
         self._releases_lock = threading.Lock()
         self.models.release_by(self._selection, self._release_failed)
 
-    def _shadow_settings(self) -> ShadowSettings | None:
-        """Return the settings of shadows that the options have, None for none. Raises ConfigError."""
+    def _open_shadows(self) -> Shadows | None:
+        """Return the shadows that the options name, None for none. Raises ConfigError."""
         options = self._options
         named = options.shadow_url or options.shadow_compare or options.shadow_differences
         if not named and options.shadow_processors == SHADOW_PROCESSORS:
             return None
-        from remora.models.shadow_targets import shadow_settings
-
-        return shadow_settings(options, self._clock)
+        shadows: Shadows = plugins.load_for("a shadow", plugins.SHADOWS)(options, self._clock)
+        return shadows
 
     def _make_on_demand(self) -> OnDemand:
         from remora.models.on_demand import OnDemand
@@ -92,12 +91,12 @@ class Lifecycle:
     def releases(self) -> Releases:
         """The releases of the models, which most servers never use. Raises InternalError."""
         from remora.models.release_store import ReleaseStore
-        from remora.models.releases import Releases
 
         with self._releases_lock:
             if self._releases is None:
                 store = ReleaseStore(self._release_file())
-                self._releases = Releases(self.models, self._clock, store, self._shadows)
+                open_releases = plugins.load_for("a release", plugins.RELEASES)
+                self._releases = open_releases(self.models, self._clock, store, self._shadows)
             return self._releases
 
     @property
@@ -386,8 +385,8 @@ class Lifecycle:
         for model in self.table.clear():
             remaining_s = max((end_ns - self._clock.monotonic_ns()) / 1e9, 0.0)
             done = model.close(remaining_s) and done
-        if self._shadows is not None and self._shadows.log is not None:
-            self._shadows.log.close()
+        if self._shadows is not None:
+            self._shadows.close()
         return self.wait_until_closed(max((end_ns - self._clock.monotonic_ns()) / 1e9, 0.0)) and done
 
     def wait_until_closed(self, timeout_s: float) -> bool:

@@ -1,19 +1,13 @@
-"""Members of release commands, of ``release.yaml`` and of the status. Pure."""
+"""Members of release commands, of ``release.yaml``. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from remora.errors import InvalidArgumentError, NotFoundError, RemoraError
 from remora.traffic import releases
-from remora.traffic.judgement import Rules
-from remora.traffic.releases import Release, Shadow
-
-if TYPE_CHECKING:
-    from remora.models.routing import Router
-    from remora.models.served_model import ServedModel
-    from remora.models.shadowing import Shadowing
+from remora.traffic.releases import Release, Rules, Shadow
 
 CANARY_MEMBERS = frozenset(("weight", "steps", "sticky", "automatic", "rules", "log"))
 _DECLARED = CANARY_MEMBERS | {"stable", "canary", "aliases", "shadow"}
@@ -169,69 +163,3 @@ def missing_version(what: str, version: int, available: list[int]) -> str:
     """Return the error text for a version that the repository does not have."""
     there = ", ".join(map(str, available)) or "none"
     return f"{what} names version {version}, which the model's repository does not have: it has {there}"
-
-
-def release_document(
-    release: Release, router: Router, ready: Container[int], primary: ServedModel | None
-) -> dict[str, Any]:
-    """Return a release with the counts of its router as JSON values.
-
-    ``ready`` has the versions that serve; ``primary`` is the newest of them.
-    """
-    counts = router.tally.rows()
-    return {
-        "stage": release.stage,
-        "stable": release.stable,
-        "sticky": release.sticky,
-        "log": release.logged,
-        "arms": [
-            {
-                "alias": arm.alias,
-                "version": arm.version,
-                "weight": arm.weight / 100,
-                "ready": arm.version in ready,
-                **counts.get(arm.version, {}),
-            }
-            for arm in release.shares()
-        ],
-        "shadow": _shadow_document(release, router.shadowing, primary),
-        "aliases": dict(release.aliases),
-        "rejected": list(release.rejected),
-        "automatic": release.automatic,
-        "steps": [step / 100 for step in release.steps],
-        "rules": release.rules._asdict(),
-        "slow_limit_ms": router.tally.limit_ns / 1e6,
-        "since_ms": release.since_ms,
-        "events": [event._asdict() for event in release.events],
-    }
-
-
-def _shadow_document(
-    release: Release, shadowing: Shadowing | None, primary: ServedModel | None
-) -> dict[str, Any] | None:
-    """Return the shadow of a release as JSON values, None without one.
-
-    Without ``shadowing`` the server's options do not define its name.
-    """
-    if release.shadow is None:
-        return None
-    shadow = release.shadow
-    shown = shadow._asdict() | {"weight": shadow.weight / 100, "title": shadow.title}
-    if shadowing is None:
-        return shown | {"warning": "the shadow gets no copies: the server's options do not define its name"}
-    warning = _warning(release, shadowing, primary)
-    return shown | shadowing.document() | ({"warning": warning} if warning else {})
-
-
-def _warning(release: Release, shadowing: Shadowing, primary: ServedModel | None) -> str:
-    """Return which requests of a model the shadow does not get, "" if it gets all kinds."""
-    if primary is None or release.shadow is None:
-        return ""
-    if refusal := shadowing.refusal(primary):
-        return refusal
-    arms = {arm.version for arm in release.arms}
-    if primary.config.HasField("sequence_batching") and release.shadow.is_version and release.shadow.version in arms:
-        return "the shadow gets no sequences, because clients begin sequences at the same version"
-    if primary.generation is not None:
-        return "the shadow gets no requests of OpenAI's routes"
-    return ""

@@ -100,7 +100,7 @@ class ServedModel:
     """
 
     is_routed = False
-    """True for the model of a release, which chooses the version (`remora.models.routing`)."""
+    """True for the model of a release, which chooses the version (`remora.models.rollout`)."""
 
     def __init__(self, parts: ModelParts) -> None:
         config = parts.config

@@ -82,7 +82,7 @@ class Replaced(NamedTuple):
 
 
 class Routing(Protocol):
-    """Choice among the versions of a model that a release manages (`remora.models.routing`)."""
+    """Choice among the versions of a model that a release manages (`remora.models.rollout`)."""
 
     def primary(self, ready: Mapping[int, ServedModel]) -> ServedModel | None:
         """Return the version that stands for the model, None if none is ready."""

@@ -1,1 +1,1 @@
-"""Deciders of offline scoring, load generation and releases. Pure."""
+"""Captured requests and the values of releases: their files and transitions. Pure."""

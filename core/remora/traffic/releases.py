@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from remora.traffic.judgement import Rules
-
 STABLE, CANARY, LATEST = "stable", "canary", "latest"
 SHADOW = "shadow"
 """Name of the shadow where releases are written as text; no arm has it."""
@@ -28,6 +26,24 @@ _ROLLED_BACK = "roll back version "
 """Begin of the action of a rollback, before the versions."""
 _ALIAS = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
+
+
+class Rules(NamedTuple):
+    """Rules of the automatic judgement.
+
+    ``alpha`` bounds the probability of a wrong rollback, and that of a wrong promotion of a version that is worse than
+    a margin allows. Margins are differences of rates. ``bake_s`` is the least duration of each step and ``least`` the
+    least number of the canary's answers in it. ``slow_ms`` is the latency limit, 0 for one taken from the stable
+    version. ``most_differing`` is the largest rate of differing answers of a shadow.
+    """
+
+    alpha: float = 0.05
+    error_margin: float = 0.01
+    slow_margin: float = 0.05
+    slow_ms: float = 0.0
+    most_differing: float = 0.01
+    bake_s: float = 600.0
+    least: int = 100
 
 
 class Event(NamedTuple):

@@ -52,7 +52,7 @@ from remora_llm.routes.delivery import (
 from remora_llm.routes.tasks import News, TaskRequest
 
 if TYPE_CHECKING:
-    from remora.models.routing import RoutedModel
+    from remora.models.rollout import RoutedModel
     from remora.server.http.route_groups import RouteParts
 
 _log = logging.getLogger("remora.http")

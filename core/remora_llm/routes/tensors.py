@@ -36,7 +36,7 @@ from remora_llm.openai.vectors import VectorQuery, encode_embeddings, encode_sco
 from remora_llm.routes.delivery import AnyReply, Delivery, cancelled, ignored_header, reply_to, unloaded
 
 if TYPE_CHECKING:
-    from remora.models.routing import RoutedModel
+    from remora.models.rollout import RoutedModel
 
 _MAX_UNBATCHED = 256
 """Texts of one request to a model without batches, each of which is a request to it."""

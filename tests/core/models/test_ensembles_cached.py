@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conftest import needs
 from live_server import write_version
 from released_engine import released_engine
 from remora.calls import ModelRelease
@@ -78,6 +79,7 @@ def test_an_answer_is_that_of_a_version_that_is_loaded_beside_the_others(reposit
         assert product(engine) == 2
 
 
+@needs("remora_tools")
 def test_an_answer_is_that_of_the_version_that_a_release_makes_stable(repository: Path) -> None:
     with cached_engine(repository) as engine:
         add_version(repository, 2)

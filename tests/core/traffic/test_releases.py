@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.traffic import releases
-from remora.traffic.judgement import Rules
-from remora.traffic.releases import HISTORY, HUNDRED, Arm, Release, arm_of, bucket_of
+from remora.traffic.releases import HISTORY, HUNDRED, Arm, Release, Rules, arm_of, bucket_of
 
 _BASE = Release(2)
 

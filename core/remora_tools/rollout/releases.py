@@ -24,22 +24,22 @@ from remora.models.release_members import (
     flag_of,
     missing_version,
     plan_of,
-    release_document,
     shadow_of,
     text_of,
     unstored_rollback,
     version_of,
 )
 from remora.models.release_store import ReleaseStore
-from remora.models.routing import Router, Tally
-from remora.models.shadow_targets import ShadowSettings, make_shadowing, target_of
-from remora.models.shadowing import Shadowing
 from remora.models.table import ModelTable
 from remora.repository.catalog import name_of
 from remora.system.clock import Clock
 from remora.traffic import releases
-from remora.traffic.judgement import WAIT, Rate, Verdict, judge
 from remora.traffic.releases import CANARY, RUNNING, SETTLED, Release, Shadow
+from remora_tools.rollout.documents import release_document
+from remora_tools.rollout.judgement import WAIT, Rate, Verdict, judge
+from remora_tools.rollout.routing import Router, Tally
+from remora_tools.rollout.shadow_targets import ShadowSettings, make_shadowing, target_of
+from remora_tools.rollout.shadowing import Shadowing
 
 _log = logging.getLogger("remora.models")
 

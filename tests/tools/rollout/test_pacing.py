@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.traffic.pacing import (
+from remora_tools.rollout.pacing import (
     MAX_BUSY_WAIT_NS,
     MAX_STEP_WAIT_NS,
     POLL_NS,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.traffic.judgement import (
+from remora_tools.rollout.judgement import (
     MISSING,
     PROMOTE,
     ROLLBACK,

@@ -17,20 +17,20 @@ import numpy as np
 
 from remora.errors import ConfigError, InternalError, NotFoundError, RemoraError, UnavailableError
 from remora.messages import Data, InferForm, Outcome, Parameter, Response, Tensor, Ticket, split_outcome
-from remora.models.recordings import MAX_ANSWERS, MAX_BYTES, bytes_of, copied_outputs
-from remora.models.routing import COPY_HEADER, RoutedModel
 from remora.models.served_model import ServedModel
-from remora.models.shadowing import Answered, Compare, Primary, Shadowing, Target
 from remora.models.table import ModelTable
 from remora.options import EngineOptions
 from remora.options.observation import SHADOW_PROCESSORS
 from remora.repository.catalog import name_of
 from remora.system.clock import Clock
-from remora.tracing.differences import DifferenceLog, open_differences
 from remora.tracing.line_file import content_of, parameters_of, redactions_of
 from remora.traffic.captured import CapturedError, CapturedTensor, Exchange, answer_of, printed, request_of
-from remora.traffic.comparing import Comparison, Outputs, difference
 from remora.traffic.releases import HUNDRED, Shadow
+from remora_tools.rollout.comparing import Comparison, Outputs, difference
+from remora_tools.rollout.differences import DifferenceLog, open_differences
+from remora_tools.rollout.recordings import MAX_ANSWERS, MAX_BYTES, bytes_of, copied_outputs
+from remora_tools.rollout.routing import COPY_HEADER, RoutedModel
+from remora_tools.rollout.shadowing import Answered, Compare, Primary, Shadowing, Target
 
 TIMEOUT_S, MODEL_TIMEOUT_S = 10.0, 60.0
 _MOST_BYTES = 256 << 20
@@ -55,6 +55,11 @@ class ShadowSettings(NamedTuple):
     functions: Mapping[str, Compare] = {}
     log: DifferenceLog | None = None
     processors: float = SHADOW_PROCESSORS
+
+    def close(self) -> None:
+        """Close the log of differences."""
+        if self.log is not None:
+            self.log.close()
 
     def check(self, shadow: Shadow) -> None:
         """Raise ValueError for a name that no option defines."""

@@ -1,6 +1,6 @@
 """Runner of recorded requests on a shadow, whose answers are compared and never sent.
 
-Invariant: the primary's answer is sent first, and copies run when `remora.traffic.pacing` allows it.
+Invariant: the primary's answer is sent first, and copies run when `remora_tools.rollout.pacing` allows it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from remora.messages import Data, InferForm, Tensor
-from remora.models.recordings import Recorder, Recording, Step
 from remora.system.clock import Clock
-from remora.tracing.differences import Difference
-from remora.traffic.comparing import Outputs
-from remora.traffic.judgement import Rate
-from remora.traffic.pacing import rest_ns, step_wait_ns, wait_ns
+from remora_tools.rollout.comparing import Outputs
+from remora_tools.rollout.differences import Difference
+from remora_tools.rollout.judgement import Rate
+from remora_tools.rollout.pacing import rest_ns, step_wait_ns, wait_ns
+from remora_tools.rollout.recordings import Recorder, Recording, Step
 
 if TYPE_CHECKING:
     from remora.models.served_model import ServedModel

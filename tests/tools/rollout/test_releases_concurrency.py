@@ -18,8 +18,8 @@ from remora.calls import ModelRelease
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError
 from remora.traffic import releases
-from remora.traffic.judgement import ROLLBACK, Verdict
 from remora.traffic.releases import Release
+from remora_tools.rollout.judgement import ROLLBACK, Verdict
 
 
 def _release(engine: Engine, action: str = "", **parameters: Any) -> dict[str, Any]:

@@ -23,9 +23,9 @@ from remora.calls import ModelRelease
 from remora.engine import Engine
 from remora.errors import ConfigError, RemoraError
 from remora.messages import InferForm, InputSpec, Outcome, Reply, Request, Response, Streamed, Tensor, Ticket
-from remora.models.recordings import MAX_ANSWERS, MAX_BYTES
-from remora.models.shadow_targets import OtherModel, OtherServer, load_function, shadow_settings
 from remora.options import EngineOptions
+from remora_tools.rollout.recordings import MAX_ANSWERS, MAX_BYTES
+from remora_tools.rollout.shadow_targets import OtherModel, OtherServer, load_function, shadow_settings
 
 FORM = InferForm((InputSpec("IN", "INT32", (1, 1)),), id="r")
 DATA: list[Any] = [np.array([[5]], np.int32)]

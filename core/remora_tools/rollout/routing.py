@@ -14,10 +14,8 @@ from typing import Any
 
 from remora.errors import RemoraError, RetiredError
 from remora.messages import Data, InferForm, Outcome, Reply, Ticket, split_outcome
-from remora.models.recordings import Step
+from remora.models.rollout import Carrier
 from remora.models.served_model import ServedModel
-from remora.models.shadowing import Shadowing
-from remora.traffic.judgement import CALIBRATION, Observed, Rate, latency_limit_ns
 from remora.traffic.releases import (
     BY_REQUEST,
     HUNDRED,
@@ -28,12 +26,14 @@ from remora.traffic.releases import (
     bucket_of,
     hash_of,
 )
+from remora_tools.rollout.judgement import CALIBRATION, Observed, Rate, latency_limit_ns
+from remora_tools.rollout.recordings import Step
+from remora_tools.rollout.shadowing import Shadowing
 
 _log = logging.getLogger("remora.releases")
 
 JUDGE_EVERY_NS = 100_000_000
 _MAX_LOGGED_ID = 128
-Carrier = Callable[[bytes], bytes | None]
 COPY_HEADER = b"x-remora-copy"
 """Header of copies that another server sends; they are not copied again."""
 

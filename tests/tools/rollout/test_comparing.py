@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remora.traffic.comparing import Comparison, difference
+from remora_tools.rollout.comparing import Comparison, difference
 
 EXACT = Comparison()
 

@@ -9,7 +9,7 @@ import pytest
 
 from remora.errors import CancelledError, InternalError
 from remora.messages import InferForm, Outcome, OutputSpec, Request, Response, Streamed, Tensor, Ticket
-from remora.models.recordings import (
+from remora_tools.rollout.recordings import (
     EVICT_NS,
     EXPIRE_NS,
     MAX_ANSWERS,

@@ -16,7 +16,7 @@ from released_engine import released_engine
 from remora.calls import ModelRelease
 from remora.engine import Engine
 from remora.errors import RemoraError
-from remora.traffic.judgement import MISSING
+from remora_tools.rollout.judgement import MISSING
 
 ENSEMBLE = """
 platform: "ensemble" max_batch_size: 8

@@ -15,12 +15,12 @@ from eventually import eventually
 from fakes import FakeClock
 from remora.errors import InternalError
 from remora.messages import Data, InferForm, Request, Response, Streamed, Tensor, Ticket
-from remora.models.recordings import MAX_WAITING, Step
-from remora.models.shadowing import Answered, Primary, Shadowing
 from remora.system.clock import Clock, SystemClock
-from remora.tracing.differences import Difference
-from remora.traffic.comparing import Comparison, difference
-from remora.traffic.pacing import SETTLE_NS
+from remora_tools.rollout.comparing import Comparison, difference
+from remora_tools.rollout.differences import Difference
+from remora_tools.rollout.pacing import SETTLE_NS
+from remora_tools.rollout.recordings import MAX_WAITING, Step
+from remora_tools.rollout.shadowing import Answered, Primary, Shadowing
 
 TICKET = Ticket(Request(InferForm(()), {}, (), 1, None), lambda *_: None)
 EXACT = partial(difference, how=Comparison())
@@ -343,7 +343,7 @@ def test_a_thread_that_cannot_start_costs_the_copies_that_wait(monkeypatch: pyte
                 raise RuntimeError("can't start new thread")
             super().start()
 
-    monkeypatch.setattr("remora.models.shadowing.threading.Thread", Exhausted)
+    monkeypatch.setattr("remora_tools.rollout.shadowing.threading.Thread", Exhausted)
     with _shadowing(_Target()) as shadowing:
         for _ in range(2):
             _request(shadowing)

@@ -22,6 +22,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from remora.traffic.releases import Rules
+
 WAIT, PROMOTE, ROLLBACK = "wait", "promote", "rollback"
 SLOW_QUANTILE = 0.95
 SLOW_FACTOR = 1.25
@@ -39,24 +41,6 @@ class Rate(NamedTuple):
 
     hits: int = 0
     total: int = 0
-
-
-class Rules(NamedTuple):
-    """Rules of the automatic judgement.
-
-    ``alpha`` bounds the probability of a wrong rollback, and that of a wrong promotion of a version that is worse than
-    a margin allows. Margins are differences of rates. ``bake_s`` is the least duration of each step and ``least`` the
-    least number of the canary's answers in it. ``slow_ms`` is the latency limit, 0 for one taken from the stable
-    version. ``most_differing`` is the largest rate of differing answers of a shadow.
-    """
-
-    alpha: float = 0.05
-    error_margin: float = 0.01
-    slow_margin: float = 0.05
-    slow_ms: float = 0.0
-    most_differing: float = 0.01
-    bake_s: float = 600.0
-    least: int = 100
 
 
 class Observed(NamedTuple):

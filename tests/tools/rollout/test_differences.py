@@ -11,8 +11,8 @@ import pytest
 from fakes import FakeClock
 from remora.errors import ConfigError
 from remora.messages import InferForm, InputSpec, Tensor
-from remora.tracing import differences
-from remora.tracing.differences import (
+from remora_tools.rollout import differences
+from remora_tools.rollout.differences import (
     MOST_PER_SECOND,
     MOST_TENSOR_BYTES,
     Difference,

@@ -1,0 +1,1 @@
+"""Releases: routes among versions, shadows, and the judgement on the answers."""
