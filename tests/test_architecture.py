@@ -37,6 +37,7 @@ PARTS = {
     *plugins.CACHES.values(),
     *plugins.METRIC_SINKS.values(),
     plugins.SPAN_SINK,
+    plugins.CAPTURE,
     plugins.RELEASES,
     plugins.SHADOWS,
     plugins.LOG_EXPORT,

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 import numpy.typing as npt
 
-from remora import calls
+from remora import calls, plugins
 from remora.calls import ModelInfo, ModelStats, SequenceReport, ServerInfo
-from remora.errors import ConfigError, RemoraError, RetiredError, UnavailableError, UnsupportedError
+from remora.errors import RemoraError, RetiredError, UnavailableError, UnsupportedError
 from remora.in_process import AnswerStream
 from remora.management import CallAnswers
 from remora.messages import Array, Data, InferForm, Outcome, Parameter, Response, Ticket
@@ -32,7 +32,6 @@ from remora.proto.model_config_pb2 import ModelConfig
 from remora.startup import Ledger, StartupReport
 from remora.statistics import ServerLoad
 from remora.system.clock import Clock, SystemClock
-from remora.system.url_secrets import shown_place
 
 if TYPE_CHECKING:
     from remora.backends.calling import ModelCaller
@@ -40,8 +39,8 @@ if TYPE_CHECKING:
     from remora.management.export import MetricsExport
     from remora.models.rollout import RoutedModel
     from remora.repository.functions import ObjectModels
+    from remora.tracing import Capture
     from remora.tracing.arrival import Arrival
-    from remora.tracing.capture import Capture
     from remora.tracing.tracer import Traces
 
 
@@ -216,21 +215,8 @@ class Engine:
         options = self.options
         if not options.capture:
             return None
-        from remora.tracing.capture import Capture, capture_settings  # imported here because it is usually off
-
-        settings = capture_settings(
-            options.capture, options.capture_share, options.capture_max_bytes, options.capture_redact
-        )
-        if "://" not in options.capture:
-            return Capture(settings, self._clock)
-        from remora.repository.clouds import open_storage
-
-        if open_storage(options.capture)[1].cloud == "http":  # raises for any other URL
-            raise ConfigError(
-                f"--capture={shown_place(options.capture)}: expected a file or a bucket (s3://, gs://, az://)"
-            )
-        root = options.capture.rstrip("/")
-        return Capture(settings, self._clock, lambda name, file: open_storage(f"{root}/{name}")[0].upload(file))
+        capture: Capture = plugins.load_for("--capture", plugins.CAPTURE)(options, self._clock)
+        return capture
 
     def _open_export(self) -> MetricsExport | None:
         """Return the export of metrics that the options ask for. Raises RemoraError."""

@@ -102,6 +102,9 @@ ANSWERS = "remora_llm.measuring:explain_answers"
 """Explains the answers of a language model for `remora explain`."""
 
 
+CAPTURE = "remora_tools.traffic.capture:open_capture"
+"""Opens the capture of requests that the engine's options ask for, with its clock; see `remora.tracing.Capture`."""
+
 RELEASES = "remora_tools.rollout.releases:Releases"
 """Releases of an engine's models; see `remora.models.rollout`."""
 

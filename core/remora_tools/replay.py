@@ -17,8 +17,8 @@ from remora.errors import NotFoundError
 from remora.storage.location import is_url
 from remora.storage.stored_file import open_stored
 from remora.system.url_secrets import shown_place
-from remora.traffic.captured import CapturedError, Exchange, answer_of, difference, exchange_of, request_of
 from remora_tools.scoring.sources import import_parquet
+from remora_tools.traffic.captured import CapturedError, Exchange, answer_of, difference, exchange_of, request_of
 
 _SUFFIXES = (".jsonl", ".parquet")
 SAME, DIFFERS, FAILED, SKIPPED = "same", "differs", "failed", "skipped"
@@ -138,7 +138,7 @@ def _lines(file: BinaryIO, size: int) -> Iterator[Exchange]:
 
 
 def _parquet(file: BinaryIO) -> Iterator[Exchange]:
-    from remora.traffic.captured_parquet import read_parquet
+    from remora_tools.traffic.captured_parquet import read_parquet
 
     import_parquet("--capture")
     return read_parquet(file)

@@ -58,7 +58,7 @@ LOWEST_EXTRAS := onnx generation grpc grpcio jwt otel s3 parquet images redis la
 TESTS_lowest := tests/core/backends/onnxruntime tests/core/backends/test_onnxruntime.py \
     tests/core/backends/test_external_data.py tests/core/config tests/core/protocols/json tests/core/protocols/rest \
     tests/core/protocols/http2 tests/core/protocols/test_http1.py tests/core/protocols/test_tokens.py tests/adapters/redis_cache \
-    tests/core/functions tests/llm/generation tests/core/storage tests/tools/scoring tests/core/tracing/test_capture.py
+    tests/core/functions tests/llm/generation tests/core/storage tests/tools/scoring tests/tools/traffic/test_capture.py
 test-lowest: $(VENV)-lowest/stamp  ## test with the lowest supported version of each runtime and library
 	PYTHONPATH=core:adapters $(VENV)-lowest/bin/python -m pytest -q $(TESTS_lowest) $(T)
 

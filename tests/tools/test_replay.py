@@ -14,9 +14,9 @@ from remora.cli import main
 from remora.cli.client import ApiAnswer
 from remora.cli.output import UsageError
 from remora.errors import NotFoundError, RemoraError, UnavailableError, UnsupportedError
-from remora.traffic.captured import CapturedTensor, Exchange, line_of
-from remora.traffic.captured_parquet import write_parquet
 from remora_tools import replay
+from remora_tools.traffic.captured import CapturedTensor, Exchange, line_of
+from remora_tools.traffic.captured_parquet import write_parquet
 
 
 def exchange(value: int) -> Exchange:

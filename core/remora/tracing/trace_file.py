@@ -16,13 +16,17 @@ from threading import Lock
 from typing import BinaryIO
 from weakref import WeakSet
 
-from remora.tracing.line_file import open_private
 from remora.tracing.records import text_of
 from remora.tracing.sampling import Sampling
 from remora.tracing.writer import Finished
 
 _GATHERED_BYTES = 64 << 20
 """Maximum bytes to collect; more is written to an indexed file early."""
+
+
+def open_private(path: str, flags: int) -> int:
+    """Open a file that other users cannot read if it is new. An opener for `open`."""
+    return os.open(path, flags, 0o600)
 
 
 class _Gathered:

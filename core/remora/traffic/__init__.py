@@ -1,1 +1,1 @@
-"""Captured requests and the values of releases: their files and transitions. Pure."""
+"""Values of releases and their transitions. Pure."""

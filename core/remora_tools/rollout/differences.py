@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from remora.errors import ConfigError
 from remora.messages import Data, InferForm, Tensor
 from remora.system.clock import Clock
-from remora.tracing.line_file import LineFile, Redactions, bytes_of, content_of, hidden_in, utc
 from remora.tracing.writer import TraceWriter
-from remora.traffic.captured import CapturedTensor, printed
+from remora_tools.traffic.captured import CapturedTensor, printed
+from remora_tools.traffic.line_file import LineFile, Redactions, bytes_of, content_of, hidden_in, utc
 
 MOST_PER_SECOND = 10
 MOST_TENSOR_BYTES = 64 << 10

@@ -23,14 +23,14 @@ from remora.options import EngineOptions
 from remora.options.observation import SHADOW_PROCESSORS
 from remora.repository.catalog import name_of
 from remora.system.clock import Clock
-from remora.tracing.line_file import content_of, parameters_of, redactions_of
-from remora.traffic.captured import CapturedError, CapturedTensor, Exchange, answer_of, printed, request_of
 from remora.traffic.releases import HUNDRED, Shadow
 from remora_tools.rollout.comparing import Comparison, Outputs, difference
 from remora_tools.rollout.differences import DifferenceLog, open_differences
 from remora_tools.rollout.recordings import MAX_ANSWERS, MAX_BYTES, bytes_of, copied_outputs
 from remora_tools.rollout.routing import COPY_HEADER, RoutedModel
 from remora_tools.rollout.shadowing import Answered, Compare, Primary, Shadowing, Target
+from remora_tools.traffic.captured import CapturedError, CapturedTensor, Exchange, answer_of, printed, request_of
+from remora_tools.traffic.line_file import content_of, parameters_of, redactions_of
 
 TIMEOUT_S, MODEL_TIMEOUT_S = 10.0, 60.0
 _MOST_BYTES = 256 << 20

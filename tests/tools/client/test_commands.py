@@ -26,7 +26,7 @@ from remora.messages import InferForm, Request, Ticket
 from remora.options import EngineOptions
 from remora.plugins import COMMANDS as ROWS
 from remora.plugins import is_present
-from remora.traffic.captured import CapturedTensor, Exchange, line_of
+from remora_tools.traffic.captured import CapturedTensor, Exchange, line_of
 
 Captured = pytest.CaptureFixture[str]
 Respond = Callable[[str, str, bytes, int | None], ApiAnswer]

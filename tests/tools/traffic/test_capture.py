@@ -19,11 +19,11 @@ from object_store import store_of_environment
 from remora.engine import Engine
 from remora.errors import ConfigError, UnsupportedError
 from remora.messages import Parameter
-from remora.tracing import capture
-from remora.tracing.capture import CaptureSettings, PartFiles, QueuedExchange, capture_settings
 from remora.tracing.writer import DroppedError
-from remora.traffic.captured import CapturedTensor, Exchange
-from remora.traffic.captured_parquet import read_parquet
+from remora_tools.traffic import capture
+from remora_tools.traffic.capture import CaptureSettings, PartFiles, QueuedExchange, capture_settings
+from remora_tools.traffic.captured import CapturedTensor, Exchange
+from remora_tools.traffic.captured_parquet import read_parquet
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from remora.traffic.captured import CapturedError, CapturedTensor, Exchange
+from remora_tools.traffic.captured import CapturedError, CapturedTensor, Exchange
 
 _ROWS_AT_ONCE = 16
 _PIECE_BYTES = 8 << 20

@@ -17,10 +17,14 @@ from typing import Any, NamedTuple
 
 from remora.errors import ConfigError, RemoraError, UnsupportedError
 from remora.messages import Data, InferForm, Outcome, Reply, Response, Ticket, split_outcome
+from remora.options import EngineOptions
 from remora.system.clock import Clock
 from remora.system.install_advice import install_command
 from remora.system.temporary_folders import TemporaryFolder
-from remora.tracing.line_file import (
+from remora.system.url_secrets import shown_place
+from remora.tracing.writer import DroppedError, TraceWriter
+from remora_tools.traffic.captured import CapturedTensor, Exchange, line_of
+from remora_tools.traffic.line_file import (
     LineFile,
     Redactions,
     bytes_of,
@@ -31,8 +35,6 @@ from remora.tracing.line_file import (
     redactions_of,
     utc,
 )
-from remora.tracing.writer import DroppedError, TraceWriter
-from remora.traffic.captured import CapturedTensor, Exchange, line_of
 
 _ROOM_BYTES = 64 << 20
 _END_S = 3.0
@@ -80,6 +82,23 @@ def capture_settings(path: str, share: str, most_bytes: int, redact: Sequence[st
     if not 0 < part <= 1:
         raise ConfigError(f"--capture-share={share}: expected a number above 0 and at most 1")
     return CaptureSettings(Path(path), part, most_bytes, redactions_of(redact))
+
+
+def open_capture(options: EngineOptions, clock: Clock) -> Capture:
+    """Return the capture that the options ask for. Raises RemoraError."""
+    settings = capture_settings(
+        options.capture, options.capture_share, options.capture_max_bytes, options.capture_redact
+    )
+    if "://" not in options.capture:
+        return Capture(settings, clock)
+    from remora.repository.clouds import open_storage  # imported here, because most captures are local
+
+    if open_storage(options.capture)[1].cloud == "http":  # raises for any other URL
+        raise ConfigError(
+            f"--capture={shown_place(options.capture)}: expected a file or a bucket (s3://, gs://, az://)"
+        )
+    root = options.capture.rstrip("/")
+    return Capture(settings, clock, lambda name, file: open_storage(f"{root}/{name}")[0].upload(file))
 
 
 class QueuedExchange(NamedTuple):
@@ -217,7 +236,9 @@ class PartFiles:
         try:
             path = folder.path / name
             if self._parquet:
-                from remora.traffic.captured_parquet import write_parquet  # imported here, because it is usually off
+                from remora_tools.traffic.captured_parquet import (
+                    write_parquet,  # imported here, because it is usually off
+                )
 
                 write_parquet(self._exchanges, path)
             else:

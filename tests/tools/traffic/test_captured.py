@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.traffic.captured import (
+from remora_tools.traffic.captured import (
     CapturedError,
     CapturedTensor,
     Exchange,

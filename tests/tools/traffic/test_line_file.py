@@ -8,7 +8,7 @@ import pytest
 
 from remora.errors import ConfigError
 from remora.messages import InferForm
-from remora.tracing.line_file import LineFile, hidden_in, hides_all, parameters_of, redactions_of
+from remora_tools.traffic.line_file import LineFile, hidden_in, hides_all, parameters_of, redactions_of
 
 
 def _file(path: Path, most: int, full: list[bool]) -> LineFile[bytes]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from remora.errors import ConfigError
 from remora.messages import InferForm, Parameter
+from remora.tracing.trace_file import open_private
 
 T = TypeVar("T")
 _SECRETS = frozenset(("authorization", "cookie", "proxy-authorization", "x-api-key"))
@@ -41,11 +42,6 @@ def hides_all(redactions: Redactions, model: str) -> bool:
     """Return True if all tensors of a model appear without their values."""
     names = redactions.get(model, redactions.get("*"))
     return names is not None and not names
-
-
-def open_private(path: str, flags: int) -> int:
-    """Open a file that other users cannot read if it is new. An opener for `open`."""
-    return os.open(path, flags, 0o600)
 
 
 class LineFile(Generic[T]):

@@ -1,0 +1,1 @@
+"""Captures of a server's requests, and the files that keep them."""
