@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 from remora.calls import BatchStats, Duration, ModelStats, ResponseStats
@@ -217,6 +218,9 @@ class _Sums:
         return {name: Duration(*getattr(self, name)) for name in self.__slots__}
 
 
+_ARRIVAL = attrgetter("arrival_ns")
+
+
 class _Latencies:
     """Buckets of the latency and of the queue time of successful requests."""
 
@@ -348,7 +352,8 @@ class ModelStatistics:
             executions.add(rows, spent, now_ms)
             executions.dispatches[reason] = executions.dispatches.get(reason, 0) + 1
             wait_ns = self._record_done(done, start, end, spent) if done else 0
-            self._record_returned(returned)
+            if returned:
+                self._record_returned(returned)
             executions.recent.append(RanBatch(end, len(done), rows, wait_ns, end - start, reason))
             if self._first.bounds_ms:
                 self._first.add((*done, *failed), end)
@@ -368,7 +373,7 @@ class ModelStatistics:
             self.first_answer_ns = end
         total_ns = queue_ns = 0
         add_latency = self._latencies.add
-        for arrival, same in groupby([ticket.arrival_ns for ticket in done]):  # often that of the turn of the loop
+        for arrival, same in groupby(done, _ARRIVAL):  # often that of the turn of the loop
             number = len(list(same))
             total_ns += (end - arrival) * number
             queue_ns += (start - arrival) * number
