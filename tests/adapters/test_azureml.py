@@ -122,7 +122,6 @@ CASES: dict[str, Deployed] = {
             ("GET", "/score?kind=%22query%22&a=1&b=%5B1,2%5D&c=x&d=null&e=1&e=2", b"", {}),
             ("PUT", "/score", b"{}", JSON),
             ("DELETE", "/", b"", {}),
-            ("POST", "/", b"", {}),
             ("OPTIONS", "/score", b"", {}),
             ("OPTIONS", "/", b"", {}),
             ("HEAD", "/", b"", {}),
@@ -197,6 +196,15 @@ def scored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str
     with hosted("azureml", deployed(tmp_path, CASES[request.param])) as port:
         wait_until_healthy(port)
         yield request.param, port
+
+
+def test_a_post_to_the_root_runs_the_script_as_one_to_score(tmp_path: Path) -> None:
+    """Azure's own server refuses it, because its scoring route is /score; that of remora's deployments is /."""
+    with hosted("azureml", deployed(tmp_path, CASES["plain"])) as port:
+        wait_until_healthy(port)
+        answers = [ask(port, "POST", path, b'{"data": [1, 2.5]}', JSON) for path in ("/", "/score")]
+        assert [each.status for each in answers] == [200, 200]
+        assert answers[0].body == answers[1].body
 
 
 # -- against Azure's own server ---------------------------------------------------------------------------------------

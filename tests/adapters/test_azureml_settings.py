@@ -25,7 +25,7 @@ from remora_adapters import azureml
 def test_models_are_found_below_the_registered_folder(tmp_path: Path, inner: str) -> None:
     write_scale(tmp_path / "digits" / "7" / inner / "scale")
     with hosted("azureml", {"AZUREML_MODEL_DIR": str(tmp_path / "digits" / "7")}) as port:
-        for path in ("/score", "/v2/models/scale/infer"):
+        for path in ("/score", "/", "/v2/models/scale/infer"):
             assert ask(port, "POST", path, v2_request([[1, 2, 3, 4]])).json["outputs"][0]["data"] == [2, 4, 6, 8]
         assert ask(port, "GET", "/").body == b"Healthy"
         assert ask(port, "GET", "/score").status == 405
@@ -50,6 +50,18 @@ def test_binary_tensors_and_ids_pass_through_score(tmp_path: Path) -> None:
             length = int(got.headers["inference-header-content-length"])
             assert np.frombuffer(got.body[length:], np.float32).tolist() == [2, 4, 6, 8]
             assert got.headers["x-ms-client-request-id"] == "mine"
+
+
+def test_scoring_at_the_root_needs_the_permission_of_score_and_the_probe_needs_none(tmp_path: Path) -> None:
+    write_scale(tmp_path / "models" / "scale")
+    host = azureml.host({"AZUREML_MODEL_DIR": str(tmp_path / "models")})
+    locked = replace(host.server, http_restricted_api=("inference:api-key=secret",))
+    with running(replace(host, server=locked)) as ports:
+        for path in ("/", "/score"):
+            assert ask(ports.http, "POST", path, v2_request([[1, 2, 3, 4]])).status == 403
+            allowed = ask(ports.http, "POST", path, v2_request([[1, 2, 3, 4]]), {"api-key": "secret"})
+            assert allowed.json["outputs"][0]["data"] == [2, 4, 6, 8]
+        assert ask(ports.http, "GET", "/").body == b"Healthy"
 
 
 def test_metrics_are_on_the_one_port_for_those_who_may_see_them(tmp_path: Path) -> None:

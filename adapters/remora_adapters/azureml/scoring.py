@@ -51,11 +51,13 @@ _NO_MODEL = (
 _WANT_SCRIPT = ("/startupz", "/readyz", "/v2/health/ready")
 _READS = ("GET", "HEAD", "OPTIONS")
 _METHODS = {
-    "/": _READS,
+    "/": (*_READS, "POST"),
     "/score": (*_READS, "POST"),
     "/swagger.json": _READS,
     "/metrics": _READS,
 }
+_SCORED = ("/score", "/")
+"""Paths of scoring by POST: that of Azure's server, and the scoring route of the deployments that remora makes."""
 _ACTIONS = {"/swagger.json": "pages", "/metrics": "metrics"}
 _DOCUMENTS = tuple(HostRoute(method, path, action) for path, action in _ACTIONS.items() for method in ("GET", "HEAD"))
 _NO_ORIGINS, _UNNAMED = Origins(""), Named()
@@ -102,7 +104,8 @@ class ScoringService:
         self._context = context
         self._settings = settings
         methods = ("POST",) if settings.script is None else _METHODS["/score"]
-        self.routes = (*_DOCUMENTS, *(HostRoute(method, "/score", "infer") for method in methods))
+        scoring = (HostRoute(method, "/score", "infer") for method in methods)
+        self.routes = (*_DOCUMENTS, *scoring, HostRoute("POST", "/", "infer"))
         """See `remora.server.host_routes.RoutedService`."""
         self._when_loaded = context.rest.when_loaded
         self._v2 = context.rest.handle
@@ -149,7 +152,7 @@ class ScoringService:
             labelled.respond(_http(message_answer(431, known.refusal)))
         elif head.method == "OPTIONS" and (head.path != "/score" or self._settings.script is None):
             labelled.respond(HttpAnswer(200, (_HTML, _allow(_METHODS[head.path])), []))
-        elif head.path == "/":
+        elif head.path == "/" and head.method != "POST":
             labelled.respond(self._health())
         elif head.path == "/swagger.json":
             labelled.respond(self._context.rest.locked(_ACTIONS[head.path], head) or _http(self._swagger(head.query)))
@@ -183,7 +186,8 @@ class ScoringService:
         from remora_adapters.azureml.raw_http import AMLRequest  # imported with the script
 
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers]
-        request = AMLRequest(head.method, unquote(head.path), head.query, headers, bytes(body))
+        path = unquote(head.path) if head.path != "/" else "/score"
+        request = AMLRequest(head.method, path, head.query, headers, bytes(body))
         once = _FirstAnswerWins(exchange)
         timer = asyncio.get_running_loop().call_later(self._settings.timeout_ms / 1e3, self._give_up, once)
         once.ended = timer.cancel
@@ -202,7 +206,7 @@ class ScoringService:
         exchange.respond(_http(message_answer(500, text, failed=True)))
 
     def _infer(self, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        """Run a V2 request sent to ``/score``."""
+        """Run a V2 request sent to a route of scoring."""
         name = self._settings.model or self._only_model()
         known = self._known.get(head)
         assert known is not None  # from `handle`
@@ -248,7 +252,8 @@ class ScoringService:
             ("x-ms-client-request-id", client),
             ("TraceId", _text(head, b"traceid")),
         ]
-        infers = not refusal and head.path == "/score" and head.method == "POST" and self._settings.script is None
+        scores = head.method == "POST" and head.path in _SCORED
+        infers = not refusal and scores and self._settings.script is None
         same = (*_pairs(fixed), *self._settings.origins.headers(head))
         return _Known(same, own, bytes if own is _no_id else self._new_id, refusal, infers=infers)
 
