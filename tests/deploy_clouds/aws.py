@@ -8,6 +8,9 @@ Every call is checked against botocore's models.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import botocore.session
@@ -18,18 +21,26 @@ from deploy_clouds.journeys import Local, refuse, version_of
 from remora_deploy.deploy.plan import Call
 
 _SESSION = botocore.session.get_session()
-_MODELS: dict[str, Any] = {}
 ACCOUNT = "123456789012"
+_ENDPOINT = f"arn:aws:sagemaker:eu-west-1:{ACCOUNT}:endpoint/digits"
+
+
+@cache
+def _operations(service: str) -> Mapping[str, Any]:
+    """Return the shapes of a service's arguments by the name of the operation."""
+    model = _SESSION.get_service_model(service)
+    return {xform_name(name): model.operation_model(name).input_shape for name in model.operation_names}
+
+
+@cache
+def _validator() -> ParamValidator:
+    return ParamValidator()
 
 
 def problems(call: Call) -> str:
     """Return what AWS's own model of a service has against a call."""
-    model = _MODELS.get(call.target)
-    if model is None:
-        model = _MODELS[call.target] = _SESSION.get_service_model(call.target)
-    names = {xform_name(name): name for name in model.operation_names}
-    shape = model.operation_model(names[call.operation]).input_shape
-    return str(ParamValidator().validate(call.arguments, shape).generate_report()) if shape is not None else ""
+    shape = _operations(call.target)[call.operation]
+    return str(_validator().validate(call.arguments, shape).generate_report()) if shape is not None else ""
 
 
 class FakeAws(Local):
@@ -43,6 +54,7 @@ class FakeAws(Local):
         self.models: dict[str, Any] = {}
         self.configs: dict[str, Any] = {}
         self.endpoint: dict[str, Any] | None = None
+        self.tags: dict[str, str] = {}
         self.pending: dict[str, Any] | None = None
         self.waits = 0
         self.target: dict[str, Any] | None = None
@@ -64,18 +76,44 @@ class FakeAws(Local):
             raise AssertionError(f"the stand-in of AWS has no {call.target} {call.operation}")
         return getattr(self, name)(**call.arguments)
 
-    def serving(self) -> str:
+    def serving(self) -> dict[str, int]:
         if self.alias is not None:
-            return self._of_function(self.versions[self.alias["FunctionVersion"]])
+            more = self.alias.get("RoutingConfig", {}).get("AdditionalVersionWeights", {})
+            weights = {self.alias["FunctionVersion"]: 1 - sum(more.values()), **more}
+            found: dict[str, int] = {}
+            for number, weight in weights.items():
+                version = self._of_function(self.versions[number])
+                found[version] = found.get(version, 0) + round(100 * weight)
+            return found
         if self.endpoint is None or self.endpoint["EndpointStatus"] not in ("InService", "Updating"):
-            return ""
+            return {}
         config = self.configs[self.endpoint["EndpointConfigName"]]
-        return self._version(config)
+        weights = {each["VariantName"]: each["CurrentWeight"] for each in self.endpoint["ProductionVariants"]}
+        whole = sum(weights.values())
+        found = {}
+        for variant, weight in weights.items():
+            version = self._version(config, variant)
+            found[version] = found.get(version, 0) + round(100 * weight / whole)
+        return found
+
+    def counts(self) -> dict[str, int]:
+        """Return the desired instances of each version."""
+        if self.endpoint is None:
+            return {}
+        config = self.configs[self.endpoint["EndpointConfigName"]]
+        variants = self.endpoint["ProductionVariants"]
+        return {self._version(config, each["VariantName"]): each["DesiredInstanceCount"] for each in variants}
+
+    def scale(self, count: int) -> None:
+        """Set the instances of the main variant, as scaling does."""
+        if self.endpoint is not None:
+            self.endpoint["ProductionVariants"][0].update(DesiredInstanceCount=count, CurrentInstanceCount=count)
 
     def _version(self, config: dict[str, Any], variant: str = "AllTraffic") -> str:
         models = {each["VariantName"]: each["ModelName"] for each in config["ProductionVariants"]}
         container = self.models[models[variant]]["PrimaryContainer"]
-        return version_of(container["ModelDataSource"]["S3DataSource"]["S3Uri"])
+        source = container.get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri") or container["ModelDataUrl"]
+        return version_of(source)
 
     # -- what is around ------------------------------------------------------------------------------------------------
 
@@ -163,35 +201,69 @@ class FakeAws(Local):
     def sagemaker_list_models(self, NameContains: str, **_: Any) -> Any:
         return {"Models": [{"ModelName": name} for name in self.models if NameContains in name]}
 
-    def sagemaker_create_endpoint(self, EndpointName: str, EndpointConfigName: str, **_: Any) -> Any:
-        assert self.endpoint is None, "Cannot create already existing endpoint"
-        self._change("Creating", EndpointConfigName, None)
+    def sagemaker_create_endpoint(self, EndpointName: str, EndpointConfigName: str, Tags: Any = ()) -> Any:
+        if self.endpoint is not None:
+            raise refuse("exists", "Cannot create already existing endpoint", "ValidationException")
+        self.tags = {each["Key"]: each["Value"] for each in Tags}
+        self._change("Creating", EndpointConfigName, None, {})
 
-    def sagemaker_update_endpoint(self, EndpointName: str, EndpointConfigName: str, **_: Any) -> Any:
+    def sagemaker_add_tags(self, ResourceArn: str, Tags: Any) -> Any:
+        assert self.endpoint is not None
+        assert ResourceArn == _ENDPOINT
+        for each in Tags:
+            assert re.fullmatch(r"[\w .:/=+\-@]{1,128}", each["Key"]), each
+            assert re.fullmatch(r"[\w .:/=+\-@]{0,256}", each["Value"]), each
+            self.tags[each["Key"]] = each["Value"]
+
+    def sagemaker_list_tags(self, ResourceArn: str) -> Any:
+        assert ResourceArn == _ENDPOINT
+        return {"Tags": [{"Key": key, "Value": value} for key, value in self.tags.items()]}
+
+    def sagemaker_update_endpoint(
+        self,
+        EndpointName: str,
+        EndpointConfigName: str,
+        RetainAllVariantProperties: bool = False,
+        ExcludeRetainedVariantProperties: Any = (),
+        **_: Any,
+    ) -> Any:
         assert self.endpoint is not None
         if self.endpoint["EndpointStatus"] != "InService":
             raise refuse("invalid", f"Cannot update endpoint in {self.endpoint['EndpointStatus']}")
+        if EndpointConfigName not in self.configs:
+            raise refuse("missing", "Could not find endpoint configuration")
         before = self.endpoint["EndpointConfigName"]
         types = {
             self.configs[name]["ProductionVariants"][0].get("InstanceType") for name in (before, EndpointConfigName)
         }
         if self.target is not None and len(types) > 1:
             raise refuse("invalid", "The instance type cannot change: deregister the scalable target.")
-        self._change("Updating", EndpointConfigName, before)
+        excluded = {each["VariantPropertyType"] for each in ExcludeRetainedVariantProperties}
+        kept = {"DesiredInstanceCount", "DesiredWeight"} - excluded if RetainAllVariantProperties else set()
+        running = {each["VariantName"]: each for each in self.endpoint["ProductionVariants"]}
+        retained = {name: {key: each[key] for key in kept} for name, each in running.items()}
+        self._change("Updating", EndpointConfigName, before, retained)
 
-    def _change(self, status: str, config: str, before: str | None) -> None:
+    def _change(self, status: str, config: str, before: str | None, retained: dict[str, Any]) -> None:
         undone = self.fault in ("rollback", "model broken never ready")
-        final = {"EndpointStatus": "InService", "EndpointConfigName": config}
+        final: dict[str, Any] = {"EndpointStatus": "InService", "EndpointConfigName": config}
+        variants = []
+        for each in self.configs[config]["ProductionVariants"]:
+            name, count = each["VariantName"], each.get("InitialInstanceCount", 0)
+            wanted = {"DesiredInstanceCount": count, "DesiredWeight": each.get("InitialVariantWeight", 1.0)}
+            wanted |= retained.get(name, {})
+            current = {key.replace("Desired", "Current"): value for key, value in wanted.items()}
+            variants.append({"VariantName": name, **wanted, **current})
         if undone:
             reason = "The primary container for production variant AllTraffic did not pass the ping health check."
             final = {"EndpointStatus": "InService" if before else "Failed", "FailureReason": reason}
             final["EndpointConfigName"] = before or config
-        variants = [
-            {"VariantName": each["VariantName"], "DesiredInstanceCount": each.get("InitialInstanceCount", 0)}
-            for each in self.configs[final["EndpointConfigName"]]["ProductionVariants"]
-        ]
+            variants = self.endpoint["ProductionVariants"] if self.endpoint is not None else variants
         self.pending, self.waits = {**final, "ProductionVariants": variants}, 2
-        self.endpoint = {**(self.endpoint or {"EndpointConfigName": config}), "EndpointStatus": status}
+        self.endpoint = {
+            **(self.endpoint or {"EndpointConfigName": config, "ProductionVariants": variants}),
+            "EndpointStatus": status,
+        }
 
     def sagemaker_describe_endpoint(self, EndpointName: str) -> Any:
         if self.fault == "interrupted" and self.pending is not None and self.waits == 1:
@@ -203,10 +275,11 @@ class FakeAws(Local):
                 self.endpoint, self.pending = self.pending, None
         if self.endpoint is None:
             raise refuse("missing", 'Could not find endpoint "digits"', "ValidationException")
-        return {"EndpointName": EndpointName, **self.endpoint}
+        return {"EndpointName": EndpointName, "EndpointArn": _ENDPOINT, **self.endpoint}
 
     def sagemaker_delete_endpoint(self, EndpointName: str) -> Any:
         self.endpoint = self.pending = None
+        self.tags = {}
 
     def sagemaker_update_endpoint_weights_and_capacities(self, DesiredWeightsAndCapacities: Any, **_: Any) -> Any:
         assert self.endpoint is not None
@@ -214,13 +287,14 @@ class FakeAws(Local):
             for variant in self.endpoint["ProductionVariants"]:
                 if variant["VariantName"] == wanted["VariantName"]:
                     variant["DesiredInstanceCount"] = wanted["DesiredInstanceCount"]
+                    variant["CurrentInstanceCount"] = wanted["DesiredInstanceCount"]
 
     def sagemaker_runtime_invoke_endpoint(self, Body: bytes, TargetVariant: str = "AllTraffic", **_: Any) -> Any:
         assert self.endpoint is not None
         version = self._version(self.configs[self.endpoint["EndpointConfigName"]], TargetVariant)
         if self.fault == "model broken" and version == "v2":
             raise refuse("failed", "Received server error (500) from primary with message: broken", "ModelError")
-        return {"Body": self.reply(version)}
+        return {"Body": self.reply(version), "InvokedProductionVariant": TargetVariant}
 
     def application_autoscaling_describe_scalable_targets(self, **_: Any) -> Any:
         return {"ScalableTargets": [self.target] if self.target else []}
@@ -235,7 +309,8 @@ class FakeAws(Local):
         self.target, self.policies = None, {}
 
     def application_autoscaling_put_scaling_policy(self, PolicyName: str, **arguments: Any) -> Any:
-        assert self.target is not None
+        if self.target is None:
+            raise refuse("missing", "No scalable target registered for service namespace", "ObjectNotFoundException")
         self.policies[PolicyName] = {"PolicyName": PolicyName, **arguments}
         return {"PolicyARN": f"arn-of-{PolicyName}"}
 
@@ -322,7 +397,8 @@ class FakeAws(Local):
 
     def lambda_update_alias(self, FunctionName: str, **alias: Any) -> Any:
         assert {alias["FunctionVersion"], *alias["RoutingConfig"]["AdditionalVersionWeights"]} <= self.versions.keys()
-        self.alias = alias
+        assert len(alias.get("Description", "")) <= 256
+        self.alias = {**(self.alias or {}), **alias}
 
     def lambda_delete_alias(self, **_: Any) -> Any:
         self.alias = None

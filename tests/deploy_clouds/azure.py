@@ -62,6 +62,10 @@ class FakeAzure(Local):
             names = {key.rpartition("/")[2] for key in self.resources if key.startswith(f"{ENDPOINT}/deployments/")}
             shares = {**properties.get("traffic", {}), **properties.get("mirrorTraffic", {})}
             assert {name for name, share in shares.items() if share} <= names, "traffic to a missing deployment"
+            assert sum(properties.get("traffic", {}).values()) in (0, 100), "traffic values need to sum to 100"
+            for key, value in body.get("tags", {}).items():
+                assert len(key) <= 512, key
+                assert len(value) <= 256, value
             properties["scoringUri"] = "https://digits.westeurope.inference.ml.azure.com/"
         elif "/deployments/" in path:
             assert properties["model"] in self.resources, "the model does not exist"
@@ -97,7 +101,8 @@ class FakeAzure(Local):
         self.resources = {key: each for key, each in self.resources.items() if not key.startswith(path)}
 
     def asked(self, arguments: Any) -> Any:
-        assert arguments["key"] == "key"
+        if arguments["key"] != "key":
+            raise refuse("denied", "401: key_auth_access_denied")
         assert arguments["url"] == "https://digits.westeurope.inference.ml.azure.com"
         name = arguments["headers"].get("azureml-model-deployment") or self.main()
         version = self.version_of_deployment(name)
@@ -113,5 +118,20 @@ class FakeAzure(Local):
         deployment = self.resources[f"{ENDPOINT}/deployments/{name}"]
         return version_of(self.resources[deployment["properties"]["model"]]["properties"]["modelUri"])
 
-    def serving(self) -> str:
-        return self.version_of_deployment(self.main()) if self.main() else ""
+    def serving(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for name, share in find(self.resources.get(ENDPOINT, {}), "properties.traffic", {}).items():
+            if share:
+                version = self.version_of_deployment(name)
+                found[version] = found.get(version, 0) + share
+        return found
+
+    def counts(self) -> dict[str, int]:
+        return {
+            self.version_of_deployment(each["name"]): each["sku"]["capacity"]
+            for key, each in self.resources.items()
+            if key.startswith(f"{ENDPOINT}/deployments/")
+        }
+
+    def scale(self, count: int) -> None:
+        self.resources[f"{ENDPOINT}/deployments/{self.main()}"]["sku"]["capacity"] = count

@@ -141,6 +141,7 @@ class FakeCluster(Local):
         if (REVISION, revision) not in self.objects:
             self.count += 1
             metadata = {"name": revision, "creationTimestamp": f"2026-01-01T00:00:{self.count:02}Z"}
+            metadata["annotations"] = template["metadata"].get("annotations", {})
             self.objects[REVISION, revision] = {
                 "metadata": metadata, "spec": template["spec"], "owner": name, "waits": 2,
             }  # fmt: skip
@@ -186,15 +187,30 @@ class FakeCluster(Local):
         if service["pending"] is not None and not failed:
             service["ready"], service["pending"] = [*service["ready"], service["pending"]][-2:], None
         self.conclude(service, bool(service["ready"]), "PredictorNotReady", "not ready")
-        host = "digits-predictor.default.example.com"
         service["status"] |= {
             "url": "http://digits.default.example.com",
             "modelStatus": {
                 "transitionStatus": "BlockedByFailedLoad" if failed else "UpToDate",
                 "lastFailureInfo": {"message": "not ready: the model cannot be loaded"} if failed else {},
             },
-            "components": {"predictor": {"traffic": [{"tag": "latest", "url": f"http://latest-{host}"}]}},
+            "components": {"predictor": {"traffic": self.targets_of_kserve(service)}},
         }
+
+    def targets_of_kserve(self, service: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the shares of the newest revision and of the one before, as KServe's status has them."""
+        ready = service["ready"]
+        if not ready:
+            return []
+        share = service["spec"]["predictor"].get("canaryTrafficPercent", 100) if len(ready) > 1 else 100
+        if service["pending"] is not None:
+            share = 0 if len(ready) > 1 else 100
+        host = "digits-predictor.default.example.com"
+        newest = {"tag": "latest", "latestRevision": True, "percent": share, "url": f"http://latest-{host}"}
+        found = [{**newest, "version": version_of(ready[-1]["storageUri"])}]
+        if share < 100:
+            before = {"tag": "prev", "percent": 100 - share, "url": f"http://prev-{host}"}
+            found.append({**before, "version": version_of(ready[-2]["storageUri"])})
+        return found
 
     def version_of_kserve(self, host: str) -> str:
         service = self.objects[ISVC, "digits"]
@@ -229,8 +245,33 @@ class FakeCluster(Local):
         target = max(chosen, key=lambda each: each.get("percent", 0))
         return _model(self.objects[REVISION, target["revisionName"]]["spec"])
 
-    def serving(self) -> str:
-        return self.version_at("digits.default.example.com")
+    def serving(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        if (ISVC, "digits") in self.objects:
+            targets = self.targets_of_kserve(self.objects[ISVC, "digits"])
+            shares = [(each["version"], each["percent"]) for each in targets]
+        else:
+            targets = find(self.objects.get((KSVC, "digits"), {}), "status.traffic", [])
+            shares = [(self.of_revision(each["revisionName"]), each.get("percent", 0)) for each in targets]
+        for version, share in shares:
+            found[version] = found.get(version, 0) + share
+        return {version: share for version, share in found.items() if share}
+
+    def of_revision(self, name: str) -> str:
+        return _model(self.objects[REVISION, name]["spec"])
+
+    def counts(self) -> dict[str, int]:
+        """Return the least replicas of what serves."""
+        if (ISVC, "digits") in self.objects:
+            predictor = self.objects[ISVC, "digits"]["spec"]["predictor"]
+            return {version_of(predictor["model"]["storageUri"]): predictor["minReplicas"]}
+        targets = find(self.objects.get((KSVC, "digits"), {}), "status.traffic", [])
+        found = {}
+        for each in targets:
+            if each.get("percent"):
+                annotations = self.objects[REVISION, each["revisionName"]]["metadata"]["annotations"]
+                found[self.of_revision(each["revisionName"])] = int(annotations["autoscaling.knative.dev/min-scale"])
+        return found
 
 
 def _model(spec: dict[str, Any]) -> str:

@@ -70,9 +70,11 @@ class FakeDocker(Local):
     def http(self, call: Call) -> Any:
         if not self.serving():
             raise refuse("unreachable", "connection refused")
-        if self.fault == "model broken" and self.serving() == "v2":
+        (version,) = self.serving()
+        if self.fault == "model broken" and version == "v2":
             raise refuse("failed", "500: the model is broken")
-        return {"status": 200, "body": self.reply(self.serving())}
+        return {"status": 200, "body": self.reply(version)}
 
-    def serving(self) -> str:
-        return self.version(self.container) if self.container and self.container["health"] == "healthy" else ""
+    def serving(self) -> dict[str, int]:
+        healthy = self.container is not None and self.container["health"] == "healthy"
+        return {self.version(self.container): 100} if healthy else {}

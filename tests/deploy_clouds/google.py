@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -75,12 +76,39 @@ class FakeGoogle(Local):
     def fails(self) -> bool:
         return self.fault in ("rollback", "model broken never ready")
 
-    def serving(self) -> str:
+    def serving(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        if self.endpoint is not None:
+            for key, share in self.endpoint["trafficSplit"].items():
+                version = self.deployed_version(key)
+                found[version] = found.get(version, 0) + share
+        for each in find(self.service or {}, "trafficStatuses", []):
+            version = self.of_revision(each["revision"])
+            found[version] = found.get(version, 0) + each.get("percent", 0)
+        return {version: share for version, share in found.items() if share}
+
+    def counts(self) -> dict[str, int]:
+        """Return the replicas of each version on Vertex AI, the least instances on Cloud Run."""
+        if self.endpoint is not None:
+            deployed = self.endpoint["deployedModels"]
+            return {self.deployed_version(each["id"]): each["status"]["availableReplicaCount"] for each in deployed}
+        shares = find(self.service or {}, "trafficStatuses", [])
+        revisions = [each["revision"] for each in shares if each.get("percent")]
+        least = {each: self.revisions[each]["template"]["scaling"]["minInstanceCount"] for each in revisions}
+        return {self.of_revision(each): count for each, count in least.items()}
+
+    def scale(self, count: int) -> None:
+        """Let autoscaling run more replicas of the main version."""
         if self.endpoint is not None:
             split = self.endpoint["trafficSplit"]
-            return self.deployed_version(max(split, key=lambda each: split[each])) if split else ""
-        statuses = find(self.service or {}, "trafficStatuses", [])
-        return self.of_revision(max(statuses, key=lambda each: each["percent"])["revision"]) if statuses else ""
+            main = max(split, key=lambda each: split[each])
+            for each in self.endpoint["deployedModels"]:
+                if each["id"] == main:
+                    each["status"] = {"availableReplicaCount": count}
+
+    def main(self) -> str:
+        shares = self.serving()
+        return max(shares, key=lambda each: shares[each]) if shares else ""
 
     def judged(self, version: str) -> Any:
         if self.fault == "model broken" and version == "v2":
@@ -112,6 +140,7 @@ class FakeGoogle(Local):
         self.service, self.revisions = None, {}
 
     def change_service(self, body: dict[str, Any]) -> None:
+        assert set(body) <= {"template", "traffic", "annotations"}
         service = self.service = {"uri": "https://digits-x.a.run.app", **(self.service or {}), **body}
         template = service["template"]
         name = template["revision"]
@@ -120,7 +149,8 @@ class FakeGoogle(Local):
             self.count += 1
             failed = {"type": "Ready", "state": "CONDITION_FAILED", "message": NOT_READY}
             conditions = [failed if self.fails() else ready]
-            self.revisions[name] = {"createTime": f"{self.count:04}", "template": template, "conditions": conditions}
+            made = {"createTime": f"{self.count:04}", "template": template, "conditions": conditions}
+            self.revisions[name] = {**made, "scaling": template["scaling"]}
         assert self.revisions[name]["template"] == template, "a revision cannot change"
         assert sum(each.get("percent", 0) for each in service["traffic"]) == 100
         broken = [each for each in service["traffic"] if find(self.revisions[each["revision"]], "conditions.0.message")]
@@ -141,7 +171,7 @@ class FakeGoogle(Local):
         for each in (self.service or {}).get("trafficStatuses", []):
             if each.get("uri") == url:
                 return self.judged(self.of_revision(each["revision"]))
-        return self.judged(self.serving())
+        return self.judged(self.main())
 
     # -- Vertex AI ---------------------------------------------------------------------------------------------------
 
@@ -155,9 +185,11 @@ class FakeGoogle(Local):
             raise refuse("missing", "Endpoint `digits` is not found.")
         verb = path.partition(":")[2]
         if verb == "rawPredict":
-            return self.judged(self.serving())
+            return self.judged(self.main())
         if verb == "deployModel":
             return self.operation(lambda: self.deploy_model(body))
+        if verb == "mutateDeployedModel":
+            return self.operation(lambda: self.mutate(body))
         if verb == "undeployModel":
             return self.operation(lambda: self.undeploy_model(body))
         if method == "DELETE":
@@ -169,8 +201,11 @@ class FakeGoogle(Local):
             if field == "trafficSplit":
                 self.split(body[field])
             else:
-                assert field == "predictRequestResponseLoggingConfig"
+                assert field in ("predictRequestResponseLoggingConfig", "labels")
                 self.endpoint |= body
+            for key, value in self.endpoint.get("labels", {}).items():
+                assert re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", key), key
+                assert re.fullmatch(r"[a-z0-9_-]{0,63}", value), value
         return self.endpoint
 
     def create_endpoint(self, body: dict[str, Any]) -> None:
@@ -210,9 +245,21 @@ class FakeGoogle(Local):
         key = str(self.count)
         version = body["deployedModel"]["model"].partition("@")[2]
         assert version in self.versions
-        self.endpoint["deployedModels"].append({**body["deployedModel"], "id": key, "modelVersionId": version})
+        least = body["deployedModel"]["dedicatedResources"]["minReplicaCount"]
+        made = {"id": key, "modelVersionId": version, "status": {"availableReplicaCount": least}}
+        self.endpoint["deployedModels"].append({**body["deployedModel"], **made})
         self.split({key if each == "0" else each: share for each, share in body["trafficSplit"].items()})
         return {"deployedModel": {"id": key}}
+
+    def mutate(self, body: dict[str, Any]) -> None:
+        assert self.endpoint is not None
+        names = ("minReplicaCount", "maxReplicaCount")
+        assert body["updateMask"] == ",".join(f"dedicatedResources.{name}" for name in names)
+        (found,) = [each for each in self.endpoint["deployedModels"] if each["id"] == body["deployedModel"]["id"]]
+        limits = body["deployedModel"]["dedicatedResources"]
+        found["dedicatedResources"] = {**found["dedicatedResources"], **limits}
+        running = max(found["status"]["availableReplicaCount"], limits["minReplicaCount"])
+        found["status"] = {"availableReplicaCount": min(running, limits["maxReplicaCount"])}
 
     def undeploy_model(self, body: dict[str, Any]) -> None:
         assert self.endpoint is not None

@@ -1,7 +1,7 @@
 """Control planes that fail the way the platforms do, and the commands that deploy to them without time passing.
 
 A `Cloud` answers calls as data. `fault` scripts the next deployment: "no rights", "no quota", "wrong image",
-"model broken", "rollback" or "interrupted". `serving` is the version that a client would be answered by.
+"model broken", "rollback" or "interrupted". `serving` is the share of the requests that each version answers.
 """
 
 from __future__ import annotations
@@ -27,8 +27,14 @@ class Cloud(Protocol):
 
     def __call__(self, call: Call) -> Any: ...
 
-    def serving(self) -> str:
-        """Return the version that answers; "" for none."""
+    def serving(self) -> dict[str, int]:
+        """Return the percentage of the requests that each version answers."""
+
+    def counts(self) -> dict[str, int]:
+        """Return the instances of each version; {} where the platform sets them by load alone."""
+
+    def scale(self, count: int) -> None:
+        """Set the instances of the main version, as scaling or a user does."""
 
 
 class Local:
@@ -55,6 +61,12 @@ class Local:
 
     def answer(self, call: Call) -> Any:
         raise AssertionError(f"unknown call {call}")
+
+    def counts(self) -> dict[str, int]:
+        return {}
+
+    def scale(self, count: int) -> None:
+        pass
 
     def image(self, image: str) -> dict[str, Any]:
         architecture = "arm64" if self.fault == "wrong image" else "amd64"
@@ -114,10 +126,10 @@ class Deployments:
     def invoke(self) -> bytes:
         return self.runner().invoke(self.service(), REQUEST)
 
-    def rollback(self) -> bool:
+    def rollback(self, version: str = "") -> bool:
+        """Roll back; with a version a golden request must be answered by it."""
         self.lines.clear()
-        service = self.service()
-        return self.runner().change(service, service.rollback, "rolled back")
+        return self.runner().rollback(self.service(), golden(version) if version else None)
 
     def undeploy(self) -> bool:
         self.lines.clear()

@@ -188,7 +188,7 @@ class Tools:
             case ["ecr", "get-login-password"]:
                 return "PASSWORD"
             case ["logs", "delete-log-group"]:
-                assert self.cloud.serving() == "", "what is removed writes no log"
+                assert self.cloud.serving() == {}, "what is removed writes no log"
             case ["lambda", "invoke", _]:
                 body = _file(flags["--payload"])
                 arguments = {"FunctionName": flags["--function-name"], "Qualifier": flags["--qualifier"]}

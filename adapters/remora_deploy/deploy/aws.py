@@ -94,10 +94,17 @@ class AwsCalls:
             client = self._clients.get(call.target)
             if client is None:
                 client = self._clients[call.target] = self._session.client(call.target, config=self._config)
-            answer = getattr(client, call.operation)(**call.arguments)
+            answer = _pages(client, call)
         except (BotoCoreError, ClientError, ResponseParserError) as error:
             raise error_of(error) from error
         return _plain(answer)
+
+
+def _pages(client: Any, call: Call) -> Any:
+    """Return the answer of a call; of a list all its pages."""
+    if call.operation.startswith("list_") and client.can_paginate(call.operation):
+        return client.get_paginator(call.operation).paginate(**call.arguments).build_full_result()
+    return getattr(client, call.operation)(**call.arguments)
 
 
 def error_of(error: Any) -> CallError:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remora_deploy.deploy import aws
+from remora_deploy.deploy import aws, versions
 from remora_deploy.deploy.golden import Golden, golden_step
 from remora_deploy.deploy.images import Needs, image_check, pinned
 from remora_deploy.deploy.plan import (
@@ -156,7 +156,7 @@ class LambdaFunction:
         return [
             Read("function", lambda _: Call("lambda", "get_function", name)),
             Read("alias", lambda _: Call("lambda", "get_alias", {**name, "Name": ALIAS})),
-            Read("versions", lambda _: Call("lambda", "list_versions_by_function", {**name, "MaxItems": 50})),
+            Read("versions", lambda _: Call("lambda", "list_versions_by_function", name)),
             Read("url", lambda _: Call("lambda", "get_function_url_config", {**name, "Qualifier": ALIAS})),
             Read("events", lambda _: Call("lambda", "get_function_event_invoke_config", {**name, "Qualifier": ALIAS})),
             *aws.role_reads(self._role),
@@ -168,6 +168,10 @@ class LambdaFunction:
         if state["function"] is None or _is_settled(find(state, "function.Configuration", {})):
             return ()
         return (self._wait(),)
+
+    def sized(self, state: State) -> LambdaFunction:
+        """Return the deployment unchanged: Lambda sets the number of instances."""
+        return self
 
     def steps(self, state: State) -> Sequence[Step]:
         """Return the steps to the desired state."""
@@ -182,6 +186,8 @@ class LambdaFunction:
             raise RefusedError(f"--traffic needs a function that serves; {self.name} does not exist yet")
         digest = self._digest(wanted)
         published = self._versions(state).get(digest, "")
+        if wanted.traffic != 100 and published and versions.alone(self.shares(state)) == published:
+            raise RefusedError(f"--traffic needs another version that serves; {self.name} has none")
         version: Any = published or Kept("version", "Version")
         if not published:
             steps += self._publish(wanted, digest, state)
@@ -235,26 +241,31 @@ class LambdaFunction:
         ]
 
     def _move(self, wanted: Wanted, version: Any, state: State) -> list[Step]:
-        """Return the step that sends traffic to a version."""
+        """Return the steps that move the alias, whose description retains the history."""
         alias = {"FunctionName": self.name, "Name": ALIAS}
-        current = find(state, "alias.FunctionVersion")
-        if current is None:
-            call = Call("lambda", "create_alias", {**alias, "FunctionVersion": version})
-            delete = Step("traffic", Call("lambda", "delete_alias", alias), accepts=GONE)
-            return [Step("traffic", call, undo=(delete,))]
+        before = state["alias"]
+        shares, history = self.shares(state), self._history(state)
+        final = versions.after(history, shares, str(version), wanted.traffic)
+        described = {"Description": _described_alias(final)}
+        if before is None:
+            create = Call("lambda", "create_alias", {**alias, "FunctionVersion": version, **described})
+            undo = Step("traffic", Call("lambda", "delete_alias", alias), accepts=GONE)
+            return [Step("traffic", create, undo=(undo,))]
+        stable = versions.stable_of(history, shares, str(version))
+        share = {} if wanted.traffic == 100 else {str(version): wanted.traffic / 100}
+        main = version if wanted.traffic == 100 else stable
         weights = find(state, "alias.RoutingConfig.AdditionalVersionWeights", {})
-        if wanted.traffic == 100 or version == current:
-            if version == current and not weights:
-                return []
-            target = routing(version, {})
-        else:
-            share = {str(version): wanted.traffic / 100}
-            if weights == share:
-                return []
-            target = routing(current, share)
-        back = {**alias, **routing(current, weights)}
-        undo = (Step("traffic", Call("lambda", "update_alias", back)),)
-        return [Step("traffic", Call("lambda", "update_alias", {**alias, **target}), undo=undo)]
+        same = before.get("FunctionVersion") == main and weights == share
+        if same and final == history:
+            return []
+        back = {
+            **alias,
+            **routing(before["FunctionVersion"], weights),
+            "Description": find(state, "alias.Description", ""),
+        }
+        undo = Step("traffic", Call("lambda", "update_alias", back))
+        target = {**alias, **routing(main, share), **described}
+        return [Step("traffic", Call("lambda", "update_alias", target), undo=(undo,))]
 
     def _url(self, wanted: Wanted, state: State) -> list[Step]:
         """Return the step that creates the function URL, or changes how it passes answers on."""
@@ -291,15 +302,18 @@ class LambdaFunction:
 
     def _prune(self, wanted: Wanted, version: str, state: State) -> list[Step]:
         """Return the steps that delete versions beyond those to keep."""
-        used = {*self._serving(state), version}
-        versions = [each for each in self._numbers(state) if str(each) not in used]
+        history = self._history(state).observed(self.shares(state))
+        retained = [each.version for each in reversed(history.served)][: wanted.keep]
+        used = {*self._serving(state), *retained, version}
+        drops = [str(each) for each in self._numbers(state) if str(each) not in used]
         return [
             Step(
                 "clean",
-                Call("lambda", "delete_function", {"FunctionName": self.name, "Qualifier": str(number)}),
+                Call("lambda", "delete_function", {"FunctionName": self.name, "Qualifier": number}),
                 accepts=GONE,
+                extra=True,
             )
-            for number in versions[max(wanted.keep - 1, 0) :]
+            for number in drops
         ]
 
     # -- the other commands ------------------------------------------------------------------------------------------
@@ -308,11 +322,13 @@ class LambdaFunction:
         """Return how the alias differs from the desired state."""
         wanted = self._wanted()
         version = self._versions(state).get(self._digest(wanted), "")
-        serving = self._serving(state)
-        if not version or version not in serving:
-            return [f"the alias {ALIAS} serves version {', '.join(serving) or 'none'}, not the requested one"]
-        share = serving[version]
-        return [] if abs(share - wanted.traffic / 100) < 1e-6 or len(serving) == 1 else [f"its share is {share:.0%}"]
+        if not version:
+            return ["the requested version is not published"]
+        return versions.differences(self._history(state), self.shares(state), version, wanted.traffic)
+
+    def shares(self, state: State) -> dict[str, int]:
+        """Return the percentage of each version that the alias names."""
+        return {version: round(100 * share) for version, share in self._serving(state).items() if share}
 
     def status(self, state: State) -> Sequence[str]:
         """Return the function's state in lines."""
@@ -320,11 +336,10 @@ class LambdaFunction:
         if config is None:
             return []
         shares = ", ".join(f"version {version} {share:.0%}" for version, share in self._serving(state).items())
-        older = self._older(state)
         lines = [
             f"{self.name}: {config.get('State', '?')}, {config.get('MemorySize', '?')} MB, {config.get('Timeout')} s",
             f"alias {ALIAS}: {shares or 'none'}",
-            f"rollback: {f'version {older}' if older else 'no earlier version'}",
+            versions.rollback_line(self.target, state),
         ]
         return [*lines, f"url: {state['url']['FunctionUrl']}"] if state["url"] else lines
 
@@ -355,15 +370,19 @@ class LambdaFunction:
             raise CallError("failed", f"the function failed: {payload[:500].decode('utf-8', 'replace')}")
         return bytes(payload)
 
+    def target(self, state: State) -> str:
+        """Return the version that a rollback returns to. Raises RefusedError."""
+        history = self._history(state).observed(self.shares(state))
+        numbers = {str(each) for each in self._numbers(state)}
+        return history.target(self.name, self.shares(state), existing=numbers)
+
     def rollback(self, state: State) -> Sequence[Step]:
-        """Return the steps to the version before the one that serves, or to the one beside a share."""
-        alias = {"FunctionName": self.name, "Name": ALIAS, "RoutingConfig": {"AdditionalVersionWeights": {}}}
-        current = find(state, "alias.FunctionVersion")
-        canary = find(state, "alias.RoutingConfig.AdditionalVersionWeights")
-        target = current if canary else self._older(state)
-        if not target:
-            raise RefusedError(f"{self.name} has no earlier version to return to")
-        return [Step("traffic", Call("lambda", "update_alias", {**alias, "FunctionVersion": target}))]
+        """Return the step to the version that served alone before."""
+        target, shares = self.target(state), self.shares(state)
+        history = self._history(state).observed(shares).rolled_back(target, shares)
+        alias = {"FunctionName": self.name, "Name": ALIAS, **routing(target, {})}
+        alias["Description"] = _described_alias(history)
+        return [Step("traffic", Call("lambda", "update_alias", alias))]
 
     def undeploy(self, state: State) -> Sequence[Step]:
         """Return the steps that delete the function and its role."""
@@ -425,10 +444,10 @@ class LambdaFunction:
         """Return the numbers of the versions, newest first."""
         return sorted((int(each["Version"]) for each in self._listed(state)), reverse=True)
 
-    def _older(self, state: State) -> str:
-        current = find(state, "alias.FunctionVersion", "")
-        older = [each for each in self._numbers(state) if current.isdigit() and each < int(current)]
-        return str(older[0]) if older else ""
+    def _history(self, state: State) -> versions.History:
+        """Return what the alias's description retains."""
+        words = (each.partition("=") for each in str(find(state, "alias.Description", "")).split())
+        return versions.history_of({name: value for name, _, value in words})
 
     def _serving(self, state: State) -> dict[str, float]:
         """Return the share of each version that serves."""
@@ -483,6 +502,11 @@ def _service_of(arn: str) -> str:
 
 def _is_settled(config: Mapping[str, Any]) -> bool:
     return config.get("State", "Active") != "Pending" and config.get("LastUpdateStatus") != "InProgress"
+
+
+def _described_alias(history: versions.History) -> str:
+    """Return the description of an alias, which retains what it served before."""
+    return " ".join(f"{name}={value}" for name, value in versions.texts_of(history).items())
 
 
 def _described(digest: str) -> str:

@@ -18,6 +18,7 @@ from urllib.parse import urlencode, urlsplit
 from remora.system.http_client import fetch
 from remora.system.install_advice import install_command
 from remora.system.json_text import read_json
+from remora_deploy.deploy import versions
 from remora_deploy.deploy.azureml_documents import Settings, check_mirror, settings_of
 from remora_deploy.deploy.golden import Golden, golden_step
 from remora_deploy.deploy.images import Needs, image_check, pinned
@@ -33,12 +34,13 @@ from remora_deploy.deploy.plan import (
     State,
     Step,
     advice,
+    after_all,
     desired,
     find,
 )
 from remora_deploy.deploy.programs import body_of
 from remora_deploy.deploy.rest import LIMITS, RestCalls, rest, service_call
-from remora_deploy.deploy.shares import Shares, before, check_share, main_of, others, split
+from remora_deploy.deploy.shares import Shares, check_share, main_of, split
 
 _HOST = "management.azure.com"
 _API = "2024-04-01"
@@ -55,12 +57,19 @@ class Wanted:
     """Desired state: the settings, and the shares of the traffic.
 
     ``traffic`` is the percentage for the new version, ``mirror`` that of copied requests, whose answers are dropped.
+    ``sized`` is False if no number of instances was requested, so that a new version gets as many as run.
     """
 
     settings: Settings
     traffic: int = 100
     mirror: int = 0
     golden: Golden | None = None
+    sized: bool = True
+
+    @property
+    def is_trial(self) -> bool:
+        """True for a share or copies beside the version that serves."""
+        return self.traffic != 100 or self.mirror > 0
 
     def check(self) -> None:
         """Raise ValueError for values that the platform would refuse."""
@@ -164,32 +173,58 @@ class AzureMl:
         steps = [self._wait(self._endpoint, fails=False)] if busy else []
         return [*steps, *(self._wait(f"{self._endpoint}/deployments/{name}", fails=False) for name in names)]
 
+    def sized(self, state: State) -> AzureMl:
+        """Return the deployment with as many instances as run, where no number was requested."""
+        wanted = self._wanted()
+        if wanted.sized or wanted.is_trial:
+            return self
+        count = max(self._running(state), wanted.settings.count)
+        return replace(self, wanted=replace(wanted, settings=replace(wanted.settings, count=count)))
+
     def steps(self, state: State) -> Sequence[Step]:
         """Return the steps to the desired state."""
         wanted = self._wanted()
-        name = self._deployment(wanted.settings.digest)
-        shares = self._shares(state)
-        stable = others(shares, name)
-        if (wanted.traffic != 100 or wanted.mirror) and not stable:
+        version = wanted.settings.digest
+        name = self._deployment(version)
+        history, shares = self._history(state), self.shares(state)
+        stable = versions.stable_of(history, shares, version)
+        if wanted.is_trial and not stable:
             raise RefusedError(f"--traffic and --mirror need another version that serves; {self.name} has none")
         steps = self._create_endpoint(state)
         existing = {str(each["name"]): each for each in self._deployments(state)}
         if name not in existing or _state_of(existing[name]) != "Succeeded":
             steps += self._create(wanted.settings, name, state)
+        else:
+            steps += self._resize(wanted, existing[name], state)
         body = wanted.golden.body if wanted.golden else b""
         steps += [self._keys(), *golden_step(wanted.golden, self._trial(state, name, body), body_of)]
-        final, mirror = self._final(wanted, name, stable)
-        if shares != final or self._mirror(state) != mirror:
-            steps += self._move(final, mirror, shares, self._mirror(state))
-        if wanted.traffic == 100 and not wanted.mirror:
-            steps += [step for each in existing if each != name for step in self._delete(each)]
+        percent = 0 if wanted.mirror else wanted.traffic
+        final = {self._deployment(each): share for each, share in split(stable, version, percent).items() if share}
+        mirror = {name: wanted.mirror} if wanted.mirror else {}
+        record = versions.after(history, shares, version, percent, wanted.settings.count)
+        if self._traffic(state) != final or self._mirror(state) != mirror or record != history:
+            steps += self._move(final, mirror, record, state)
+        if not wanted.is_trial:
+            steps += after_all([step for each in existing if each != name for step in self._delete(each)])
         return steps
 
-    def _final(self, wanted: Wanted, name: str, stable: Shares) -> tuple[dict[str, int], dict[str, int]]:
-        """Return the shares of requests and of copies."""
-        if wanted.mirror:
-            return {main_of(stable): 100}, {name: wanted.mirror}
-        return split(stable, name, wanted.traffic), {}
+    def _resize(self, wanted: Wanted, deployment: Mapping[str, Any], state: State) -> list[Step]:
+        """Return the steps that give an existing deployment the instances that it needs."""
+        now = int(find(deployment, "sku.capacity", 1))
+        count = wanted.settings.count if wanted.sized else max(now, wanted.settings.count)
+        if count == now:
+            return []
+        path = f"{self._endpoint}/deployments/{deployment['name']}"
+        version, environment = (
+            f"{kind}/versions/{wanted.settings.digest}" for kind in (self._model, self._environment)
+        )
+
+        def put(capacity: int) -> Call:
+            settings = replace(wanted.settings, count=capacity)
+            return self._rest("PUT", path, settings.deployment(self._location(), version, environment))
+
+        undo = (Step("deploy", put(now)), self._wait(path))
+        return [Step("deploy", put(count), undo=undo), self._wait(path)]
 
     def _create_endpoint(self, state: State) -> list[Step]:
         if state["endpoint"] is not None:
@@ -217,15 +252,17 @@ class AzureMl:
         path = f"{self._endpoint}/deployments/{name}"
         return [Step("clean", self._rest("DELETE", path), accepts=GONE), self._wait(path, gone=True)]
 
-    def _move(self, final: Shares, mirror: Shares, earlier: Shares, mirrored: Shares) -> list[Step]:
-        """Return the steps that change the shares of the endpoint."""
+    def _move(self, final: Shares, mirror: Shares, record: versions.History, state: State) -> list[Step]:
+        """Return the steps that change the shares of the endpoint, whose tags retain the history."""
 
-        def put(shares: Shares, copies: Shares) -> Call:
+        def put(shares: Shares, copies: Shares, history: versions.History) -> Call:
             body = self._document(traffic=dict(shares), mirrorTraffic=dict(copies))
-            return self._rest("PUT", self._endpoint, body)
+            tags = {**find(state, "endpoint.tags", {}), **versions.texts_of(history)}
+            return self._rest("PUT", self._endpoint, {**body, "tags": tags})
 
-        undo = (Step("traffic", put(earlier, mirrored)), self._wait(self._endpoint))
-        return [Step("traffic", put(final, mirror), undo=undo), self._wait(self._endpoint)]
+        back = put(self._traffic(state), self._mirror(state), self._history(state))
+        undo = (Step("traffic", back), self._wait(self._endpoint))
+        return [Step("traffic", put(final, mirror, record), undo=undo), self._wait(self._endpoint)]
 
     def _document(self, **properties: Any) -> dict[str, Any]:
         properties["authMode"] = "Key"
@@ -251,18 +288,24 @@ class AzureMl:
     def differences(self, state: State) -> Sequence[str]:
         """Return how the endpoint differs from the desired state."""
         wanted = self._wanted()
-        name = self._deployment(wanted.settings.digest)
+        version = wanted.settings.digest
         if wanted.mirror:
-            copies = self._mirror(state).get(name, 0)
-            return [] if copies == wanted.mirror else [f"{name} gets copies of {copies} percent, not {wanted.mirror}"]
-        share = self._shares(state).get(name, 0)
-        return [] if share == wanted.traffic else [f"{name} gets {share} percent, not {wanted.traffic}"]
+            copies = self._mirror(state).get(self._deployment(version), 0)
+            lost = (
+                [] if copies == wanted.mirror else [f"{version} gets copies of {copies} percent, not {wanted.mirror}"]
+            )
+            return lost + versions.differences(self._history(state), self.shares(state), version, 0)
+        return versions.differences(self._history(state), self.shares(state), version, wanted.traffic)
+
+    def shares(self, state: State) -> dict[str, int]:
+        """Return the percentage of each version."""
+        return {name.removeprefix("v-"): share for name, share in self._traffic(state).items()}
 
     def status(self, state: State) -> Sequence[str]:
         """Return the endpoint's state in lines."""
         if state["endpoint"] is None:
             return []
-        shares, copies = self._shares(state), self._mirror(state)
+        shares, copies = self._traffic(state), self._mirror(state)
         lines = [f"{self.name}: {_state_of(state['endpoint'])}"]
         for each in self._deployments(state):
             name, instance = str(each["name"]), find(each, "properties.instanceType", "?")
@@ -271,7 +314,7 @@ class AzureMl:
                 f"deployment {name}: {_state_of(each)}, {find(each, 'sku.capacity', '?')} x {instance}, {share}"
             )
         lines.append(f"url: {find(state, 'endpoint.properties.scoringUri', 'none')}")
-        return [*lines, f"rollback: {self._older(state) or 'no earlier version'}"]
+        return [*lines, versions.rollback_line(self.target, state)]
 
     def reason(self, state: State) -> str:
         """Return Azure's reason for a failed deployment."""
@@ -296,22 +339,28 @@ class AzureMl:
         """Return the body of a response."""
         return body_of(answer)
 
+    def target(self, state: State) -> str:
+        """Return the version that a rollback returns to. Raises RefusedError."""
+        history = self._history(state).observed(self.shares(state))
+        known = {*self._versions(state), *self.shares(state)}
+        deployed = [str(each["name"]).removeprefix("v-") for each in self._deployments(state)]
+        trial = bool(self._mirror(state)) or history.is_left(deployed, self.shares(state))
+        return history.target(self.name, self.shares(state), trial=trial, existing=known)
+
     def rollback(self, state: State) -> Sequence[Step]:
-        """Return the steps to the version before, or to the main one of a share."""
-        shares = self._shares(state)
-        serving = {each: share for each, share in shares.items() if share}
-        if len(serving) > 1 or self._mirror(state):
-            main = main_of(serving)
-            names = [str(each["name"]) for each in self._deployments(state) if each["name"] != main]
-            drops = [step for each in names for step in self._delete(each)]
-            return [*self._move({main: 100}, {}, shares, self._mirror(state)), *drops]
-        older = self._older(state)
-        if not older:
-            raise RefusedError(f"{self.name} has no earlier version to return to")
-        settings = self._versions(state)[older]
-        name = self._deployment(older)
-        drops = [step for each in serving for step in self._delete(each)]
-        return [*self._create(settings, name, state), *self._move({name: 100}, {}, shares, {}), *drops]
+        """Return the steps to the version that served alone before, with the instances that run now."""
+        target = self.target(state)
+        name = self._deployment(target)
+        history = self._history(state).observed(self.shares(state), self._running(state))
+        names = [str(each["name"]) for each in self._deployments(state)]
+        record = history.rolled_back(target, [each.removeprefix("v-") for each in names])
+        steps: list[Step] = []
+        if name not in names:
+            settings = self._versions(state)[target]
+            count = max(self._running(state), history.entry(target).instances or settings.count)
+            steps += self._create(replace(settings, count=count), name, state)
+        steps += self._move({name: 100}, {}, record, state)
+        return [*steps, *after_all([step for each in names if each != name for step in self._delete(each)])]
 
     def undeploy(self, state: State) -> Sequence[Step]:
         """Return the steps that delete the endpoint and the model's versions."""
@@ -374,29 +423,27 @@ class AzureMl:
     def _deployments(self, state: State) -> list[Any]:
         return list(find(state, "deployments.value", []))
 
-    def _shares(self, state: State) -> dict[str, int]:
+    def _traffic(self, state: State) -> dict[str, int]:
+        """Return the percentage of each deployment that gets requests."""
         return {str(k): int(v) for k, v in find(state, "endpoint.properties.traffic", {}).items() if v}
+
+    def _running(self, state: State) -> int:
+        """Return the instances of the deployment with most requests."""
+        main = main_of(self._traffic(state))
+        found: Any = next((each for each in self._deployments(state) if str(each["name"]) == main), {})
+        return int(find(found, "sku.capacity", 0))
+
+    def _history(self, state: State) -> versions.History:
+        """Return what the endpoint's tags retain."""
+        return versions.history_of(find(state, "endpoint.tags", {}))
 
     def _mirror(self, state: State) -> dict[str, int]:
         return {str(name): int(share) for name, share in find(state, "endpoint.properties.mirrorTraffic", {}).items()}
 
     def _versions(self, state: State) -> dict[str, Settings]:
-        """Return the settings of the model's versions, newest first."""
-        found = sorted(
-            find(state, "versions.value", []),
-            key=lambda each: str(find(each, "systemData.createdAt", "")),
-            reverse=True,
-        )
-        versions = {}
-        for each in found:
-            known = settings_of(each)
-            if known:
-                versions[str(each["name"])] = known
-        return versions
-
-    def _older(self, state: State) -> str:
-        """Return the version before the one that serves."""
-        return before(list(self._versions(state)), main_of(self._shares(state)).removeprefix("v-"))
+        """Return the settings of the model's versions."""
+        found = {str(each["name"]): settings_of(each) for each in find(state, "versions.value", [])}
+        return {name: settings for name, settings in found.items() if settings}
 
 
 def _state_of(resource: Mapping[str, Any]) -> str:
@@ -440,7 +487,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a deployment."""
     add = parser.add_argument
     add("--instance-type", default="Standard_F4s_v2", metavar="TYPE", help="type (default %(default)s)")
-    add("--instances", type=int, default=1, metavar="N", help="instances (default 1)")
+    add("--instances", type=int, metavar="N", help="instances (default: as many as run, 1 for a new endpoint)")
     add("--concurrency", type=int, default=16, metavar="N", help="requests in flight per instance (default 16)")
     add("--startup-timeout", type=int, default=600, metavar="S", help="time limit of the start, in seconds")
     add("--traffic", type=int, default=100, metavar="PERCENT", help="share of the new version beside the current one")
@@ -459,13 +506,13 @@ def build(options: argparse.Namespace, golden: Golden | None) -> AzureMl:
         options.image,
         options.model,
         options.instance_type,
-        options.instances,
+        1 if options.instances is None else options.instances,
         options.concurrency,
         options.startup_timeout,
         options.environ,
         options.capture_percent,
     )
-    wanted = Wanted(settings, options.traffic, options.mirror, golden)
+    wanted = Wanted(settings, options.traffic, options.mirror, golden, options.instances is not None)
     wanted.check()
     return replace(find_service(options), wanted=wanted)
 

@@ -48,8 +48,8 @@ class Settings:
 
     @property
     def digest(self) -> str:
-        """Digest of all settings, the name of the version."""
-        fields = asdict(self)
+        """Digest of all settings but the number of instances, the name of the version."""
+        fields = {**asdict(self), "count": 1}
         if not self.capture_share:  # because versions without it had this name before the setting existed
             del fields["capture_share"]
         return digest_of(json.loads(json.dumps(fields)))

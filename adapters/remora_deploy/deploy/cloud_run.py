@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remora_deploy.deploy import google
+from remora_deploy.deploy import google, versions
 from remora_deploy.deploy.golden import Golden, golden_step
 from remora_deploy.deploy.google import operation_step
 from remora_deploy.deploy.images import Needs, pinned
@@ -33,16 +33,14 @@ from remora_deploy.deploy.programs import body_of
 from remora_deploy.deploy.rest import rest, service_call
 from remora_deploy.deploy.shares import (
     Shares,
-    before,
     check_replicas,
     check_share,
+    limits_of,
     main_of,
-    others,
     shares_of,
     shown,
     split,
     tagged,
-    target_of_rollback,
 )
 from remora_deploy.deploy.uploads import Source, source_of, upload_steps
 
@@ -55,9 +53,13 @@ _PERMISSIONS = ("run.services.create", "run.services.update", "iam.serviceAccoun
 _CUDA = {"nvidia-l4": 12, "nvidia-rtx-pro-6000": 13}
 """CUDA of the driver that the platform has for a GPU: 535 and 580, which cannot be chosen."""
 _GPU_CPUS = {"nvidia-l4": ("4", "16Gi"), "nvidia-rtx-pro-6000": ("20", "80Gi")}
+_LIMITS = (0, 4)
+"""Limits of the instances of a new service."""
 _STARTUP_S = 240
 """Most time of a start that the platform allows."""
 _MODELS = "REMORA_MODEL_REPOSITORY"
+_ANNOTATIONS = "remora.dev/"
+"""Prefix of the annotations that retain what served before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class Wanted:
         account: service account; "" for the project's default.
         environ: environment of the server.
         traffic: percentage of the requests for the new revision; 100 replaces the current one.
+        requested: limits that the user gave, None for those of what serves.
     """
 
     image: str
@@ -88,6 +91,7 @@ class Wanted:
     environ: tuple[tuple[str, str], ...] = ()
     traffic: int = 100
     golden: Golden | None = None
+    requested: tuple[int | None, int | None] = (None, None)
 
     def check(self) -> None:
         """Raise ValueError for values that the platform would refuse."""
@@ -138,6 +142,18 @@ class CloudRun:
         until = lambda answer: Progress(not answer.get("reconciling"), "an earlier change")  # noqa: E731
         return (Step("deploy", rest("GET", _HOST, self._path), until),)
 
+    def sized(self, state: State) -> CloudRun:
+        """Return the deployment with the limits of what serves, where none were requested."""
+        wanted = self._wanted()
+        main = main_of(self._shares(state))
+        revisions = find(state, "revisions.revisions", [])
+        scaling = find(
+            next((each for each in revisions if str(each.get("name", "")).endswith(f"/{main}")), {}), "scaling", {}
+        )
+        now = int(scaling.get("minInstanceCount", _LIMITS[0])), int(scaling.get("maxInstanceCount", _LIMITS[1]))
+        least, most = limits_of(wanted.requested, now)
+        return replace(self, wanted=replace(wanted, least=least, most=most))
+
     def steps(self, state: State) -> Sequence[Step]:
         """Return the steps to the desired state."""
         wanted = self._wanted()
@@ -145,21 +161,40 @@ class CloudRun:
         template = self._template(wanted)
         revision = template["revision"]
         shares = self._shares(state)
-        stable = others(shares, revision)
+        history = self._history(state)
+        stable = versions.stable_of(history, shares, revision)
         if wanted.traffic != 100 and not stable:
             raise RefusedError(f"--traffic needs a service that serves another version; {self.name} has none")
         final = split(stable, revision, wanted.traffic)
+        record = versions.after(history, shares, revision, wanted.traffic)
         body = wanted.golden.body if wanted.golden else b""
-        if shares == final and self._is_ready(state):
+        if shares == final and self._is_ready(state) and record == history:
             return [*steps, *golden_step(wanted.golden, self.ask(state, body), body_of)]
         waiting = shares if stable else {revision: 100}
         with_tag = {each.get("revision") for each in find(state, "service.traffic", []) if each.get("tag") == _TAG}
         if shares != waiting or revision not in with_tag or revision not in self._revisions(state):
-            steps += self._change({"template": template, "traffic": _targets(waiting, revision)}, revision, state)
+            service: dict[str, Any] = {"template": template, "traffic": _targets(waiting, revision)}
+            if not stable:
+                service["annotations"] = self._annotations(state, record)
+            steps += self._change(service, revision, state)
         steps += [self._tagged(), *golden_step(wanted.golden, self._request(Kept("route", "url"), body), body_of)]
-        if final != waiting:
-            steps += self._move(_targets(final, revision), _targets(waiting, revision))
+        if final != waiting or (stable and record != history):
+            steps += self._move(
+                self._traffic(state, _targets(final, revision), record),
+                self._traffic(state, _targets(waiting, revision), history),
+            )
         return steps
+
+    def _traffic(self, state: State, targets: Sequence[Any], history: versions.History) -> dict[str, Any]:
+        """Return the change of the traffic, with the history that results."""
+        return {"traffic": list(targets), "annotations": self._annotations(state, history)}
+
+    def _annotations(self, state: State, history: versions.History) -> dict[str, str]:
+        return {**find(state, "service.annotations", {}), **versions.texts_of(history, _ANNOTATIONS)}
+
+    def _history(self, state: State) -> versions.History:
+        """Return what the service's annotations retain."""
+        return versions.history_of(find(state, "service.annotations", {}), _ANNOTATIONS)
 
     def _change(self, service: Mapping[str, Any], revision: str, state: State) -> list[Step]:
         """Return the steps that create or update the service, and take that back on failure."""
@@ -170,28 +205,27 @@ class CloudRun:
             parent, _, _ = self._path.rpartition("/")
             call = rest("POST", _HOST, parent, dict(service), self.name, serviceId=self.name)
         else:
-            old = {key: earlier[key] for key in ("template", "traffic") if key in earlier}
-            back = rest("PATCH", _HOST, self._path, old, self.name, updateMask="template,traffic")
+            old = {key: earlier[key] for key in ("template", "traffic", "annotations") if key in earlier}
+            back = rest("PATCH", _HOST, self._path, old, self.name, updateMask="template,traffic,annotations")
             undo = (Step("deploy", back, keep="undo"), operation_step(_HOST, "v2", "undo"))
             if revision not in self._revisions(state):
                 drop = rest("DELETE", _HOST, f"{self._path}/revisions/{revision}", name=revision)
                 undo = (*undo, Step("clean", drop, accepts=GONE))
-            call = rest("PATCH", _HOST, self._path, dict(service), self.name, updateMask="template,traffic")
+            call = rest("PATCH", _HOST, self._path, dict(service), self.name, updateMask=",".join(service))
         return [
             Step("deploy", call, keep="change", undo=undo),
             operation_step(_HOST, "v2", "change"),
             self._wait(),
         ]
 
-    def _move(self, targets: Sequence[Any], before: Sequence[Any]) -> list[Step]:
+    def _move(self, traffic: Mapping[str, Any], before: Mapping[str, Any]) -> list[Step]:
         """Return the steps that change the shares of the traffic."""
 
-        def change(wanted: Sequence[Any], name: str) -> tuple[Step, Step]:
-            body = {"traffic": list(wanted)}
-            call = rest("PATCH", _HOST, self._path, body, self.name, updateMask="traffic")
+        def change(body: Mapping[str, Any], name: str) -> tuple[Step, Step]:
+            call = rest("PATCH", _HOST, self._path, dict(body), self.name, updateMask="traffic,annotations")
             return Step("traffic", call, keep=name), operation_step(_HOST, "v2", name, "traffic")
 
-        step, wait = change(targets, "move")
+        step, wait = change(traffic, "move")
         return [replace(step, undo=change(before, "unmove")), wait, self._wait()]
 
     def _template(self, wanted: Wanted) -> dict[str, Any]:
@@ -252,8 +286,11 @@ class CloudRun:
         """Return how the traffic differs from the desired one."""
         wanted = self._wanted()
         revision = self._template(wanted)["revision"]
-        share = shares_of(find(state, "service.trafficStatuses", []), "revision").get(revision, 0)
-        return [] if share == wanted.traffic else [f"revision {revision} gets {share} percent, not {wanted.traffic}"]
+        return versions.differences(self._history(state), self.shares(state), revision, wanted.traffic)
+
+    def shares(self, state: State) -> dict[str, int]:
+        """Return the percentage of each revision, as the service's status has it."""
+        return shares_of(find(state, "service.trafficStatuses", []), "revision", self._latest(state))
 
     def status(self, state: State) -> Sequence[str]:
         """Return the service's state in lines."""
@@ -264,7 +301,7 @@ class CloudRun:
             f"{self.name}: {ready}",
             f"traffic: {shown(self._shares(state))}",
             f"url: {find(state, 'service.uri', 'none')}",
-            f"rollback: {self._older(state) or 'no earlier revision'}",
+            versions.rollback_line(self.target, state),
         ]
 
     def reason(self, state: State) -> str:
@@ -295,10 +332,17 @@ class CloudRun:
         """Return the body of a response."""
         return body_of(answer)
 
+    def target(self, state: State) -> str:
+        """Return the revision that a rollback returns to. Raises RefusedError."""
+        history = self._history(state).observed(self._shares(state))
+        return history.target(self.name, self._shares(state), existing=self._revisions(state))
+
     def rollback(self, state: State) -> Sequence[Step]:
-        """Return the steps to the revision before, or to the main one of a share."""
-        main = target_of_rollback(self._shares(state), self._older(state), self.name)
-        return self._move([{"type": _BY_REVISION, "revision": main, "percent": 100}], [])
+        """Return the steps to the revision that served alone before."""
+        target, shares = self.target(state), self._shares(state)
+        final = self._history(state).observed(shares).rolled_back(target, shares)
+        targets = [{"type": _BY_REVISION, "revision": target, "percent": 100}]
+        return self._move(self._traffic(state, targets, final), {})
 
     def undeploy(self, state: State) -> Sequence[Step]:
         """Return the steps that delete the service with its revisions."""
@@ -329,18 +373,16 @@ class CloudRun:
     def _is_ready(self, state: State) -> bool:
         return bool(find(state, "service.terminalCondition.state") == "CONDITION_SUCCEEDED")
 
+    def _latest(self, state: State) -> str:
+        return str(find(state, "service.latestReadyRevision", "")).rpartition("/")[2]
+
     def _shares(self, state: State) -> dict[str, int]:
-        latest = str(find(state, "service.latestReadyRevision", "")).rpartition("/")[2]
-        return shares_of(find(state, "service.traffic", []), "revision", latest)
+        """Return the share of each revision in the service's specification."""
+        return shares_of(find(state, "service.traffic", []), "revision", self._latest(state))
 
     def _revisions(self, state: State) -> list[str]:
-        """Return the names of the revisions, newest first."""
-        found = find(state, "revisions.revisions", [])
-        newest = sorted(found, key=lambda each: str(each.get("createTime", "")), reverse=True)
-        return [str(each.get("name", "")).rpartition("/")[2] for each in newest]
-
-    def _older(self, state: State) -> str:
-        return before(self._revisions(state), main_of(self._shares(state)))
+        """Return the names of the revisions."""
+        return [str(each.get("name", "")).rpartition("/")[2] for each in find(state, "revisions.revisions", [])]
 
 
 def _targets(shares: Shares, revision: str) -> list[dict[str, Any]]:
@@ -349,7 +391,7 @@ def _targets(shares: Shares, revision: str) -> list[dict[str, Any]]:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a deployment."""
-    google.add_size(parser, "instances", 0, 4)
+    google.add_size(parser, "instances", *_LIMITS)
     add = parser.add_argument
     add("--cpu", default="2", metavar="N", help="processors (default %(default)s)")
     add("--memory", default="4Gi", metavar="SIZE", help="memory, with the weights twice (default %(default)s)")
@@ -366,13 +408,13 @@ def build(options: argparse.Namespace, golden: Golden | None) -> CloudRun:
         options.cpu,
         options.memory,
         options.gpu,
-        options.min,
-        options.max,
+        *limits_of((options.min, options.max), _LIMITS),
         options.concurrency,
         options.service_account,
         options.environ,
         options.traffic,
         golden,
+        (options.min, options.max),
     )
     wanted.check()
     return replace(find_service(options), wanted=wanted, path=options.path)

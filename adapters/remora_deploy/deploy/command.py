@@ -74,8 +74,8 @@ def _deploy(module: PlatformModule, options: argparse.Namespace) -> int:
 
 
 def _act(module: PlatformModule, options: argparse.Namespace, action: str) -> int:
-    if action == "invoke":
-        body = _read(options.request)
+    body = _read(options.request) if action == "invoke" else b""
+    golden = _golden(options) if action == "rollback" else None
     connection = module.connect(options)
     runner = _runner(connection)
     try:
@@ -93,8 +93,9 @@ def _act(module: PlatformModule, options: argparse.Namespace, action: str) -> in
             for step in plan(runner.read(platform)):
                 print(shown(step.call))
             return 0
-        ending = "serves by its earlier version" if action == "rollback" else "is removed"
-        return 0 if runner.change(platform, plan, f"{platform.name} {ending}") else 1
+        if action == "rollback":
+            return 0 if runner.rollback(platform, golden) else 1
+        return 0 if runner.change(platform, plan, f"{platform.name} is removed") else 1
     finally:
         connection.close()
 
@@ -157,6 +158,8 @@ def _parser(module: PlatformModule, prog: str, platform: str, action: str) -> ar
         parser.add_argument("--request", type=Path, required=True, metavar="FILE", help="body of a V2 request")
     elif action in ("rollback", "undeploy"):
         parser.add_argument("--dry-run", action="store_true", help="print the calls only")
+        if action == "rollback":
+            _add_golden(parser)
     elif not action:
         _add_flags(parser)
         module.add_flags(parser)
@@ -177,9 +180,13 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     add("--model", default="", metavar="PATH", help="model repository: a folder, or its location in a bucket")
     add("--bucket", default="", metavar="URL", help="where a folder is uploaded to, below a digest of its content")
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="variable of the server; repeatable")
-    add("--request", type=Path, metavar="FILE", help="golden request: the body of a V2 request")
-    add("--expect", type=Path, metavar="FILE", help="expected response to --request")
+    _add_golden(parser)
     add("--dry-run", action="store_true", help="print the calls only, without credentials")
+
+
+def _add_golden(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--request", type=Path, metavar="FILE", help="golden request: the body of a V2 request")
+    parser.add_argument("--expect", type=Path, metavar="FILE", help="expected response to --request")
 
 
 def _apply_release(options: argparse.Namespace) -> None:

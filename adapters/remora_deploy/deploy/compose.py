@@ -1,6 +1,6 @@
 """Deployment to this machine by Docker Compose: one container, which a new version replaces.
 
-The container's labels hold the documents of this version and of the one before, so that nothing else is stored.
+The container's labels retain the documents of the versions that served, so that nothing else is stored.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from remora.system.json_text import read_json
-from remora_deploy.deploy import plan
+from remora_deploy.deploy import plan, versions
 from remora_deploy.deploy.golden import Golden, golden_step
 from remora_deploy.deploy.images import Needs, problem_of
-from remora_deploy.deploy.plan import BUSY, Call, Check, Read, RefusedError, State, Step, desired, find
+from remora_deploy.deploy.plan import BUSY, Call, Check, Read, State, Step, desired, find
 from remora_deploy.deploy.programs import Programs, body_of, command, http
 from remora_deploy.deploy.uploads import Source, digest_of, upload_steps
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?")
-_DOCUMENT, _BEFORE, _VERSION = "remora.document", "remora.before", "remora.version"
+_DOCUMENTS, _VERSION, _PREFIX = "remora.documents", "remora.version", "remora."
 _UID = 10001
 _UNITS = {"k": 2**10, "m": 2**20, "g": 2**30}
 
@@ -103,16 +103,22 @@ class Compose:
         """Return no step: Compose continues what was interrupted."""
         return ()
 
+    def sized(self, state: State) -> Compose:
+        """Return the deployment unchanged: a machine has one container."""
+        return self
+
     def steps(self, state: State) -> Sequence[Step]:
         """Return the steps to the desired state."""
         wanted = self._wanted()
         steps: list[Step] = list(upload_steps(wanted.source))
         document = self._document(wanted)
-        if self._version(state) != _digest(document) or not self._runs(state):
-            before = self._documents(state)[0]
-            same = _digest(before) == _digest(document) if before else False
-            up = self._up(document, self._documents(state)[1] if same else before, wanted.startup_s)
-            back = self._up(before, self._documents(state)[1], wanted.startup_s) if before else self._down()
+        version = _digest(document)
+        history = self._history(state).observed(self._desired_shares(state))
+        record = history.deployed(version)
+        if self._version(state) != version or not self._runs(state) or record != self._history(state):
+            up = self._up(document, record, state, wanted.startup_s)
+            before = self._documents(state).get(self._version(state))
+            back = self._up(before, self._history(state), state, wanted.startup_s) if before else self._down()
             steps.append(Step("deploy", up, undo=(Step("deploy", back),)))
         ask = self.ask(state, wanted.golden.body if wanted.golden else b"")
         return [*steps, *golden_step(wanted.golden, ask, body_of)]
@@ -154,10 +160,11 @@ class Compose:
             document["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
         return document
 
-    def _up(self, document: Mapping[str, Any], before: Mapping[str, Any] | None, startup_s: int) -> Call:
-        labels = {_VERSION: _digest(document), _DOCUMENT: json.dumps(document)}
-        if before:
-            labels[_BEFORE] = json.dumps(before)
+    def _up(self, document: Mapping[str, Any], history: versions.History, state: State, startup_s: int) -> Call:
+        version = _digest(document)
+        known = {**self._documents(state), version: document}
+        kept = {each.version: known[each.version] for each in history.served if each.version in known}
+        labels = {_VERSION: version, **versions.texts_of(history, _PREFIX), _DOCUMENTS: json.dumps(kept)}
         project = {"name": self.name, "services": {"remora": _escaped({**document, "labels": labels})}}
         words = ["compose", "--file=-", "up", "--detach", "--wait", f"--wait-timeout={startup_s}", "--remove-orphans"]
         return command("docker", words, json.dumps(project), self.name)
@@ -178,13 +185,20 @@ class Compose:
         """Return the container's state in lines."""
         if self._item(state) is None:
             return []
-        document, before = self._documents(state)
+        document = self._documents(state).get(self._version(state), {})
         return [
             f"{self.name}: {self._condition(state)}, version {self._version(state)}",
-            f"image: {(document or {}).get('image', 'unknown')}",
+            f"image: {document.get('image', 'unknown')}",
             f"url: http://127.0.0.1:{self.port}",
-            f"rollback: {_digest(before) if before else 'no earlier version'}",
+            versions.rollback_line(self.target, state),
         ]
+
+    def shares(self, state: State) -> dict[str, int]:
+        """Return all requests for the version that runs."""
+        return self._desired_shares(state) if self._runs(state) else {}
+
+    def _desired_shares(self, state: State) -> dict[str, int]:
+        return {self._version(state): 100} if self._version(state) else {}
 
     def reason(self, state: State) -> str:
         """Return why the container is not healthy."""
@@ -208,12 +222,16 @@ class Compose:
         """Return the body of a response."""
         return body_of(answer)
 
+    def target(self, state: State) -> str:
+        """Return the version that a rollback returns to. Raises RefusedError."""
+        shares = self._desired_shares(state)
+        return self._history(state).observed(shares).target(self.name, shares, existing=self._documents(state))
+
     def rollback(self, state: State) -> Sequence[Step]:
-        """Return the step to the version before."""
-        before = self._documents(state)[1]
-        if not before:
-            raise RefusedError(f"{self.name} has no earlier version to return to")
-        return [Step("deploy", self._up(before, None, 600), retries=BUSY)]
+        """Return the step to the version that served before."""
+        target, shares = self.target(state), self._desired_shares(state)
+        history = self._history(state).observed(shares).rolled_back(target, shares)
+        return [Step("traffic", self._up(self._documents(state)[target], history, state, 600), retries=BUSY)]
 
     def undeploy(self, state: State) -> Sequence[Step]:
         """Return the step that removes the container."""
@@ -245,11 +263,14 @@ class Compose:
     def _version(self, state: State) -> str:
         return self._label(state, _VERSION)
 
-    def _documents(self, state: State) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-        """Return the documents of the version that runs and of the one before."""
-        found = (self._label(state, name) for name in (_DOCUMENT, _BEFORE))
-        now, before = (read_json(text) if text else None for text in found)
-        return now, before
+    def _history(self, state: State) -> versions.History:
+        """Return what the container's labels retain."""
+        return versions.history_of(find(self._item(state) or {}, "Config.Labels", {}), _PREFIX)
+
+    def _documents(self, state: State) -> dict[str, Any]:
+        """Return the documents that the labels retain, by version."""
+        text = self._label(state, _DOCUMENTS)
+        return dict(read_json(text)) if text else {}
 
     def _condition(self, state: State) -> str:
         item = self._item(state) or {}

@@ -142,8 +142,8 @@ def add_place(parser: argparse.ArgumentParser) -> None:
 def add_size(parser: argparse.ArgumentParser, unit: str, least: int, most: int) -> None:
     """Add the flags of the limits, the account and the share of a version."""
     add = parser.add_argument
-    add("--min", type=int, default=least, metavar="N", help=f"least {unit} (default %(default)s)")
-    add("--max", type=int, default=most, metavar="N", help=f"most {unit} (default %(default)s)")
+    add("--min", type=int, metavar="N", help=f"least {unit} (default: as what serves, {least} for a new service)")
+    add("--max", type=int, metavar="N", help=f"most {unit} (default: as what serves, {most} for a new service)")
     add("--service-account", default="", metavar="EMAIL", help=f"account of the {unit} (default: the platform's)")
     add("--traffic", type=int, default=100, metavar="PERCENT", help="share of the new version beside the current one")
 

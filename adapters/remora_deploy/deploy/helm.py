@@ -1,21 +1,23 @@
 """Deployment to plain Kubernetes by Helm: a release of remora's chart.
 
-Kubernetes replaces pods as new ones get ready. Helm retains the revisions of a release, which a rollback uses.
+Kubernetes replaces pods as new ones get ready. Helm retains the revisions of a release with descriptions, which are
+the history of what served.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remora_deploy.deploy import kubernetes
+from remora_deploy.deploy import kubernetes, versions
 from remora_deploy.deploy.golden import Golden, golden_step
 from remora_deploy.deploy.images import parse_image
 from remora_deploy.deploy.kubernetes import Place, Replicas
-from remora_deploy.deploy.plan import Call, Check, Read, RefusedError, State, Step, desired, find
+from remora_deploy.deploy.plan import Call, Check, Read, RefusedError, State, Step, desired, digest_of, find
 from remora_deploy.deploy.programs import Programs, body_of, command, http
 from remora_deploy.deploy.uploads import upload_steps
 from remora_deploy.pod import secret_variables
@@ -26,6 +28,10 @@ _RESOURCE = "deployments.apps"
 _PENDING = "pending-"
 _SERVING = ("deployed", "superseded")
 _HISTORY = 10
+_DESCRIPTION = "remora "
+"""Begin of a revision's description, which ends with the digest of its values."""
+_ROLLBACK = re.compile(r"Rollback to (\d+)")
+"""Helm's own description of a revision that a rollback made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +69,18 @@ class Release:
                 "history",
                 lambda state: state["release"] and self._helm("history", f"--max={_HISTORY}", "--output=json"),
             ),
+            Read("deployments", lambda _: self.place.list("deployments", self._label), needed=False),
+            Read("back", self._values_back),
             kubernetes.pods_read(self.place, self._label),
         ]
+
+    def _values_back(self, state: State) -> Call | None:
+        """Return the read of the values that a rollback returns to, None without any."""
+        try:
+            revision = self._revision_back(state)
+        except RefusedError:
+            return None
+        return self._helm("get", "values", f"--revision={revision}", "--output=json")
 
     def settle(self, state: State) -> Sequence[Step]:
         """Return the step that ends an interrupted change, which Helm would refuse to continue."""
@@ -76,11 +92,16 @@ class Release:
             return (Step("deploy", self._helm("rollback", last, "--wait", "--timeout=600s")),)
         return (Step("deploy", self._helm("uninstall", "--wait")),)
 
+    def sized(self, state: State) -> Release:
+        """Return the deployment with the replicas that run, where none were requested."""
+        now = self._running(state) or find(state, "values.replicas")
+        return replace(self, replicas=self._replicas().sized(now, None))
+
     def steps(self, state: State) -> Sequence[Step]:
         """Return the steps to the desired state."""
         replicas = self._replicas()
         steps: list[Step] = list(upload_steps(replicas.source))
-        if not self._is_deployed(state) or find(state, "values") != self._values(replicas):
+        if not self._is_deployed(state) or not self._is_same(state):
             words = [
                 "upgrade",
                 self.name,
@@ -90,6 +111,7 @@ class Release:
                 "--wait",
                 f"--timeout={replicas.scaling.start_s}s",
             ]
+            words += [f"--description={_DESCRIPTION}{self._version(replicas)}"]
             words += [f"--history-max={_HISTORY}", *(f"--set={each}" for each in self.settings), *self._where()]
             call = command("helm", words, json.dumps(self._values(replicas)), self.name)
             last = self._last_deployed(state)
@@ -99,6 +121,19 @@ class Release:
             steps.append(Step("deploy", call, undo=(Step("deploy", back),), retries=frozenset({"busy"})))
         ask = self.ask(state, replicas.golden.body if replicas.golden else b"")
         return [*steps, *golden_step(replicas.golden, ask, body_of)]
+
+    def _version(self, replicas: Replicas) -> str:
+        """Return the digest of all values but the number of replicas."""
+        values = {key: value for key, value in self._values(replicas).items() if key != "replicas"}
+        return digest_of([values, self.settings])
+
+    def _is_same(self, state: State) -> bool:
+        """Return True if the release has the desired values."""
+        replicas = self._replicas()
+        wanted, found = self._values(replicas), dict(find(state, "values", {}))
+        if replicas.requested[0] is None:
+            found["replicas"] = wanted["replicas"]
+        return wanted == found
 
     def _values(self, replicas: Replicas) -> dict[str, Any]:
         """Return the chart's values."""
@@ -133,9 +168,14 @@ class Release:
         found = []
         if not self._is_deployed(state):
             found.append(f"the release is {find(state, 'release.info.status', 'missing')}")
-        if find(state, "values") != self._values(self._replicas()) and not self.settings:
+        if not self._is_same(state) and not self.settings:
             found.append("its values are not the requested ones")
-        return found
+        return found + versions.different(self.shares(state), {self._version(self._replicas()): 100})
+
+    def shares(self, state: State) -> dict[str, int]:
+        """Return all requests for the version that is deployed."""
+        serving = self._last_deployed(state)
+        return {self._origin(serving, state): 100} if serving and self._is_deployed(state) else {}
 
     def status(self, state: State) -> Sequence[str]:
         """Return the release's state in lines."""
@@ -153,7 +193,7 @@ class Release:
             f"{self.name}: {find(state, 'release.info.status')}, revision {find(state, 'release.version')}",
             f"model: {find(state, 'values.models.uri', 'none')}",
             f"pods: {ready} of {len(pods)} are ready",
-            f"rollback: {self._older(state) or 'no earlier revision'}",
+            versions.rollback_line(self.target, state),
         ]
 
     def reason(self, state: State) -> str:
@@ -180,12 +220,29 @@ class Release:
         """Return the body of a response."""
         return body_of(answer)
 
+    def target(self, state: State) -> str:
+        """Return the revision that a rollback returns to. Raises RefusedError."""
+        origins = {self._origin(str(each["revision"]), state) for each in self._revisions(state)}
+        return self._history(state).target(self.name, self.shares(state), existing=origins)
+
     def rollback(self, state: State) -> Sequence[Step]:
-        """Return the step to the revision before."""
-        older = self._older(state)
-        if not older:
-            raise RefusedError(f"{self.name} has no earlier revision to return to")
-        return [Step("deploy", self._helm("rollback", older, "--wait", "--timeout=600s"))]
+        """Return the steps to the revision that served before, with the replicas that run now."""
+        steps = [Step("traffic", self._helm("rollback", self._revision_back(state), "--wait", "--timeout=600s"))]
+        running = self._running(state)
+        if running > find(state, "back.replicas", running):
+            scale = self.place.kubectl("scale", "deployment", self.name, f"--replicas={running}", name=self.name)
+            steps.append(Step("traffic", scale, extra=True))
+        return steps
+
+    def _revision_back(self, state: State) -> str:
+        """Return the newest revision of the version that a rollback returns to. Raises RefusedError."""
+        target = self.target(state)
+        found = (str(each["revision"]) for each in self._revisions(state))
+        return next(each for each in found if self._origin(each, state) == target)
+
+    def _running(self, state: State) -> int:
+        """Return the replicas that the Deployment has, which scaling or a user has set."""
+        return max((int(find(each, "spec.replicas", 0)) for each in find(state, "deployments.items", [])), default=0)
 
     def undeploy(self, state: State) -> Sequence[Step]:
         """Return the step that uninstalls the release."""
@@ -226,10 +283,29 @@ class Release:
         serving = [each for each in found if each["status"] == "deployed"]
         return str((serving or found)[0]["revision"]) if found else ""
 
-    def _older(self, state: State) -> str:
-        serving = self._last_deployed(state)
-        older = [str(each["revision"]) for each in self._revisions(state) if int(each["revision"]) < int(serving or 0)]
-        return older[0] if older else ""
+    def _origin(self, revision: str, state: State) -> str:
+        """Return the version of a revision, by its description and those that it returned to."""
+        described = {str(each["revision"]): str(each.get("description", "")) for each in state.get("history") or []}
+        while match := _ROLLBACK.fullmatch(described.get(revision, "")):
+            if int(match[1]) >= int(revision):
+                break
+            revision = match[1]
+        text = described.get(revision, "")
+        return text.removeprefix(_DESCRIPTION) if text.startswith(_DESCRIPTION) else revision
+
+    def _is_back(self, revision: str, state: State) -> bool:
+        found = (each for each in state.get("history") or [] if str(each["revision"]) == revision)
+        return any(_ROLLBACK.fullmatch(str(each.get("description", ""))) for each in found)
+
+    def _history(self, state: State) -> versions.History:
+        """Return what served before, by the revisions that Helm retains."""
+        found = versions.History()
+        for each in reversed(self._revisions(state)):
+            revision = str(each["revision"])
+            origin = self._origin(revision, state)
+            back = self._is_back(revision, state) and found.last not in ("", origin)
+            found = found.rolled_back(origin, [found.last]) if back else found.deployed(origin)
+        return found
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:

@@ -6,26 +6,28 @@ A new revision gets no traffic until it is ready and has answered the golden req
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remora_deploy.deploy import kubernetes
+from remora_deploy.deploy import kubernetes, versions
 from remora_deploy.deploy.golden import Golden, golden_step
 from remora_deploy.deploy.kubernetes import Place, Replicas, condition
-from remora_deploy.deploy.plan import Call, Check, Progress, Read, RefusedError, State, Step, desired, digest_of, find
-from remora_deploy.deploy.programs import body_of
-from remora_deploy.deploy.shares import (
-    Shares,
-    before,
-    main_of,
-    others,
-    shares_of,
-    shown,
-    split,
-    tagged,
-    target_of_rollback,
+from remora_deploy.deploy.plan import (
+    ANY,
+    Call,
+    Check,
+    Progress,
+    Read,
+    RefusedError,
+    State,
+    Step,
+    desired,
+    digest_of,
+    find,
 )
+from remora_deploy.deploy.programs import body_of
+from remora_deploy.deploy.shares import Shares, main_of, shares_of, shown, split, tagged
 from remora_deploy.deploy.uploads import upload_steps
 from remora_deploy.pod import knative_service
 
@@ -68,6 +70,14 @@ class Knative:
         """Return no step: a Service may be changed at any time."""
         return ()
 
+    def sized(self, state: State) -> Knative:
+        """Return the deployment with the limits of what serves, where none were requested."""
+        main = main_of(self._shares(state))
+        revisions = {find(each, "metadata.name"): each for each in find(state, "revisions.items", [])}
+        found = find(revisions.get(main, {}), "metadata.annotations", {})
+        now = [found.get(f"autoscaling.knative.dev/{key}-scale") for key in ("min", "max")]
+        return replace(self, replicas=self._replicas().sized(*now))
+
     def steps(self, state: State) -> Sequence[Step]:
         """Return the steps to the desired state."""
         replicas = self._replicas()
@@ -75,25 +85,28 @@ class Knative:
         service = self._document(replicas)
         revision = service["spec"]["template"]["metadata"]["name"]
         shares = self._shares(state)
-        stable = others(shares, revision)
+        history = kubernetes.history(state["service"])
+        stable = versions.stable_of(history, shares, revision)
         if replicas.traffic != 100 and not stable:
             raise RefusedError(f"--traffic needs a service that serves another version; {self.name} has none")
         final = split(stable, revision, replicas.traffic)
-        if shares == final and state["service"] is not None and self._is_ready(state):
+        record = versions.after(history, shares, revision, replicas.traffic)
+        if shares == final and state["service"] is not None and self._is_ready(state) and record == history:
             return [*steps, *golden_step(replicas.golden, self.ask(state, self._golden_body()), body_of)]
         waiting = shares if stable else {revision: 100}
         targets = find(state, "service.spec.traffic", [])
         is_tagged = any(each.get(_REVISION_KEY) == revision and each.get("tag") == _TAG for each in targets)
         if shares != waiting or revision not in self._revisions(state) or not is_tagged:
             service["spec"]["traffic"] = _targets(waiting, revision)
+            service["metadata"]["annotations"] = kubernetes.record(history if stable else record)
             steps.append(Step("deploy", self.place.apply(service), undo=self._undo(state, revision)))
         steps.append(self._wait_revision(revision, replicas.scaling.start_s))
         steps.append(kubernetes.route_step(self.place, _KIND, self.name, self._tag_url))
         url, host = kubernetes.ROUTE
         steps += golden_step(replicas.golden, self._request(url, self._golden_body(), host), body_of)
-        if final != waiting:
-            change = {"spec": {"traffic": _targets(final, revision)}}
-            back = {"spec": {"traffic": _targets(waiting, revision)}}
+        if final != waiting or record != history:
+            change = _change(_targets(final, revision), record)
+            back = _change(_targets(waiting, revision), history)
             patch = self.place.patch(_KIND, self.name, change)
             steps.append(Step("traffic", patch, undo=(Step("traffic", self.place.patch(_KIND, self.name, back)),)))
         steps.append(self._wait_service(final))
@@ -105,6 +118,7 @@ class Knative:
         if earlier is None:
             return (Step("deploy", self.place.delete(_KIND, self.name)),)
         metadata = {key: find(earlier, f"metadata.{key}") for key in ("name", "namespace", "labels")}
+        metadata["annotations"] = kubernetes.record(kubernetes.history(earlier))
         old = {
             "apiVersion": "serving.knative.dev/v1",
             "kind": "Service",
@@ -153,10 +167,13 @@ class Knative:
         """Return how the traffic differs from the desired one."""
         replicas = self._replicas()
         revision = self._document(replicas)["spec"]["template"]["metadata"]["name"]
-        share = self._shares(state).get(revision, 0)
-        return (
-            [] if share == replicas.traffic else [f"revision {revision} gets {share} percent, not {replicas.traffic}"]
+        return versions.differences(
+            kubernetes.history(state["service"]), self.shares(state), revision, replicas.traffic
         )
+
+    def shares(self, state: State) -> dict[str, int]:
+        """Return the percentage of each revision, as the Service's status has it."""
+        return shares_of(find(state, "service.status.traffic", []), _REVISION_KEY, self._latest(state))
 
     def status(self, state: State) -> Sequence[str]:
         """Return the Service's state in lines."""
@@ -167,7 +184,7 @@ class Knative:
             f"{self.name}: {'Ready' if status == 'True' else f'not ready: {reason}'}",
             f"traffic: {shown(self._shares(state))}",
             f"url: {find(state, 'service.status.url', 'none')}",
-            f"rollback: {self._older(state) or 'no earlier revision'}",
+            versions.rollback_line(self.target, state),
         ]
 
     def reason(self, state: State) -> str:
@@ -190,11 +207,27 @@ class Knative:
         """Return the body of a response."""
         return body_of(answer)
 
+    def target(self, state: State) -> str:
+        """Return the revision that a rollback returns to. Raises RefusedError."""
+        history = kubernetes.history(state["service"]).observed(self._shares(state))
+        return history.target(self.name, self._shares(state), existing=self._revisions(state))
+
     def rollback(self, state: State) -> Sequence[Step]:
-        """Return the steps to the revision before, or to the main one of a share."""
-        main = target_of_rollback(self._shares(state), self._older(state), self.name)
-        change = {"spec": {"traffic": [{"revisionName": main, "percent": 100}]}}
-        return [Step("traffic", self.place.patch(_KIND, self.name, change)), self._wait_service({main: 100})]
+        """Return the steps to the revision that served alone before.
+
+        A request at its tag starts a pod before the traffic moves, because a revision without a share has none.
+        """
+        target, shares = self.target(state), self._shares(state)
+        history = kubernetes.history(state["service"])
+        final = history.observed(shares).rolled_back(target, shares)
+        steps: list[Step] = []
+        if not shares.get(target):
+            change = {"spec": {"traffic": _targets(shares, target)}}
+            steps.append(Step("traffic", self.place.patch(_KIND, self.name, change)))
+            steps.append(kubernetes.route_step(self.place, _KIND, self.name, self._tag_url))
+            steps.append(self._wake())
+        change = _change([{_REVISION_KEY: target, "percent": 100}], final)
+        return [*steps, Step("traffic", self.place.patch(_KIND, self.name, change)), self._wait_service({target: 100})]
 
     def undeploy(self, state: State) -> Sequence[Step]:
         """Return the step that deletes the Service with its revisions."""
@@ -226,19 +259,27 @@ class Knative:
         targets = find(service, "status.traffic", [])
         return next((str(each["url"]) for each in targets if each.get("tag") == _TAG and each.get("url")), "")
 
+    def _wake(self) -> Step:
+        """Return the step that asks a revision for its health, which starts a pod of it."""
+        url, host = kubernetes.ROUTE
+        call = kubernetes.request_call(url, "/v2/health/ready", b"", self.gateway, host)
+        return Step("traffic", call._replace(operation="GET"), accepts=ANY)
+
+    def _latest(self, state: State) -> str:
+        return str(find(state, "service.status.latestReadyRevisionName", ""))
+
     def _shares(self, state: State) -> dict[str, int]:
         """Return the share of each revision in the Service's specification."""
-        latest = str(find(state, "service.status.latestReadyRevisionName", ""))
-        return shares_of(find(state, "service.spec.traffic", []), _REVISION_KEY, latest)
+        return shares_of(find(state, "service.spec.traffic", []), _REVISION_KEY, self._latest(state))
 
     def _revisions(self, state: State) -> list[str]:
-        """Return the names of the revisions, newest first."""
-        items = find(state, "revisions.items", [])
-        newest = sorted(items, key=lambda each: str(find(each, "metadata.creationTimestamp", "")), reverse=True)
-        return [str(find(each, "metadata.name")) for each in newest]
+        """Return the names of the revisions."""
+        return [str(find(each, "metadata.name")) for each in find(state, "revisions.items", [])]
 
-    def _older(self, state: State) -> str:
-        return before(self._revisions(state), main_of(self._shares(state)))
+
+def _change(targets: Sequence[Mapping[str, Any]], history: versions.History) -> dict[str, Any]:
+    """Return the change of the traffic, with the history that results."""
+    return {"metadata": {"annotations": kubernetes.record(history)}, "spec": {"traffic": list(targets)}}
 
 
 def _targets(shares: Shares, revision: str) -> list[dict[str, Any]]:

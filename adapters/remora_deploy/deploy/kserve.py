@@ -1,8 +1,8 @@
 """Deployment to KServe: an InferenceService, and a ServingRuntime for each image.
 
 In the mode Knative a new version gets no traffic until it is ready and has answered the golden request at its tag's
-URL. In the mode Standard Kubernetes replaces pods as new ones get ready. The version before is retained as an
-annotation, so that a rollback needs no other storage.
+URL. In the mode Standard Kubernetes replaces pods as new ones get ready. Annotations retain the predictors of the
+versions that served, so that a rollback needs no other storage.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from remora.system.json_text import read_json
-from remora_deploy.deploy import kubernetes
+from remora_deploy.deploy import kubernetes, versions
 from remora_deploy.deploy.golden import Golden, golden_step
 from remora_deploy.deploy.kubernetes import Place, Replicas, condition
 from remora_deploy.deploy.plan import (
@@ -46,7 +46,7 @@ _KIND = "inferenceservices.serving.kserve.io"
 _RUNTIME = "servingruntimes.serving.kserve.io"
 _MODE = "serving.kserve.io/deploymentMode"
 _TAGS = "serving.kserve.io/enable-tag-routing"
-_PREVIOUS = "remora.dev/previous"
+_PREDICTORS = "remora.dev/predictors"
 _VERSION = "remora.dev/version"
 _FAILED = ("BlockedByFailedLoad", "InvalidSpec")
 _INSTALL = "install KServe: infra/knative-gpu/install.sh"
@@ -86,6 +86,11 @@ class KServe:
         """Return no step: an InferenceService may be changed at any time."""
         return ()
 
+    def sized(self, state: State) -> KServe:
+        """Return the deployment with the limits of what serves, where none were requested."""
+        now = [find(state, f"service.spec.predictor.{key}") for key in ("minReplicas", "maxReplicas")]
+        return replace(self, replicas=self._replicas().sized(*now))
+
     def steps(self, state: State) -> Sequence[Step]:
         """Return the steps to the desired state."""
         replicas = self._replicas()
@@ -94,9 +99,13 @@ class KServe:
         exists = state["service"] is not None
         if replicas.traffic != 100 and (not exists or self.mode is not Mode.KNATIVE):
             raise RefusedError(f"--traffic needs the mode Knative and a service that serves; {self.name} has not both")
+        history, shares = kubernetes.history(state["service"]), self._shares(state)
+        if replicas.traffic != 100 and versions.alone(shares) == version:
+            raise RefusedError(f"--traffic needs a service that serves another version; {self.name} has none")
+        record = versions.after(history, shares, version, replicas.traffic)
         share = find(state, f"service.spec.predictor.{_SHARE}", 100)
         body = replicas.golden.body if replicas.golden else b""
-        if exists and version == serving and share == replicas.traffic:
+        if exists and version == serving and share == replicas.traffic and record == history:
             return [
                 *steps,
                 self._wait(replicas.scaling.start_s),
@@ -104,22 +113,28 @@ class KServe:
             ]
         steps += self._runtime_steps(replicas, state)
         trial = exists and self.mode is Mode.KNATIVE
-        document = self._document(replicas, state)
+        documents = self._documents(state, record, replicas)
+        document = self._document(replicas, history.observed(shares) if trial else record, documents)
         if trial:
             document["spec"]["predictor"][_SHARE] = 0
         if version != serving:
             steps.append(Step("deploy", self.place.apply(document), undo=self._undo(state)))
-        steps.append(self._wait(replicas.scaling.start_s, trial=trial))
+        steps.append(self._wait(replicas.scaling.start_s))
         steps.append(kubernetes.route_step(self.place, _KIND, self.name, lambda answer: self._url(answer, trial)))
         url, host = kubernetes.ROUTE
         steps += golden_step(replicas.golden, self._request(url, body, host), body_of)
         if trial:
-            change = {"spec": {"predictor": {_SHARE: None if replicas.traffic == 100 else replicas.traffic}}}
-            back = {"spec": {"predictor": {_SHARE: 0}}}
+            change = self._change(None if replicas.traffic == 100 else replicas.traffic, record, documents)
+            back = self._change(share if version == serving else 0, history, self._retained(state))
             patch = self.place.patch(_KIND, self.name, change)
             steps.append(Step("traffic", patch, undo=(Step("traffic", self.place.patch(_KIND, self.name, back)),)))
-            steps.append(self._wait(replicas.scaling.start_s))
+            steps.append(self._wait(replicas.scaling.start_s, share=replicas.traffic))
         return steps
+
+    def _change(self, share: int | None, history: versions.History, documents: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the change of the newest version's share, with the history that results."""
+        annotations = {**kubernetes.record(history), _PREDICTORS: json.dumps(documents)}
+        return {"metadata": {"annotations": annotations}, "spec": {"predictor": {_SHARE: share}}}
 
     def _runtime_steps(self, replicas: Replicas, state: State) -> list[Step]:
         """Return the step that creates the image's runtime, if it does not exist."""
@@ -134,7 +149,13 @@ class KServe:
         before = state["service"]
         if before is None:
             return (Step("deploy", self.place.delete(_KIND, self.name)),)
-        return (Step("deploy", self.place.apply(_restored(before))), self._wait(self._replicas().scaling.start_s))
+        # The patch is needed too, because an apply leaves a share that a patch has set.
+        share = {"spec": {"predictor": {_SHARE: find(before, f"spec.predictor.{_SHARE}")}}}
+        return (
+            Step("deploy", self.place.apply(_restored(before))),
+            Step("deploy", self.place.patch(_KIND, self.name, share)),
+            self._wait(self._replicas().scaling.start_s),
+        )
 
     def _runtime(self, replicas: Replicas) -> dict[str, Any]:
         """Return the runtime, which is named by a digest of itself."""
@@ -153,19 +174,43 @@ class KServe:
     def _version(self, replicas: Replicas) -> str:
         return digest_of(self._predictor(replicas))
 
-    def _document(self, replicas: Replicas, state: State) -> dict[str, Any]:
-        annotations = {_VERSION: self._version(replicas)}
-        if self.mode is Mode.KNATIVE:
-            annotations[_TAGS] = "true"
-        before = find(state, "service.spec.predictor")
-        if before is not None and self._serving(state) != annotations[_VERSION]:
-            serves = {"predictor": {key: value for key, value in before.items() if key != _SHARE}}
-            annotations[_PREVIOUS] = json.dumps({"version": self._serving(state), **serves})
-        metadata = {"name": self.name, "namespace": self.place.namespace, "annotations": annotations}
-        return inference_service(metadata, self._predictor(replicas), self.mode)
+    def _document(self, replicas: Replicas, history: versions.History, documents: Mapping[str, Any]) -> dict[str, Any]:
+        return self._service(self._version(replicas), self._predictor(replicas), self.mode, history, documents)
 
-    def _wait(self, start_s: int, *, trial: bool = False) -> Step:
-        """Return the step that waits until the InferenceService is ready with its newest version."""
+    def _service(
+        self,
+        version: str,
+        predictor: Mapping[str, Any],
+        mode: Mode,
+        history: versions.History,
+        documents: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Return the InferenceService, whose annotations retain what served before."""
+        annotations = {_VERSION: version, **kubernetes.record(history), _PREDICTORS: json.dumps(documents)}
+        if mode is Mode.KNATIVE:
+            annotations[_TAGS] = "true"
+        metadata = {"name": self.name, "namespace": self.place.namespace, "annotations": annotations}
+        return inference_service(metadata, predictor, mode)
+
+    def _documents(self, state: State, history: versions.History, replicas: Replicas) -> dict[str, Any]:
+        """Return the predictors of the versions that a history names, by version."""
+        known = {**self._retained(state), self._version(replicas): self._predictor(replicas)}
+        return {each.version: known[each.version] for each in history.served if each.version in known}
+
+    def _retained(self, state: State) -> dict[str, Any]:
+        """Return the predictors that the annotations retain, and that of the version that serves."""
+        text = find(state, "service.metadata.annotations", {}).get(_PREDICTORS, "{}")
+        try:
+            found = read_json(text)
+        except ValueError:
+            found = {}
+        now = find(state, "service.spec.predictor")
+        if now is not None:
+            found[self._serving(state)] = {key: value for key, value in now.items() if key != _SHARE}
+        return dict(found)
+
+    def _wait(self, start_s: int, share: int | None = None) -> Step:
+        """Return the step that waits until the newest version is ready and has its share."""
 
         def until(answer: Any) -> Progress:
             status, reason = condition(answer)
@@ -178,6 +223,8 @@ class KServe:
             component = find(answer, "status.components.predictor", {})
             newest = component.get("latestReadyRevision") == component.get("latestCreatedRevision")
             done = status == "True" and newest and failure.get("transitionStatus", "UpToDate") == "UpToDate"
+            if done and share is not None and _newest_share(answer) != share:
+                return Progress(False, "moving traffic")
             return Progress(done, "ready" if done else reason or "starting")
 
         return Step("deploy", self.place.get(_KIND, self.name), until, every_s=3.0, limit_s=float(start_s))
@@ -187,13 +234,26 @@ class KServe:
     def differences(self, state: State) -> Sequence[str]:
         """Return how the InferenceService differs from the desired state."""
         replicas = self._replicas()
-        found = []
-        if self._serving(state) != self._version(replicas):
-            found.append(f"version {self._serving(state) or 'none'} serves, not {self._version(replicas)}")
-        share = find(state, f"service.spec.predictor.{_SHARE}", 100)
-        if share != replicas.traffic:
-            found.append(f"it gets {share} percent, not {replicas.traffic}")
-        return found
+        history = kubernetes.history(state["service"])
+        return versions.differences(history, self.shares(state), self._version(replicas), replicas.traffic)
+
+    def shares(self, state: State) -> dict[str, int]:
+        """Return the percentage of each version, as the InferenceService's status has it."""
+        return self._divided(state, _newest_share(state["service"]))
+
+    def _shares(self, state: State) -> dict[str, int]:
+        """Return the share of each version in the InferenceService's specification."""
+        return self._divided(state, find(state, f"service.spec.predictor.{_SHARE}", 100))
+
+    def _divided(self, state: State, newest: int) -> dict[str, int]:
+        """Return the shares, of which that of the newest version is known."""
+        version = self._serving(state)
+        if not version:
+            return {}
+        history = kubernetes.history(state["service"])
+        stable = next((each.version for each in reversed(history.served) if each.version != version), "")
+        found = {stable or "an earlier version": 100 - newest, version: newest}
+        return {name: share for name, share in found.items() if share}
 
     def status(self, state: State) -> Sequence[str]:
         """Return the InferenceService's state in lines."""
@@ -201,12 +261,11 @@ class KServe:
             return []
         status, reason = condition(state["service"])
         share = find(state, f"service.spec.predictor.{_SHARE}", 100)
-        previous = self._previous(state)
         return [
             f"{self.name}: {'Ready' if status == 'True' else f'not ready: {reason}'}",
             f"model: {find(state, 'service.spec.predictor.model.storageUri', 'none')}, {share} percent",
             f"url: {find(state, 'service.status.url', 'none')}",
-            f"rollback: {previous.get('version', 'no earlier version')}",
+            versions.rollback_line(self.target, state),
         ]
 
     def reason(self, state: State) -> str:
@@ -231,24 +290,24 @@ class KServe:
         """Return the body of a response."""
         return body_of(answer)
 
+    def target(self, state: State) -> str:
+        """Return the version that a rollback returns to. Raises RefusedError."""
+        history = kubernetes.history(state["service"]).observed(self._shares(state))
+        return history.target(self.name, self._shares(state), existing=self._retained(state))
+
     def rollback(self, state: State) -> Sequence[Step]:
-        """Return the steps to the version before, which a share leaves in place."""
-        previous = self._previous(state)
-        if not previous:
-            raise RefusedError(f"{self.name} has no earlier version to return to")
-        annotations = {key: find(state, "service.metadata.annotations", {}).get(key) for key in (_MODE, _TAGS)}
-        document = {
-            "apiVersion": "serving.kserve.io/v1beta1",
-            "kind": "InferenceService",
-            "metadata": {
-                "name": self.name,
-                "namespace": self.place.namespace,
-                "annotations": {**{k: v for k, v in annotations.items() if v}, _VERSION: previous["version"]},
-            },
-            "spec": {"predictor": previous["predictor"]},
-        }
-        until = self._wait(Scaling().start_s)
-        return [Step("traffic", self.place.apply(document)), until]
+        """Return the steps to the version that served alone before, which a share leaves in place."""
+        target, shares = self.target(state), self._shares(state)
+        history = kubernetes.history(state["service"]).observed(shares).rolled_back(target, shares)
+        retained = self._retained(state)
+        documents = {each.version: retained[each.version] for each in history.served if each.version in retained}
+        mode = Mode(find(state, "service.metadata.annotations", {}).get(_MODE, Mode.KNATIVE))
+        document = self._service(target, retained[target], mode, history, documents)
+        steps = [Step("traffic", self.place.apply(document))]
+        if find(state, f"service.spec.predictor.{_SHARE}") is not None:  # because an apply leaves what a patch has set
+            change = {"spec": {"predictor": {_SHARE: None}}}
+            steps.append(Step("traffic", self.place.patch(_KIND, self.name, change)))
+        return [*steps, self._wait(Scaling().start_s, share=100)]
 
     def undeploy(self, state: State) -> Sequence[Step]:
         """Return the steps that delete the InferenceService and its runtimes."""
@@ -271,19 +330,19 @@ class KServe:
     def _serving(self, state: State) -> str:
         return str(find(state, "service.metadata.annotations", {}).get(_VERSION, ""))
 
-    def _previous(self, state: State) -> Mapping[str, Any]:
-        text = find(state, "service.metadata.annotations", {}).get(_PREVIOUS, "{}")
-        try:
-            found: Mapping[str, Any] = read_json(text)
-        except ValueError:
-            return {}
-        return found if {"version", "predictor"} <= found.keys() else {}
-
     def _url(self, service: Any, trial: bool) -> str:
         if not trial:
             return str(find(service, "status.url", ""))
         targets = find(service, "status.components.predictor.traffic", [])
         return next((str(each["url"]) for each in targets if each.get("tag") == "latest" and each.get("url")), "")
+
+
+def _newest_share(service: Any) -> int:
+    """Return the percentage of the newest revision; 100 where the mode has no shares."""
+    targets = find(service or {}, "status.components.predictor.traffic", [])
+    if not any(each.get("percent") for each in targets):
+        return 100
+    return sum(int(each.get("percent") or 0) for each in targets if each.get("latestRevision"))
 
 
 def _restored(before: Mapping[str, Any]) -> dict[str, Any]:

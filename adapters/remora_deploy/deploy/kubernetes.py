@@ -15,17 +15,21 @@ from remora_deploy.deploy.golden import Golden
 from remora_deploy.deploy.images import Needs, image_check, pinned
 from remora_deploy.deploy.plan import Call, Check, Kept, Kind, Progress, Read, State, Step, find
 from remora_deploy.deploy.programs import Programs, command, http
-from remora_deploy.deploy.shares import check_replicas, check_share
+from remora_deploy.deploy.shares import check_replicas, check_share, limits_of
 from remora_deploy.deploy.uploads import Source, source_of
+from remora_deploy.deploy.versions import History, history_of, texts_of
 from remora_deploy.pod import CONTAINER, GPU, Pod, Scaling
 
 MANAGER = "remora"
+_ANNOTATIONS = "remora.dev/"
+"""Prefix of the annotations that retain what served before."""
 NEW: frozenset[Kind] = frozenset({"missing"})
 """Kinds for an object that a controller has not created yet."""
 _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 """Pattern that leaves room for a digest within the 63 characters of a label."""
 _SCHEMES = ("s3://", "gs://", "az://", "https://")
 _LOG_LINES = 200
+_MOST = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,7 @@ class Replicas:
         scaling: limits of the replicas.
         traffic: percentage of the requests for the new version; 100 replaces the current one.
         golden: request that a new version must answer before it gets traffic.
+        requested: limits that the user gave, None for those of what serves.
     """
 
     pod: Pod
@@ -88,6 +93,14 @@ class Replicas:
     scaling: Scaling
     traffic: int = 100
     golden: Golden | None = None
+    requested: tuple[int | None, int | None] = (None, None)
+
+    def sized(self, least: object, most: object) -> Replicas:
+        """Return the replicas with the limits of what serves, where none were requested."""
+        now = [default if each is None else int(str(each))
+               for each, default in ((least, self.scaling.least), (most, self.scaling.most))]  # fmt: skip
+        limits = limits_of(self.requested, (now[0], now[1]))
+        return replace(self, scaling=replace(self.scaling, least=limits[0], most=limits[1]))
 
     def check(self) -> None:
         """Raise ValueError for values that a cluster would refuse."""
@@ -208,6 +221,16 @@ def condition(item: Any, kind: str = "Ready") -> tuple[str, str]:
     return "Unknown", "no condition yet"
 
 
+def history(service: Any) -> History:
+    """Return what the annotations of an object retain."""
+    return history_of(find(service or {}, "metadata.annotations", {}), _ANNOTATIONS)
+
+
+def record(found: History) -> dict[str, str]:
+    """Return the annotations that retain a history."""
+    return texts_of(found, _ANNOTATIONS)
+
+
 def pods_read(place: Place, selector: str) -> Read:
     """Return the read of a service's pods, as ``pods``."""
     return Read("pods", lambda _: place.list("pods", selector), needed=False)
@@ -250,8 +273,9 @@ def add_pod_flags(parser: argparse.ArgumentParser, least: int) -> None:
     add("--memory", default="4Gi", metavar="SIZE", help="memory (default %(default)s)")
     add("--gpus", type=int, default=0, metavar="N", help="GPUs of a replica (default 0)")
     add("--gpu-resource", default=GPU, metavar="NAME", help="resource of a GPU, such as a MIG profile")
-    add("--min", type=int, default=least, metavar="N", help="least replicas (default %(default)s)")
-    add("--max", type=int, default=4, metavar="N", help="most replicas (default %(default)s)")
+    parser.set_defaults(limits=(least, _MOST))
+    add("--min", type=int, metavar="N", help=f"least replicas (default: as what serves, {least} for a new service)")
+    add("--max", type=int, metavar="N", help=f"most replicas (default: as what serves, {_MOST} for a new service)")
     add("--concurrency", type=int, default=16, metavar="N", help="requests in flight per replica (default 16)")
     add("--service-account", default="", metavar="NAME", help="service account that may read the models")
     add("--storage-secret", default="", metavar="NAME", help="secret with credentials of the storage, as variables")
@@ -286,8 +310,9 @@ def replicas_of(options: argparse.Namespace, golden: Golden | None) -> Replicas:
         secret=options.storage_secret,
         environ=options.environ,
     )
-    scaling = Scaling(options.min, options.max, options.concurrency, options.startup_timeout)
-    replicas = Replicas(pod, source, scaling, options.traffic, golden)
+    requested = (options.min, options.max)
+    scaling = Scaling(*limits_of(requested, options.limits), options.concurrency, options.startup_timeout)
+    replicas = Replicas(pod, source, scaling, options.traffic, golden, requested)
     replicas.check()
     return replicas
 

@@ -11,8 +11,8 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 State = Mapping[str, Any]
 """What serves, as answers by the name of their `Read`; None for an object that does not exist."""
@@ -23,6 +23,8 @@ GONE: frozenset[Kind] = frozenset({"missing"})
 """Kinds that mean that a deletion is already done."""
 BUSY: frozenset[Kind] = frozenset({"busy"})
 """Kinds that pass with time."""
+ANY: frozenset[Kind] = frozenset(get_args(Kind))
+"""All kinds, for a call whose failure changes nothing."""
 _PLACEHOLDER = re.compile(r"<<([\w.]+) of ([\w-]+)>>")
 _SHOWN_CHARACTERS = 300
 _Wanted = TypeVar("_Wanted")
@@ -125,6 +127,7 @@ class Step:
         pick: converts the answer to keep.
         undo: steps that take this one back.
         undo_if: whether they apply, by the state that is read after a failure.
+        extra: True if what serves does not need it; a failure is an error, but nothing is undone.
     """
 
     phase: str
@@ -138,6 +141,7 @@ class Step:
     pick: Callable[[Any], Any] | None = None
     undo: tuple[Step, ...] = ()
     undo_if: Callable[[State], bool] = field(default=lambda state: True)
+    extra: bool = False
 
 
 class Platform(Protocol):
@@ -161,11 +165,17 @@ class Platform(Protocol):
     def settle(self, state: State) -> Sequence[Step]:
         """Return the steps that wait for a change in progress; the state is read again after them."""
 
+    def sized(self, state: State) -> Platform:
+        """Return the deployment with the limits of what serves, where none were requested."""
+
     def steps(self, state: State) -> Sequence[Step]:
         """Return the steps from a state to the desired one. Raises RefusedError."""
 
     def differences(self, state: State) -> Sequence[str]:
         """Return how what serves differs from what was requested."""
+
+    def shares(self, state: State) -> Mapping[str, int]:
+        """Return the percentage of the requests that each version answers."""
 
     def status(self, state: State) -> Sequence[str]:
         """Return the lines that describe the state."""
@@ -185,8 +195,11 @@ class Platform(Protocol):
     def answer_of(self, answer: Any) -> bytes:
         """Return the response's body. Raises CallError for a failed inference."""
 
+    def target(self, state: State) -> str:
+        """Return the version that a rollback returns to. Raises RefusedError without one."""
+
     def rollback(self, state: State) -> Sequence[Step]:
-        """Return the steps to the version before. Raises RefusedError without one."""
+        """Return the steps to that version. Raises RefusedError without one."""
 
     def undeploy(self, state: State) -> Sequence[Step]:
         """Return the steps that remove everything that a deployment created."""
@@ -238,6 +251,11 @@ def find(state: State, path: str, default: Any = None) -> Any:
         else:
             return default
     return found
+
+
+def after_all(steps: Sequence[Step]) -> list[Step]:
+    """Return steps of cleaning, whose failure leaves what serves."""
+    return [replace(each, extra=True) for each in steps]
 
 
 def desired(wanted: _Wanted | None, name: str) -> _Wanted:

@@ -1,6 +1,7 @@
 """Execution of a plan: checks, steps with progress, and their undoing on failure.
 
-Invariant: after a failure the steps of this run are undone in reverse order, and the exit is an error.
+Invariant: after a failure the steps of this run are undone in reverse order, and the exit is an error. What serves as
+requested is not undone, whatever fails after it.
 """
 
 from __future__ import annotations
@@ -9,12 +10,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from remora_deploy.deploy.plan import Call, CallError, Check, Platform, Progress, RefusedError, State, Step, resolve
+from remora_deploy.deploy.golden import Golden, golden_step
+from remora_deploy.deploy.plan import (
+    BUSY,
+    Call,
+    CallError,
+    Check,
+    Platform,
+    Progress,
+    RefusedError,
+    State,
+    Step,
+    resolve,
+)
+from remora_deploy.deploy.versions import different
 
 _LOG_LINES = 20
 _RETRY_LIMIT_S = 90.0
 """Time for a new object to be usable everywhere, such as a role of AWS."""
 _MOST_READ_RETRIES = 5
+_PASSING = BUSY | {"unreachable"}
 
 
 class StepError(Exception):
@@ -38,6 +53,7 @@ class Runner:
     sleep: Callable[[float], None]
     _answers: dict[str, Any] = field(default_factory=dict)
     _done: list[Step] = field(default_factory=list)
+    _lost: list[str] = field(default_factory=list)
 
     # -- the commands ------------------------------------------------------------------------------------------------
 
@@ -45,17 +61,20 @@ class Runner:
         """Bring a service to its desired state, or back to the earlier one and return False."""
         try:
             platform = self._check(platform)
-            steps = platform.steps(self._settled(platform))
+            state = self._settled(platform)
+            platform = platform.sized(state)
+            steps = platform.steps(state)
         except (RefusedError, CallError, StepError) as error:
             self.write(f"{platform.name} was not deployed: {error}")
             return False
         try:
-            self._run(steps)
+            self._run([step for step in steps if not step.extra])
             state = self.read(platform)
             different = platform.differences(state)
             if different:
                 raise StepError("what serves is not what was requested: " + "; ".join(different))
             self._line("compare", f"{platform.name} serves what was requested", self.clock())
+            self._run_extra(steps)
         except (StepError, CallError, RefusedError) as error:
             self._fail(platform, str(error))
             return False
@@ -67,10 +86,34 @@ class Runner:
             raise
         for label, text in platform.advice(state):
             self.write(f"{label + ':':<10}{text}")
-        return True
+        for line in self._lost:
+            self.write(f"not done: {line}. {platform.name} serves without it; repeat the command when it can be done")
+        return not self._lost
+
+    def rollback(self, platform: Platform, golden: Golden | None = None) -> bool:
+        """Return to the version that served before, and compare all shares with what was requested."""
+        try:
+            state = self._settled(platform)
+            target = platform.target(state)
+            steps = platform.rollback(state)
+            self._run([step for step in steps if not step.extra])
+            state = self.read(platform)
+            wrong = different(platform.shares(state), {target: 100})
+            if wrong:
+                raise StepError("what serves is not what was requested: " + "; ".join(wrong))
+            self._line("compare", f"version {target} serves all requests", self.clock())
+            self._run(golden_step(golden, platform.ask(state, golden.body if golden else b""), platform.answer_of))
+            self._run_extra(steps)
+        except (RefusedError, CallError, StepError) as error:
+            self.write(f"failed: {error}")
+            return False
+        for line in self._lost:
+            self.write(f"not done: {line}")
+        self.write(f"{platform.name} serves by its earlier version")
+        return not self._lost
 
     def change(self, platform: Platform, plan: Callable[[State], Sequence[Step]], ending: str) -> bool:
-        """Run the steps that ``plan`` computes from the state (rollback, removal)."""
+        """Run the steps that ``plan`` computes from the state."""
         try:
             steps = plan(self._settled(platform))
             self._run(steps)
@@ -122,13 +165,20 @@ class Runner:
         return self.read(platform) if steps else state
 
     def _read(self, call: Call) -> Any:
+        try:
+            return self._ask(call)
+        except CallError as error:
+            if error.kind == "missing":
+                return None
+            raise
+
+    def _ask(self, call: Call) -> Any:
+        """Make a reading call, again while the platform cannot be reached or limits the rate."""
         for trial in range(_MOST_READ_RETRIES):
             try:
                 return self.perform(call)
             except CallError as error:
-                if error.kind == "missing":
-                    return None
-                if error.kind != "unreachable" or trial + 1 == _MOST_READ_RETRIES:
+                if error.kind not in _PASSING or trial + 1 == _MOST_READ_RETRIES:
                     raise
                 self.sleep(2.0**trial)
         raise AssertionError("not reached")
@@ -152,7 +202,7 @@ class Runner:
     def _judge(self, check: Check, found: dict[str, Any]) -> tuple[str, str]:
         """Return the problem of a check, or "" and a note."""
         try:
-            answer = self.perform(check.call)
+            answer = self._ask(check.call)
         except CallError as error:
             if error.kind == "missing":
                 return check.absent, "" if check.absent else "ok"
@@ -170,6 +220,15 @@ class Runner:
                 self._act(step)
             except (KeyError, TypeError, IndexError) as error:
                 raise StepError(f"{step.call}: an earlier answer lacks {error}") from error
+
+    def _run_extra(self, steps: Sequence[Step]) -> None:
+        """Make the calls that what serves does not need, and report each that fails."""
+        for step in steps:
+            if step.extra:
+                try:
+                    self._run([replace(step, undo=())])
+                except StepError as error:
+                    self._lost.append(str(error))
 
     def _act(self, step: Step) -> None:
         """Make a step's call until its verdict is final. Raises StepError."""
@@ -200,7 +259,7 @@ class Runner:
             except CallError as error:
                 if error.kind in step.accepts:
                     return None
-                again = error.kind in step.retries or (error.kind == "unreachable" and step.until is not None)
+                again = error.kind in step.retries | BUSY or (error.kind == "unreachable" and step.until is not None)
                 if not again or self.clock() - begin > min(step.limit_s, _RETRY_LIMIT_S):
                     raise StepError(f"{_subject(call)}: {error}") from error
             self.sleep(step.every_s)
@@ -214,7 +273,9 @@ class Runner:
             if detail and detail not in reason:
                 self.write(f"reason: {detail}")
             self._show_log(platform, state)
-        except CallError as error:
+            for step in platform.settle(state):  # because what is undone depends on how a change ends
+                self._act(step)
+        except (CallError, StepError) as error:
             self.write(f"the state cannot be read, so nothing was undone: {error}")
             return
         left = []

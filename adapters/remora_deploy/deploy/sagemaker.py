@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remora_deploy.deploy import aws
+from remora_deploy.deploy import aws, versions
+from remora_deploy.deploy import sagemaker_versions as serving
 from remora_deploy.deploy.golden import Golden, golden_step
 from remora_deploy.deploy.images import pinned
 from remora_deploy.deploy.plan import (
@@ -33,18 +34,20 @@ from remora_deploy.deploy.plan import (
 from remora_deploy.deploy.sagemaker_calls import (
     CANARY,
     INSTANCE,
+    RETAINED,
     VARIANT,
     Plan,
     Rollout,
     config_call,
     endpoint_call,
     model_call,
+    named_config,
+    same_but_counts,
     scaled,
-    scaling_of,
-    wake_alarm,
 )
 from remora_deploy.deploy.sagemaker_checks import ACCOUNT, Wanted, checks_of, statements_of
-from remora_deploy.deploy.shares import before
+from remora_deploy.deploy.sagemaker_scaling import instance_of, scale_steps, unscale_steps
+from remora_deploy.deploy.shares import shown
 from remora_deploy.deploy.uploads import source_of, upload_steps
 
 add_place = aws.add_place
@@ -79,13 +82,17 @@ class SageMaker:
 
     def reads(self) -> Sequence[Read]:
         """Return the reads of the endpoint, its configurations, models, scaling and role."""
-        mine = {"NameContains": f"{self.name}-", "SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 100}
+        mine = {"NameContains": f"{self.name}-", "SortBy": "CreationTime", "SortOrder": "Descending"}
         target = {"ServiceNamespace": "sagemaker", "ResourceIds": [scaled(self.name)["ResourceId"]]}
         policies = {"ServiceNamespace": "sagemaker", "ResourceId": scaled(self.name)["ResourceId"]}
 
         def config(state: State) -> Call | None:
             name = find(state, "endpoint.EndpointConfigName")
             return name and Call("sagemaker", "describe_endpoint_config", {"EndpointConfigName": name})
+
+        def tags(state: State) -> Call | None:
+            arn = find(state, "endpoint.EndpointArn")
+            return arn and Call("sagemaker", "list_tags", {"ResourceArn": arn})
 
         def previous(state: State) -> Call | None:
             name = self._previous(state)
@@ -95,8 +102,9 @@ class SageMaker:
             Read("endpoint", lambda _: Call("sagemaker", "describe_endpoint", {"EndpointName": self.name})),
             Read("config", config),
             Read("configs", lambda _: Call("sagemaker", "list_endpoint_configs", mine)),
-            Read("previous", previous),
             Read("models", lambda _: Call("sagemaker", "list_models", mine)),
+            Read("tags", tags),
+            Read("previous", previous),
             Read("scaling", lambda _: Call("application-autoscaling", "describe_scalable_targets", target)),
             Read("scaling_policies", lambda _: Call("application-autoscaling", "describe_scaling_policies", policies)),
             *aws.role_reads(self._role),
@@ -113,6 +121,18 @@ class SageMaker:
             return Progress(status not in _WAITING, f"an earlier change: {status}")
 
         return (Step("deploy", self._describe(), until, accepts=GONE, every_s=10.0),)
+
+    def sized(self, state: State) -> SageMaker:
+        """Return the deployment with the count that runs, within the requested limits."""
+        wanted = self._wanted()
+        plan, running = wanted.plan, serving.main_count(state)
+        if not running or plan.serverless or plan.is_trial:
+            return self
+        if plan.sized:
+            plan = replace(plan, count=min(max(running, plan.least, 1), plan.most))
+        else:
+            plan = replace(plan, least=running, most=running, count=running)
+        return replace(self, wanted=replace(wanted, plan=plan))
 
     def steps(self, state: State) -> Sequence[Step]:
         """Return the steps to the desired state."""
@@ -132,22 +152,35 @@ class SageMaker:
         if failed:
             steps += self._delete_endpoint()
         exists = state["endpoint"] is not None and not failed
-        if (plan.traffic != 100 or plan.shadow) and not exists:
+        if plan.is_trial and not exists:
             raise RefusedError(f"--traffic and --shadow need an endpoint that serves; {self.name} does not exist yet")
-        current = find(state, "config.ProductionVariants", []) if exists else []
-        config = config_call(plan, current)
+        version = serving.version_of(self.name, plan.model_name)
+        if plan.is_trial and serving.is_alone(self.name, state) == version:
+            raise RefusedError(f"--traffic and --shadow need another version that serves; {self.name} has none")
+        current = serving.running_config(state) if exists else {}
+        config = config_call(plan, current.pop("ProductionVariants", ()), _without_shadows(current))
         name = config.arguments["EndpointConfigName"]
-        if exists and find(state, "endpoint.EndpointConfigName") == name:
+        before = serving.observed(self.name, state) if exists else versions.History()
+        place = serving.place_of(self.name, name)
+        final = before if plan.is_trial else before.deployed(version, plan.count or plan.least, place)
+        if exists and same_but_counts(find(state, "endpoint.EndpointConfigName", ""), name):
             steps += self._counted(plan, state)
+            name = find(state, "endpoint.EndpointConfigName")
+            before = serving.history(state)  # with the counts that it has, because nothing changes
+            final = before if plan.is_trial else before.deployed(version, plan.count, serving.place_of(self.name, name))
         else:
+            steps += serving.record_steps(state, before) if exists else []
             steps += self._create(plan, config, state)
-            steps += self._move(plan, name, state, exists=exists)
+            steps += self._move(plan, name, state, () if exists else serving.tags_of(final), exists=exists)
         if not plan.answers and not plan.shadow:  # because a shadow's answers are dropped
             ask = self.ask(state, wanted.golden.body if wanted.golden else b"")
+            variant = VARIANT if plan.traffic == 100 else CANARY
             if plan.traffic != 100:
                 ask = ask._replace(arguments={**ask.arguments, "TargetVariant": CANARY})
-            steps += golden_step(wanted.golden, ask, self.answer_of)
-        return [*steps, *self._scale(plan, state), *self._prune(name, state)]
+            steps += golden_step(wanted.golden, ask, lambda answer: _answer_by(variant, answer))
+        if exists:
+            steps += serving.record_steps({**state, "tags": {"Tags": serving.tags_of(before)}}, final)
+        return [*steps, *scale_steps(plan, state), *self._prune(plan, name, final, state)]
 
     def _create(self, plan: Plan, config: Call, state: State) -> list[Step]:
         """Return the steps that create what is missing of model and configuration."""
@@ -170,27 +203,38 @@ class SageMaker:
             )
         return steps
 
-    def _move(self, plan: Plan, config: str, state: State, *, exists: bool) -> list[Step]:
+    def _move(
+        self, plan: Plan, config: str, state: State, tags: Sequence[Mapping[str, str]], *, exists: bool
+    ) -> list[Step]:
         """Return the steps that create the endpoint, or bring it to another configuration."""
-        instances = sum(
-            each.get("DesiredInstanceCount", 0)
-            for each in find(state, "endpoint.ProductionVariants", [])
-            if each.get("VariantName") == VARIANT
-        )
+        scales = find(state, "scaling.ScalableTargets.0") is not None
+        instances = serving.main_count(state) if scales and (plan.is_trial or not plan.sized or plan.most > 1) else 0
         change = endpoint_call(plan, config, exists=exists, instances=instances)
         if not exists:
             undo = tuple(self._delete_endpoint())
+            change = change._replace(arguments={**change.arguments, "Tags": list(tags)})
             return [Step("deploy", change, retries=BUSY, undo=undo), self._wait(config)]
-        earlier = find(state, "endpoint.EndpointConfigName")
-        back = Call("sagemaker", "update_endpoint", {"EndpointName": self.name, "EndpointConfigName": earlier})
         step = Step(
             "deploy",
             change,
-            undo=(Step("deploy", back), self._wait(earlier)),
+            undo=self._undo(state),
             undo_if=lambda now: _is_quiet(now) and find(now, "endpoint.EndpointConfigName") == config,
         )
-        unscale = self._unscale(state) if _instance_of(state, "config") != plan.instance else []
-        return [*unscale, step, self._wait(config)]
+        replaced = not plan.is_trial and instance_of(state, "config") != plan.instance
+        return [*(unscale_steps(self.name, state) if replaced else []), step, self._wait(config)]
+
+    def _undo(self, state: State) -> tuple[Step, ...]:
+        """Return the steps back to what serves now, with the counts that run now."""
+        earlier = find(state, "endpoint.EndpointConfigName")
+        running = named_config(self.name, serving.running_config(state))
+        name = running.arguments["EndpointConfigName"]
+        create: list[Step] = []
+        if same_but_counts(earlier, name) and earlier != name:
+            if name not in self._configs(state):
+                create.append(Step("deploy", running, accepts=frozenset({"exists"})))
+            earlier = name
+        back = Call("sagemaker", "update_endpoint", {"EndpointName": self.name, "EndpointConfigName": earlier})
+        return (*create, Step("deploy", back), self._wait(earlier))
 
     def _wait(self, config: str) -> Step:
         """Return the step that waits until the endpoint serves by a configuration."""
@@ -213,7 +257,8 @@ class SageMaker:
 
     def _counted(self, plan: Plan, state: State) -> list[Step]:
         """Return the step that changes the number of instances, unless scaling does."""
-        if plan.serverless or plan.least != plan.most or find(state, "scaling.ScalableTargets.0"):
+        scales = plan.least != plan.most
+        if plan.serverless or scales or plan.is_trial or not plan.sized:
             return []
         variants = find(state, "endpoint.ProductionVariants", [])
         counts = {each.get("VariantName"): each.get("DesiredInstanceCount") for each in variants}
@@ -232,58 +277,38 @@ class SageMaker:
 
     # -- scaling and the objects of earlier deployments ----------------------------------------------------------------
 
-    def _scale(self, plan: Plan, state: State) -> list[Step]:
-        """Return the steps that set up scaling, or take it away."""
-        calls = scaling_of(plan)
-        if not calls:
-            return self._unscale(state)
-        keep = {"put_scaling_policy": "wake"}  # the last one is the alarm's
-        return [Step("deploy", call, keep=keep.get(call.operation, "")) for call in calls]
-
-    def _unscale(self, state: State) -> list[Step]:
-        """Return the steps that take scaling away, with which an instance type cannot change."""
-        target = find(state, "scaling.ScalableTargets.0")
-        if target is None:
-            return []
-        where = scaled(self.name)
-        limits = {"MinCapacity": target.get("MinCapacity"), "MaxCapacity": target.get("MaxCapacity")}
-        keys = (
-            "PolicyName",
-            "PolicyType",
-            "TargetTrackingScalingPolicyConfiguration",
-            "StepScalingPolicyConfiguration",
-        )
-        undo = [Step("deploy", Call("application-autoscaling", "register_scalable_target", {**where, **limits}))]
-        for policy in find(state, "scaling_policies.ScalingPolicies", []):
-            arguments = {**where, **{key: policy[key] for key in keys if policy.get(key)}}
-            undo.append(Step("deploy", Call("application-autoscaling", "put_scaling_policy", arguments)))
-        return [
-            Step(
-                "deploy",
-                Call("application-autoscaling", "deregister_scalable_target", where),
-                accepts=GONE,
-                undo=tuple(undo),
-            ),
-            Step("deploy", Call("cloudwatch", "delete_alarms", {"AlarmNames": [wake_alarm(self.name)]})),
+    def _prune(self, plan: Plan, config: str, history: versions.History, state: State) -> list[Step]:
+        """Return the steps that delete configurations and models beyond those to keep."""
+        retained = [each for each in reversed(history.served) if each.version != history.last][: self._wanted().keep]
+        current = find(state, "config.ProductionVariants", []) + find(state, "config.ShadowProductionVariants", [])
+        models = {plan.model_name, *(str(each.get("ModelName")) for each in current)}
+        models |= {f"{self.name}-{each.version}" for each in (*retained, *history.served[-1:])}
+        configs = {config, find(state, "endpoint.EndpointConfigName", "")}
+        configs |= {f"{self.name}-{each.place}" for each in (*retained, *history.served[-1:])}
+        drops = [
+            Call("sagemaker", "delete_endpoint_config", {"EndpointConfigName": name})
+            for name in self._configs(state)
+            if name not in configs
         ]
-
-    def _prune(self, serving: str, state: State) -> list[Step]:
-        """Return the steps that delete configurations beyond those to keep."""
-        current = find(state, "endpoint.EndpointConfigName", "")
-        configs = [name for name in self._configs(state) if name not in (serving, current)]
-        old = configs[max(self._wanted().keep - 1, 0) :]
-        return [
-            Step("clean", Call("sagemaker", "delete_endpoint_config", {"EndpointConfigName": name}), accepts=GONE)
-            for name in old
+        drops += [
+            Call("sagemaker", "delete_model", {"ModelName": name})
+            for name in _names(state, "models.Models", "ModelName", self.name)
+            if name not in models
         ]
+        return [Step("clean", call, accepts=GONE, extra=True) for call in drops]
 
     def _configs(self, state: State) -> list[str]:
         """Return this endpoint's configurations, newest first."""
         return _names(state, "configs.EndpointConfigs", "EndpointConfigName", self.name)
 
     def _previous(self, state: State) -> str:
-        """Return the newest configuration that is older than the one that serves, or ""."""
-        return before(self._configs(state), find(state, "endpoint.EndpointConfigName", ""))
+        """Return the configuration of the version that a rollback returns to, or ""."""
+        try:
+            version = self.target(state)
+        except RefusedError:
+            return ""
+        place = serving.observed(self.name, state).entry(version).place
+        return f"{self.name}-{place}" if place else ""
 
     # -- the other commands --------------------------------------------------------------------------------------------
 
@@ -293,16 +318,23 @@ class SageMaker:
         endpoint = state["endpoint"]
         if endpoint is None:
             return ["the endpoint does not exist"]
-        variants = find(state, "config.ProductionVariants", []) + find(state, "config.ShadowProductionVariants", [])
-        models = [each.get("ModelName") for each in variants]
         found = []
         if endpoint["EndpointStatus"] != "InService":
             found.append(f"the endpoint is {endpoint['EndpointStatus']}")
-        if plan.model_name not in models:
-            found.append(f"it serves the models {', '.join(map(str, models))}, not {plan.model_name}")
+        version = serving.version_of(self.name, plan.model_name)
+        shares, copies = self.shares(state), serving.copies(self.name, state)
+        if plan.shadow:
+            found += [] if version in copies else [f"{version} gets no copies of the requests"]
+            return found + ([] if len(shares) == 1 else [f"{shown(shares)} answer, and not one version"])
+        found += versions.differences(serving.history(state), shares, version, plan.traffic)
+        variants = find(state, "config.ProductionVariants", [])
         if not plan.serverless and all(each.get("InstanceType") != plan.instance for each in variants):
             found.append(f"its instances are not {plan.instance}")
         return found
+
+    def shares(self, state: State) -> dict[str, int]:
+        """Return the percentage of each version that answers."""
+        return serving.shares(self.name, state)
 
     def status(self, state: State) -> Sequence[str]:
         """Return the endpoint's state in lines."""
@@ -320,8 +352,8 @@ class SageMaker:
         target = find(state, "scaling.ScalableTargets.0")
         if target:
             lines.append(f"scaling: {target.get('MinCapacity')} to {target.get('MaxCapacity')} instances")
-        previous = self._previous(state)
-        return [*lines, f"rollback: {previous or 'no earlier configuration'}"]
+        lines.append(f"traffic: {shown(self.shares(state))}")
+        return [*lines, versions.rollback_line(self.target, state)]
 
     def reason(self, state: State) -> str:
         """Return SageMaker's reason for a failure."""
@@ -347,24 +379,32 @@ class SageMaker:
             raise CallError("failed", "the invocation has no body")
         return body
 
+    def target(self, state: State) -> str:
+        """Return the version that a rollback returns to. Raises RefusedError."""
+        return serving.target(self.name, state, self._configs(state))
+
     def rollback(self, state: State) -> Sequence[Step]:
-        """Return the steps to the configuration before the one that serves."""
-        previous = self._previous(state)
-        if not previous:
-            raise RefusedError(f"{self.name} has no earlier configuration to return to")
-        arguments: dict[str, Any] = {"EndpointName": self.name, "EndpointConfigName": previous}
+        """Return the steps to the version that served alone before, with the instances that run now."""
+        version = self.target(state)
+        before = serving.observed(self.name, state)
+        config = serving.config_back(self.name, state, version)
+        name = config.arguments["EndpointConfigName"]
+        gone = [*self.shares(state), *serving.copies(self.name, state)]
+        create = [] if name in self._configs(state) else [Step("deploy", config)]
+        arguments: dict[str, Any] = {"EndpointName": self.name, "EndpointConfigName": name}
         unscale = []
-        if _instance_of(state, "config") != _instance_of(state, "previous"):
-            unscale = self._unscale(state)
+        if instance_of(state, "config") != str(config.arguments["ProductionVariants"][0].get("InstanceType", "")):
+            unscale = unscale_steps(self.name, state)
         elif find(state, "scaling.ScalableTargets.0"):
-            arguments["RetainAllVariantProperties"] = True
-        again = [undo for step in unscale for undo in step.undo]
-        change = Step("deploy", Call("sagemaker", "update_endpoint", arguments))
-        return [*unscale, change, self._wait(previous), *again]
+            arguments |= RETAINED
+        again = [replace(undo, extra=True) for step in unscale for undo in step.undo]
+        change = Step("traffic", Call("sagemaker", "update_endpoint", arguments))
+        record = serving.record_steps(state, before.rolled_back(version, gone))
+        return [*record, *create, *unscale, change, self._wait(name), *again]
 
     def undeploy(self, state: State) -> Sequence[Step]:
         """Return the steps that delete the endpoint with all that belongs to it."""
-        steps = self._unscale(state)
+        steps = unscale_steps(self.name, state)
         if state["endpoint"] is not None:
             steps += self._delete_endpoint()
         for name in self._configs(state):
@@ -413,6 +453,18 @@ class SageMaker:
         return [delete, Step("deploy", self._describe(), until, accepts=GONE)]
 
 
+def _without_shadows(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key != "ShadowProductionVariants"}
+
+
+def _answer_by(variant: str, answer: Any) -> bytes:
+    """Return the body of an invocation. Raises CallError if another variant answered."""
+    by = answer.get("InvokedProductionVariant", variant)
+    if by != variant:
+        raise CallError("failed", f"the variant {by} answered, not {variant}")
+    return bytes(answer.get("Body", b""))
+
+
 def _is_quiet(state: State) -> bool:
     """Return True if no change is in progress, so that objects may be deleted."""
     return find(state, "endpoint.EndpointStatus") not in _WAITING
@@ -425,10 +477,6 @@ def _names(state: State, path: str, key: str, endpoint: str = "") -> list[str]:
     return [name for name in names if made.fullmatch(name)] if endpoint else names
 
 
-def _instance_of(state: State, config: str) -> str:
-    return str(find(state, f"{config}.ProductionVariants.0.InstanceType", ""))
-
-
 # -- command line ---------------------------------------------------------------------------------------------------
 
 
@@ -437,7 +485,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--role", default="", metavar="ARN", help="execution role (default: one with the least policy is created)")
     add("--instance-type", default=INSTANCE, metavar="TYPE", help="type (default %(default)s)")
-    add("--instances", type=int, default=1, metavar="N", help="minimum (default %(default)s)")
+    add("--instances", type=int, metavar="N", help="minimum (default: what runs, 1 for a new endpoint)")
     add("--max-instances", type=int, default=0, metavar="N", help="maximum; enables scaling")
     add("--target", type=float, default=8.0, metavar="N", help="requests per instance (default 8)")
     add("--startup-timeout", type=int, default=600, metavar="S", help="startup timeout, in seconds (default 600)")
@@ -470,14 +518,16 @@ def build(options: argparse.Namespace, golden: Golden | None) -> SageMaker:
     if options.serverless and not (memory.isdigit() and concurrency.isdigit()):
         raise ValueError(f"--serverless={options.serverless}: expected MB:CONCURRENCY, such as 2048:20")
     source = source_of(options.model, options.bucket, options.name, "s3://")
+    least = 1 if options.instances is None else options.instances
     plan = Plan(
         options.name,
         options.image,
         source.location,
         options.role or f"arn:aws:iam::{ACCOUNT}:role/remora-{options.name}",
         instance=options.instance_type,
-        least=options.instances,
-        most=options.max_instances or max(options.instances, 1),
+        least=least,
+        most=options.max_instances or max(least, 1),
+        sized=options.instances is not None or bool(options.max_instances),
         target=options.target,
         startup_s=options.startup_timeout,
         multi_model=options.multi_model,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,15 @@ _DIMENSION = "sagemaker:variant:DesiredInstanceCount"
 _CONCURRENCY = "SageMakerVariantConcurrentRequestsPerModelHighResolution"
 _OUT_S = 60
 """Cooldown after a scale-out, in seconds."""
+RETAINED = {
+    "RetainAllVariantProperties": True,
+    "ExcludeRetainedVariantProperties": [
+        {"VariantPropertyType": "DesiredWeight"},
+        {"VariantPropertyType": "DataCaptureConfig"},
+    ],
+}
+"""Members of an update that retain the instance counts, and nothing else."""
+_CONTENT_LETTERS, _COUNT_LETTERS = 6, 4
 _SERVERLESS_MB = range(1024, 6145, 1024)
 _ROLLOUTS = ("all-at-once", "canary", "linear", "rolling")
 
@@ -68,6 +78,8 @@ class Plan:
         role: ARN of the endpoint's execution role.
         instance: instance type.
         least, most: limits of the instance count; scaling is set up if they differ.
+        sized: False if no limits were requested, so that an endpoint retains its count and its scaling.
+        count: instances at the start, 0 for the minimum.
         target: concurrent requests per instance that scaling aims at; queued ones for an asynchronous endpoint.
         startup_s: startup timeout of a container, 60 to 3600.
         multi_model: True if ``model`` is a prefix of archives that are loaded on demand.
@@ -99,6 +111,8 @@ class Plan:
     rollout: Rollout = Rollout()
     capture: str = ""
     capture_share: int = 100
+    sized: bool = True
+    count: int = 0
 
     def check(self) -> None:
         """Raise ValueError for values that the platform would refuse, or accept and not serve."""
@@ -155,6 +169,11 @@ class Plan:
         return self.serverless is None and GPU.match(self.instance) is not None
 
     @property
+    def is_trial(self) -> bool:
+        """True for a share or a shadow beside the version that serves."""
+        return self.traffic != 100 or self.shadow > 0
+
+    @property
     def model_name(self) -> str:
         """Name of the model: the endpoint's with a digest of all that a container gets."""
         return f"{self.name}-{_digest([self.role, container_of(self)])}"
@@ -170,20 +189,26 @@ def model_call(plan: Plan) -> Call:
     return Call("sagemaker", "create_model", arguments)
 
 
-def config_call(plan: Plan, current: Sequence[Mapping[str, Any]] = ()) -> Call:
+def config_call(
+    plan: Plan, current: Sequence[Mapping[str, Any]] = (), settings: Mapping[str, Any] = types.MappingProxyType({})
+) -> Call:
     """Return the call that creates the endpoint configuration.
 
-    ``current`` holds the variants that serve. The name has a digest of the configuration without the instance count,
-    which scaling changes.
+    ``current`` holds the variants that serve, with their running counts, and ``settings`` the other members of their
+    configuration, which a share or a shadow leaves as they are.
     """
     new = _variant(plan)
     stable = next((dict(each) for each in current if each.get("VariantName") == VARIANT), None)
-    if stable is not None and plan.traffic < 100:
-        shares = [_weighted(stable, VARIANT, 100 - plan.traffic), _weighted(new, CANARY, plan.traffic)]
-        return _config(plan, shares)
-    if stable is not None and plan.shadow:
-        return _config(plan, [_weighted(stable, VARIANT, 100)], [_weighted(new, SHADOW, plan.shadow)])
-    return _config(plan, [new])
+    if stable is None or not plan.is_trial:
+        return named_config(plan.name, {"ProductionVariants": [new], **_settings(plan)})
+    settings = {**settings, **_settings(plan)}
+    if plan.shadow:
+        production, shadows = [_weighted(stable, VARIANT, 100)], [_weighted(new, SHADOW, plan.shadow)]
+        return named_config(
+            plan.name, {"ProductionVariants": production, "ShadowProductionVariants": shadows, **settings}
+        )
+    shares = [_weighted(stable, VARIANT, 100 - plan.traffic), _weighted(new, CANARY, plan.traffic)]
+    return named_config(plan.name, {"ProductionVariants": shares, **settings})
 
 
 def release_call(stable: Plan, arms: Sequence[tuple[str, Plan, float]], shadow: tuple[Plan, float] | None) -> Call:
@@ -199,17 +224,19 @@ def release_call(stable: Plan, arms: Sequence[tuple[str, Plan, float]], shadow: 
     rest = 100 - sum(percent for _, _, percent in arms)
     production = [_weighted(_variant(stable), VARIANT, rest)]
     production += [_weighted(_variant(plan), name, percent) for name, plan, percent in arms]
-    return _config(stable, production, [] if shadow is None else [_weighted(_variant(shadow[0]), SHADOW, shadow[1])])
+    found: dict[str, Any] = {"ProductionVariants": production, **_settings(stable)}
+    if shadow is not None:
+        found["ShadowProductionVariants"] = [_weighted(_variant(shadow[0]), SHADOW, shadow[1])]
+    return named_config(stable.name, found)
 
 
 def _weighted(variant: Mapping[str, Any], name: str, percent: float) -> dict[str, Any]:
     return {**variant, "VariantName": name, "InitialVariantWeight": percent / 100}
 
 
-def _config(plan: Plan, production: list[dict[str, Any]], shadows: Sequence[dict[str, Any]] = ()) -> Call:
-    config: dict[str, Any] = {"ProductionVariants": production}
-    if shadows:
-        config["ShadowProductionVariants"] = [*shadows]
+def _settings(plan: Plan) -> dict[str, Any]:
+    """Return the members of a configuration beside its variants."""
+    config: dict[str, Any] = {}
     if plan.answers:
         config["AsyncInferenceConfig"] = {"OutputConfig": {"S3OutputPath": plan.answers}}
     if plan.capture:
@@ -220,26 +247,37 @@ def _config(plan: Plan, production: list[dict[str, Any]], shadows: Sequence[dict
             "CaptureOptions": [{"CaptureMode": "Input"}, {"CaptureMode": "Output"}],
             "CaptureContentTypeHeader": {"JsonContentTypes": ["application/json"], "CsvContentTypes": ["text/csv"]},
         }
-    counted = json.loads(json.dumps(config))
-    for variants in (counted["ProductionVariants"], counted.get("ShadowProductionVariants", ())):
-        for each in variants:
-            each.pop("InitialInstanceCount", None)
-    return Call(
-        "sagemaker", "create_endpoint_config", {"EndpointConfigName": f"{plan.name}-{_digest(counted)}", **config}
-    )
+    return config
+
+
+def named_config(endpoint: str, config: Mapping[str, Any]) -> Call:
+    """Return the call that creates a configuration, named by its content and its counts."""
+    counted = json.loads(json.dumps(config, default=str))
+    counts = [
+        each.pop("InitialInstanceCount", None)
+        for key in ("ProductionVariants", "ShadowProductionVariants")
+        for each in counted.get(key, ())
+    ]
+    digest = digest_of(counted, _CONTENT_LETTERS) + digest_of(counts, _COUNT_LETTERS)
+    return Call("sagemaker", "create_endpoint_config", {"EndpointConfigName": f"{endpoint}-{digest}", **config})
+
+
+def same_but_counts(one: str, other: str) -> bool:
+    """Return True for the names of configurations that differ at most in instance counts."""
+    return one[:-_COUNT_LETTERS] == other[:-_COUNT_LETTERS]
 
 
 def endpoint_call(plan: Plan, config: str, *, exists: bool, instances: int = 0) -> Call:
     """Return the call that creates or updates the endpoint.
 
-    A scaling endpoint retains its instance count, because the new configuration would reset it to the minimum under
-    load.
+    With ``instances`` running the endpoint retains its counts, which scaling may change until the call is made. The
+    variants that are new get those of the configuration.
     """
     arguments: dict[str, Any] = {"EndpointName": plan.name, "EndpointConfigName": config}
     if not exists:
         return Call("sagemaker", "create_endpoint", arguments)
-    if instances and scaling_of(plan) and plan.traffic == 100 and not plan.shadow:
-        arguments["RetainAllVariantProperties"] = True
+    if instances:
+        arguments |= RETAINED
     deployment = _deployment(plan.rollout)
     if deployment:
         arguments["DeploymentConfig"] = deployment
@@ -343,7 +381,7 @@ def _variant(plan: Plan) -> dict[str, Any]:
         return {**variant, "ServerlessConfig": {"MemorySizeInMB": memory, "MaxConcurrency": concurrency}}
     variant |= {
         "InstanceType": plan.instance,
-        "InitialInstanceCount": max(plan.least, 1),
+        "InitialInstanceCount": plan.count or max(plan.least, 1),
         "InitialVariantWeight": 1.0,
         "ContainerStartupHealthCheckTimeoutInSeconds": plan.startup_s,
         "ModelDataDownloadTimeoutInSeconds": plan.startup_s,

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remora.traffic.releases import Release, percent
-from remora_deploy.deploy.plan import RefusedError
 
 Shares = Mapping[str, int]
 
@@ -36,33 +35,22 @@ def check_replicas(least: int, most: int) -> None:
         raise ValueError(f"--min={least} --max={most}: the maximum must be at least 1 and the minimum")
 
 
+def limits_of(requested: tuple[int | None, int | None], now: tuple[int, int]) -> tuple[int, int]:
+    """Return the requested limits of the replicas, or those of what serves."""
+    least, most = requested
+    if least is None:
+        least = now[0] if most is None else min(now[0], most)
+    return least, max(now[1], least) if most is None else most
+
+
 def main_of(shares: Shares) -> str:
     """Return the version with most of the traffic, or ""."""
     return max(shares, key=lambda name: shares[name]) if shares else ""
 
 
-def others(shares: Shares, version: str) -> dict[str, int]:
-    """Return the shares of the other versions that get traffic."""
-    return {name: share for name, share in shares.items() if name != version and share}
-
-
-def split(stable: Shares, version: str, percent: int) -> dict[str, int]:
-    """Return the shares with ``percent`` for a version beside the main one of ``stable``."""
-    return {version: 100} if percent == 100 else {main_of(stable): 100 - percent, version: percent}
-
-
-def before(names: Sequence[str], serving: str) -> str:
-    """Return the version before the serving one, of names with the newest first, or ""."""
-    older = names[names.index(serving) + 1 :] if serving in names else []
-    return older[0] if older else ""
-
-
-def target_of_rollback(shares: Shares, older: str, name: str) -> str:
-    """Return the main version of shared traffic, or the earlier one. Raises RefusedError."""
-    target = main_of(shares) if len(shares) > 1 else older
-    if not target:
-        raise RefusedError(f"{name} has no earlier version to return to")
-    return target
+def split(stable: str, version: str, percent: int) -> dict[str, int]:
+    """Return the shares with ``percent`` for a version beside the stable one."""
+    return {version: 100} if percent == 100 else {stable: 100 - percent, version: percent}
 
 
 def shares_of(targets: Sequence[Any], key: str, latest: str = "") -> dict[str, int]:

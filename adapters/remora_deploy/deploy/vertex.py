@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from remora.system.url_secrets import shown_place
-from remora_deploy.deploy import google
+from remora_deploy.deploy import google, versions
 from remora_deploy.deploy.golden import Golden, golden_step
 from remora_deploy.deploy.google import operation_step
 from remora_deploy.deploy.images import Needs, pinned
@@ -26,13 +26,14 @@ from remora_deploy.deploy.plan import (
     RefusedError,
     State,
     Step,
+    after_all,
     desired,
     digest_of,
     find,
 )
 from remora_deploy.deploy.programs import body_of
 from remora_deploy.deploy.rest import rest
-from remora_deploy.deploy.shares import check_share, main_of, others, split
+from remora_deploy.deploy.shares import check_share, limits_of, split
 from remora_deploy.deploy.uploads import Source, source_of, upload_steps
 
 add_place, connect = google.add_place, google.connect
@@ -62,6 +63,7 @@ class Wanted:
         traffic: percentage of the requests for the new version; 100 replaces the current one.
         capture: BigQuery table of captured requests and answers, as bq://PROJECT.DATASET.TABLE; "" for none.
         capture_share: percentage of the requests that are captured.
+        requested: limits that the user gave, None for those of what serves.
     """
 
     image: str
@@ -77,6 +79,7 @@ class Wanted:
     golden: Golden | None = None
     capture: str = ""
     capture_share: int = 100
+    requested: tuple[int | None, int | None] = (None, None)
 
     def check(self) -> None:
         """Raise ValueError for values that the platform would refuse."""
@@ -129,29 +132,111 @@ class Vertex:
         wanted = self._wanted()
         steps: list[Step] = list(upload_steps(wanted.source))
         digest = self._digest(wanted)
-        shares = self._shares(state)
-        serving = {self._digest_of(each): str(each["id"]) for each in self._deployed(state)}
-        stable = others(shares, serving.get(digest, ""))
+        history, before = self._history(state), self.shares(state)
+        known = self._versions(state).get(digest, "")
+        version = known or str(Kept("upload-result", "response.modelVersionId"))
+        stable = versions.stable_of(history, before, version)
         if wanted.traffic != 100 and not stable:
             raise RefusedError(f"--traffic needs an endpoint that serves another version; {self.name} does not")
-        steps += self._create(wanted, digest, state)
-        main = main_of(stable)
-        if digest in serving:
-            new: Any = serving[digest]
-            final = split(stable, new, wanted.traffic)
-            if shares != final:
-                steps.append(self._split(final, shares))
-        else:
-            steps += self._deploy(wanted, digest, state, main)
-            new = str(Kept("deploy-result", "response.deployedModel.id"))
-        ask = self._ask(state, wanted.golden.body if wanted.golden else b"", fresh=state["endpoint"] is None)
+        observed = history.observed(before)
+        record = versions.after(history, before, version, wanted.traffic)
+        steps += self._create(wanted, digest, state, record)
+        if before and observed != history:
+            steps += self._record(state, observed, history)
+        steps += self._serve(wanted, digest, version, stable, state)
+        ids = self._ids(state)
         if wanted.traffic == 100:  # because any version may answer otherwise
+            ask = self._ask(state, wanted.golden.body if wanted.golden else b"", fresh=state["endpoint"] is None)
             steps += golden_step(wanted.golden, ask, body_of)
-            for at, each in enumerate(each for each in shares if each != serving.get(digest)):
-                steps += self._drop(each, {str(new): 100}, f"drop-{at}")
+        if state["endpoint"] is not None and record != observed:
+            steps += self._record(state, record, observed)
+        if wanted.traffic == 100:
+            new = ids.get(version, str(Kept("deploy-result", "response.deployedModel.id")))
+            drops = [each for other, each in ids.items() if other != version]
+            for at, each in enumerate(drops):
+                steps += after_all(self._drop(each, {new: 100}, f"drop-{at}"))
+            steps += self._end_size(wanted, new, self._limits_for(wanted, version, state))
         return steps
 
-    def _create(self, wanted: Wanted, digest: str, state: State) -> list[Step]:
+    def _serve(self, wanted: Wanted, digest: str, version: str, stable: str, state: State) -> list[Step]:
+        """Return the steps that deploy a version, if it is not, and divide the traffic."""
+        ids, shares = self._ids(state), self._split_of(state)
+        limits = self._limits_for(wanted, version, state)
+        if version not in ids:
+            split_of = {"0": wanted.traffic if stable else 100}
+            if wanted.traffic != 100:
+                split_of[ids[stable]] = 100 - wanted.traffic
+            sized = replace(wanted, least=limits[0], most=limits[1])
+            return self._deploy_version(sized, digest, version, split_of, shares)
+        steps = self._resize(ids[version], limits) if limits != self._limits(ids[version], state) else []
+        final = split(ids.get(stable, ""), ids[version], wanted.traffic)
+        serving = {key: share for key, share in shares.items() if share}
+        return [*steps, self._split(final, shares)] if serving != final else steps
+
+    def _record(self, state: State, history: versions.History, before: versions.History) -> list[Step]:
+        """Return the step that writes a history into the endpoint's labels."""
+
+        def patch(found: versions.History) -> Call:
+            labels = {**find(state, "endpoint.labels", {}), **versions.texts_of(found)}
+            return self._rest("PATCH", self._endpoint, {"labels": labels}, updateMask="labels")
+
+        return [Step("traffic", patch(history), undo=(Step("traffic", patch(before)),))]
+
+    def _history(self, state: State) -> versions.History:
+        """Return what the endpoint's labels retain."""
+        return versions.history_of(find(state, "endpoint.labels", {}))
+
+    # -- replicas ----------------------------------------------------------------------------------------------------
+
+    def _running(self, state: State) -> int:
+        """Return the replicas of the version with most requests."""
+        main = self._main(state)
+        least = int(find(main or {}, "dedicatedResources.minReplicaCount", 1))
+        return max(least, int(find(main, "status.availableReplicaCount", least))) if main else 0
+
+    def _main(self, state: State) -> Any:
+        """Return what is deployed with most requests, None without any."""
+        split = self._split_of(state)
+        return max(self._deployed(state), key=lambda each: split.get(str(each["id"]), 0), default=None)
+
+    def _limits(self, deployed: str, state: State) -> tuple[int, int]:
+        """Return the limits of a deployed version's replicas."""
+        found: Any = next((each for each in self._deployed(state) if str(each["id"]) == deployed), {})
+        least = int(find(found, "dedicatedResources.minReplicaCount", 1))
+        return least, int(find(found, "dedicatedResources.maxReplicaCount", least))
+
+    def _limits_for(self, wanted: Wanted, version: str, state: State) -> tuple[int, int]:
+        """Return the limits with which a version begins: at least the replicas that it replaces."""
+        deployed = self._ids(state).get(version, "")
+        least, most = self._limits(deployed, state) if deployed else (wanted.least, wanted.most)
+        if wanted.traffic == 100 and versions.alone(self.shares(state)) != version:
+            least = max(least, self._running(state))
+        return least, max(least, most)
+
+    def _resize(self, deployed: str, limits: tuple[int, int]) -> list[Step]:
+        """Return the steps that change the limits of a deployed version's replicas."""
+        resources = {"minReplicaCount": limits[0], "maxReplicaCount": limits[1]}
+        body = {
+            "deployedModel": {"id": deployed, "dedicatedResources": resources},
+            "updateMask": "dedicatedResources.minReplicaCount,dedicatedResources.maxReplicaCount",
+        }
+        call = self._rest("POST", f"{self._endpoint}:mutateDeployedModel", body)
+        return [Step("deploy", call, keep="resize"), self._operation("resize")]
+
+    def _end_size(self, wanted: Wanted, deployed: str, begun: tuple[int, int]) -> list[Step]:
+        """Return the steps to the requested limits, once a version has taken the load over."""
+        limits = (wanted.least, wanted.most)
+        return after_all(self._resize(deployed, limits)) if begun != limits else []
+
+    def sized(self, state: State) -> Vertex:
+        """Return the deployment with the limits of what serves, where none were requested."""
+        wanted = self._wanted()
+        main = self._main(state)
+        now = self._limits(str(main["id"]), state) if main else (1, 1)
+        least, most = limits_of(wanted.requested, now)
+        return replace(self, wanted=replace(wanted, least=least, most=most))
+
+    def _create(self, wanted: Wanted, digest: str, state: State, record: versions.History) -> list[Step]:
         """Return the steps that create the model's version and the endpoint, if they do not exist."""
         steps: list[Step] = []
         if digest not in self._versions(state):
@@ -169,7 +254,7 @@ class Vertex:
             upload = self._rest("POST", f"{self._parent}/models:upload", body)
             steps += [Step("deploy", upload, keep="upload", undo=undo), self._operation("upload")]
         if state["endpoint"] is None:
-            endpoint = {"displayName": self.name, **self._captured(wanted)}
+            endpoint = {"displayName": self.name, "labels": versions.texts_of(record), **self._captured(wanted)}
             create = self._rest("POST", f"{self._parent}/endpoints", endpoint, endpointId=self.name)
             delete = Step("clean", self._rest("DELETE", self._endpoint), accepts=GONE, keep="unmake")
             undo = (delete, self._operation("unmake"))
@@ -202,14 +287,6 @@ class Vertex:
             return self._rest("PATCH", self._endpoint, body, updateMask=_CAPTURE)
 
         return Step("deploy", patch(wanted), undo=(Step("deploy", patch(before)),))
-
-    def _deploy(self, wanted: Wanted, digest: str, state: State, main: str) -> list[Step]:
-        """Return the steps that deploy a version with its share of the traffic."""
-        split = {"0": wanted.traffic if main else 100}
-        if main and wanted.traffic != 100:
-            split[main] = 100 - wanted.traffic
-        version = self._versions(state).get(digest) or str(Kept("upload-result", "response.modelVersionId"))
-        return self._deploy_version(wanted, digest, version, split, self._shares(state))
 
     def _deploy_version(
         self, wanted: Wanted, digest: str, version: str, split: Mapping[str, int], before: Mapping[str, int]
@@ -266,18 +343,20 @@ class Vertex:
     def differences(self, state: State) -> Sequence[str]:
         """Return how the endpoint differs from the desired state."""
         wanted = self._wanted()
-        serving = {self._digest_of(each): str(each["id"]) for each in self._deployed(state)}
-        deployed = serving.get(self._digest(wanted))
-        if deployed is None:
-            return ["the requested version is not deployed"]
-        share = self._shares(state).get(deployed, 0)
-        return [] if share == wanted.traffic else [f"it gets {share} percent, not {wanted.traffic}"]
+        version = self._versions(state).get(self._digest(wanted), "")
+        return versions.differences(self._history(state), self.shares(state), version, wanted.traffic)
+
+    def shares(self, state: State) -> dict[str, int]:
+        """Return the percentage of each version of the model."""
+        split = self._split_of(state)
+        found = {self._version_of(each, state): split.get(str(each["id"]), 0) for each in self._deployed(state)}
+        return {version: share for version, share in found.items() if share}
 
     def status(self, state: State) -> Sequence[str]:
         """Return the endpoint's state in lines."""
         if state["endpoint"] is None:
             return []
-        shares = self._shares(state)
+        shares = self._split_of(state)
         lines = [f"{self.name}: {len(shares)} deployed"]
         for each in self._deployed(state):
             resources = find(each, "dedicatedResources", {})
@@ -286,7 +365,7 @@ class Vertex:
                 f"version {each.get('modelVersionId', '?')}: {shares.get(str(each['id']), 0)} percent, {machine}, "
                 f"{resources.get('minReplicaCount', '?')} to {resources.get('maxReplicaCount', '?')} replicas"
             )
-        return [*lines, f"rollback: {self._older(state) or 'no earlier version'}"]
+        return [*lines, versions.rollback_line(self.target, state)]
 
     def reason(self, state: State) -> str:
         """Return nothing: the operation has the reason."""
@@ -318,23 +397,36 @@ class Vertex:
         """Return the body of a response."""
         return body_of(answer)
 
+    def target(self, state: State) -> str:
+        """Return the version that a rollback returns to. Raises RefusedError."""
+        history = self._history(state).observed(self.shares(state))
+        trial = history.is_left(self._ids(state), self.shares(state))
+        known = {*self._versions(state).values()}
+        return history.target(self.name, self.shares(state), trial=trial, existing=known)
+
     def rollback(self, state: State) -> Sequence[Step]:
-        """Return the steps to the version before, or to the main one of a share."""
-        shares = self._shares(state)
-        if len(shares) > 1:
-            main = main_of(shares)
-            rest_of = [each for each in shares if each != main]
-            drops = [step for at, each in enumerate(rest_of) for step in self._drop(each, {main: 100}, f"drop-{at}")]
-            return [self._split({main: 100, **dict.fromkeys(rest_of, 0)}, shares), *drops]
-        older = self._older(state)
-        if not older:
-            raise RefusedError(f"{self.name} has no earlier version to return to")
-        digests = {version: digest for digest, version in self._versions(state).items()}
-        current = self._deployed(state)[0]
-        wanted = _resources_of(current)
-        deploy = self._deploy_version(wanted, digests[older], older, {"0": 100}, shares)
-        new = str(Kept("deploy-result", "response.deployedModel.id"))
-        return [*deploy, *self._drop(str(current["id"]), {new: 100}, "drop")]
+        """Return the steps to the version that served alone before, with the replicas that run now."""
+        target, split = self.target(state), self._split_of(state)
+        before = self._history(state)
+        gone = [self._version_of(each, state) for each in self._deployed(state)]
+        record = before.observed(self.shares(state)).rolled_back(target, gone)
+        ids = self._ids(state)
+        new = ids.get(target, str(Kept("deploy-result", "response.deployedModel.id")))
+        size: list[Step] = []
+        steps = self._record(state, record, before) if record != before else []
+        if target in ids:
+            others = dict.fromkeys((each for each in split if each != new), 0)
+            steps += [self._split({new: 100, **others}, split)] if split.get(new) != 100 else []
+        else:
+            digests = {version: digest for digest, version in self._versions(state).items()}
+            wanted = _resources_of(self._main(state))
+            begun = self._limits_for(wanted, target, state)
+            sized = replace(wanted, least=begun[0], most=begun[1])
+            steps += self._deploy_version(sized, digests[target], target, {"0": 100}, split)
+            size = self._end_size(wanted, new, begun)
+        for at, each in enumerate(each for each in split if each != new):
+            steps += after_all(self._drop(each, {new: 100}, f"drop-{at}"))
+        return [*steps, *size]
 
     def undeploy(self, state: State) -> Sequence[Step]:
         """Return the steps that delete the endpoint and the model."""
@@ -386,8 +478,17 @@ class Vertex:
     def _digest_of(self, deployed: Any) -> str:
         return str(deployed.get("displayName", "")).removeprefix(f"{self.name}-")
 
-    def _shares(self, state: State) -> dict[str, int]:
-        """Return the share of each deployed version, by its id."""
+    def _ids(self, state: State) -> dict[str, str]:
+        """Return the deployments' ids by the version of the model."""
+        return {self._version_of(each, state): str(each["id"]) for each in self._deployed(state)}
+
+    def _version_of(self, deployed: Any, state: State) -> str:
+        """Return the version of the model that is deployed."""
+        known = str(deployed.get("modelVersionId") or "")
+        return known or self._versions(state).get(self._digest_of(deployed), "")
+
+    def _split_of(self, state: State) -> dict[str, int]:
+        """Return the share of each deployed version, by the deployment's id."""
         split = find(state, "endpoint.trafficSplit", {})
         return {str(each["id"]): int(split.get(str(each["id"]), 0)) for each in self._deployed(state)}
 
@@ -395,14 +496,6 @@ class Vertex:
         """Return the model's versions by the digest in their label."""
         found = find(state, "versions.models", [])
         return {each["labels"][_LABEL]: str(each["versionId"]) for each in found if _LABEL in each.get("labels", {})}
-
-    def _older(self, state: State) -> str:
-        """Return the version before the one that serves, or the main one of a share."""
-        versions = self._versions(state)
-        deployed = [versions.get(self._digest_of(each), "") for each in self._deployed(state)]
-        newest = max((int(each) for each in deployed if each.isdigit()), default=0)
-        older = sorted((int(each) for each in versions.values() if int(each) < newest), reverse=True)
-        return str(older[0]) if older else ""
 
 
 def _resources_of(deployed: Any) -> Wanted:
@@ -440,14 +533,14 @@ def build(options: argparse.Namespace, golden: Golden | None) -> Vertex:
         options.machine_type,
         options.accelerator,
         options.accelerators,
-        options.min,
-        options.max,
+        *limits_of((options.min, options.max), (1, 1)),
         options.service_account,
         options.environ,
         options.traffic,
         golden,
         options.capture,
         options.capture_percent,
+        (options.min, options.max),
     )
     wanted.check()
     return replace(find_service(options), wanted=wanted)

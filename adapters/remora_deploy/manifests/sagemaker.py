@@ -52,7 +52,7 @@ def _release(facts: Facts, release: Release, reasons: Mapping[str, str]) -> str:
     copies = None if shadow is None else (plans[shadow.version], shadow.weight / 100)
     config = release_call(plans[release.stable], arms, copies)
     models = [model_call(plan) for plan in plans.values()]
-    endpoint = endpoint_call(plans[release.stable], config.arguments["EndpointConfigName"], exists=True)
+    endpoint = endpoint_call(plans[release.stable], config.arguments["EndpointConfigName"], exists=True, instances=1)
     notes = releases.notes(release, copies=True)
     headers = [*map(_header, models), f"{_header(config)}\n{notes}", _header(endpoint)]
     calls = zip((*models, config, endpoint), headers, strict=True)

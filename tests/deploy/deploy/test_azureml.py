@@ -46,7 +46,7 @@ def test_a_share_is_promoted_by_the_same_command_without_it(stage: Deployments) 
     assert stage.deploy("v2", "--traffic", "10"), stage.text()
     assert sorted(find(azure.resources[ENDPOINT], "properties.traffic").values()) == [10, 90]
     assert stage.deploy("v2"), stage.text()
-    assert (azure.serving(), len(deployments(azure))) == ("v2", 1)
+    assert (azure.serving(), len(deployments(azure))) == ({"v2": 100}, 1)
 
 
 def test_a_mirror_gets_copies_and_a_rollback_removes_it(stage: Deployments) -> None:
@@ -54,9 +54,9 @@ def test_a_mirror_gets_copies_and_a_rollback_removes_it(stage: Deployments) -> N
     assert stage.deploy("v1"), stage.text()
     assert stage.deploy("v2", "--mirror", "20"), stage.text()
     assert list(find(azure.resources[ENDPOINT], "properties.mirrorTraffic").values()) == [20]
-    assert azure.serving() == "v1"
+    assert azure.serving() == {"v1": 100}
     assert stage.rollback(), stage.text()
-    assert (azure.serving(), len(deployments(azure))) == ("v1", 1)
+    assert (azure.serving(), len(deployments(azure))) == ({"v1": 100}, 1)
     assert find(azure.resources[ENDPOINT], "properties.mirrorTraffic") == {}
 
 

@@ -35,9 +35,9 @@ def test_a_share_of_the_traffic_is_promoted_and_rolled_back(stage: Deployments) 
     assert stage.deploy("v2", "--traffic", "10"), stage.text()
     assert [each["percent"] for each in google.service["traffic"]] == [90, 10]
     assert stage.rollback(), stage.text()
-    assert google.serving() == "v1"
+    assert google.serving() == {"v1": 100}
     assert stage.deploy("v2"), stage.text()
-    assert google.serving() == "v2"
+    assert google.serving() == {"v2": 100}
 
 
 def test_a_revision_that_never_gets_ready_is_deleted_and_its_reason_shown(stage: Deployments) -> None:

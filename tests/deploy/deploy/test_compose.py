@@ -67,13 +67,15 @@ def test_a_dollar_is_no_variable_of_compose(stage: Deployments) -> None:
     assert service["environment"]["A"] == "$$HOME"
 
 
-def test_the_labels_hold_this_version_and_the_one_before(stage: Deployments) -> None:
+def test_the_labels_retain_the_versions_that_served(stage: Deployments) -> None:
     docker: Any = stage.cloud
     assert stage.deploy("v1"), stage.text()
     assert stage.deploy("v2"), stage.text()
-    before = json.loads(docker.container["labels"]["remora.before"].replace("$$", "$"))
-    assert before["environment"]["REMORA_MODEL_REPOSITORY"] == "s3://bucket/models/v1/"
-    assert stage.rollback(), stage.text()
+    retained = json.loads(docker.container["labels"]["remora.documents"].replace("$$", "$"))
+    models = [each["environment"]["REMORA_MODEL_REPOSITORY"] for each in retained.values()]
+    assert models == ["s3://bucket/models/v1/", "s3://bucket/models/v2/"]
+    assert docker.container["labels"]["remora.served"] == "_".join(retained)
+    assert stage.rollback("v1"), stage.text()
     assert not stage.rollback()
     assert "no earlier version" in stage.text()
 

@@ -53,7 +53,7 @@ def test_an_interrupted_upgrade_is_ended_before_the_next_one(stage: Deployments)
     assert helm.history[-1]["status"] == "pending-upgrade"
     assert stage.deploy("v2"), stage.text()
     assert [each["status"] for each in helm.history if each["status"] == "deployed"] == ["deployed"]
-    assert helm.serving() == "v2"
+    assert helm.serving() == {"v2": 100}
 
 
 def test_an_interrupted_first_installation_is_removed_before_the_next_one(stage: Deployments) -> None:
@@ -62,7 +62,7 @@ def test_an_interrupted_first_installation_is_removed_before_the_next_one(stage:
     with pytest.raises(KeyboardInterrupt):
         stage.deploy("v1")
     assert stage.deploy("v1"), stage.text()
-    assert helm.serving() == "v1"
+    assert helm.serving() == {"v1": 100}
 
 
 def test_an_upgrade_that_fails_is_rolled_back_to_the_revision_that_serves(stage: Deployments) -> None:

@@ -52,11 +52,11 @@ def test_a_share_of_the_traffic_is_promoted_and_rolled_back(stage: Deployments) 
     shares = [target["percent"] for target in cluster.objects[KSVC, "digits"]["spec"]["traffic"]]
     assert shares == [90, 10]
     assert stage.rollback(), stage.text()
-    assert cluster.serving() == "v1"
+    assert cluster.serving() == {"v1": 100}
     assert len(cluster.objects[KSVC, "digits"]["spec"]["traffic"]) == 1
     assert stage.deploy("v2", "--traffic", "10"), stage.text()
     assert stage.deploy("v2"), stage.text()
-    assert cluster.serving() == "v2"
+    assert cluster.serving() == {"v2": 100}
 
 
 def test_a_gateway_gets_the_services_name_as_host(stage: Deployments) -> None:

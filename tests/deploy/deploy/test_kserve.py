@@ -38,9 +38,9 @@ def test_a_share_is_promoted_by_the_same_command_without_it(stage: Deployments) 
     assert stage.deploy("v1"), stage.text()
     assert stage.deploy("v2", "--traffic", "10"), stage.text()
     assert predictor(cluster)["canaryTrafficPercent"] == 10
-    assert cluster.serving() == "v1"
+    assert cluster.serving() == {"v1": 90, "v2": 10}
     assert stage.deploy("v2"), stage.text()
-    assert cluster.serving() == "v2"
+    assert cluster.serving() == {"v2": 100}
 
 
 def test_the_predictor_names_its_runtime_account_and_storage(stage: Deployments) -> None:

@@ -36,11 +36,20 @@ class Toy:
     def settle(self, state: State) -> Sequence[Step]:
         return ()
 
+    def sized(self, state: State) -> Toy:
+        return self
+
     def steps(self, state: State) -> Sequence[Step]:
         return self.plan
 
     def differences(self, state: State) -> Sequence[str]:
         return self.different
+
+    def shares(self, state: State) -> dict[str, int]:
+        return {str(state["object"]): 100}
+
+    def target(self, state: State) -> str:
+        return "old"
 
     def status(self, state: State) -> Sequence[str]:
         return [f"object: {state['object']}"] if state["object"] else []

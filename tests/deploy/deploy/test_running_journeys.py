@@ -2,88 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from deploy_clouds.docker import FakeDocker
-from deploy_clouds.google import FakeGoogle
-from deploy_clouds.helm import FakeHelm
-from deploy_clouds.journeys import FAULTS, Deployments, answer_of, changing
+from deploy_clouds.journeys import FAULTS, answer_of, changing
 from remora_deploy.deploy.plan import Call
 
 pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[deploy-sagemaker]'")
 
-from deploy_clouds.aws import FakeAws
-from deploy_clouds.azure import FakeAzure
-from deploy_clouds.cluster import FakeCluster
+from deploy_clouds.stages import STAGES
 
-
-def sagemaker() -> Deployments:
-    image = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/remora:1"
-
-    def flags(version: str) -> list[str]:
-        return ["--image", image, "--model", f"s3://bucket/models/{version}/"]
-
-    return Deployments("sagemaker", FakeAws(), flags, ["--region", "eu-west-1"])
-
-
-def aws_lambda() -> Deployments:
-    stage = sagemaker()
-    return Deployments("lambda", stage.cloud, stage.flags, stage.place)
-
-
-def knative() -> Deployments:
-    def flags(version: str) -> list[str]:
-        return ["--image", "registry.example/remora:1", "--model", f"s3://bucket/models/{version}/"]
-
-    return Deployments("knative", FakeCluster(), flags)
-
-
-def kserve() -> Deployments:
-    stage = knative()
-    return Deployments("kserve", stage.cloud, stage.flags)
-
-
-def helm() -> Deployments:
-    return Deployments("helm", FakeHelm(), knative().flags)
-
-
-def compose() -> Deployments:
-    return Deployments("compose", FakeDocker(), knative().flags)
-
-
-def cloud_run() -> Deployments:
-    def flags(version: str) -> list[str]:
-        return ["--image", "europe-west4-docker.pkg.dev/p/ml/remora:1", "--model", f"gs://bucket/models/{version}/"]
-
-    return Deployments("cloud-run", FakeGoogle(), flags, ["--project", "p", "--region", "europe-west4"])
-
-
-def vertex() -> Deployments:
-    stage = cloud_run()
-    return Deployments("vertex", stage.cloud, stage.flags, stage.place)
-
-
-def azureml() -> Deployments:
-    def flags(version: str) -> list[str]:
-        return ["--image", "w.azurecr.io/remora:1", "--model", f"azureml://datastores/d/paths/models/{version}"]
-
-    place = ["--subscription", "s", "--resource-group", "g", "--workspace", "w"]
-    return Deployments("azureml", FakeAzure(), flags, place)
-
-
-STAGES: dict[str, Callable[[], Deployments]] = {
-    "sagemaker": sagemaker,
-    "lambda": aws_lambda,
-    "knative": knative,
-    "kserve": kserve,
-    "helm": helm,
-    "compose": compose,
-    "cloud-run": cloud_run,
-    "vertex": vertex,
-    "azureml": azureml,
-}
 WORDS = {
     "no rights": ("not authorized", "may not", "forbidden", "denied"),
     "no quota": ("quota", "exceeds", "allowed", "exceeded"),
@@ -99,16 +26,16 @@ def test_a_service_is_deployed_asked_updated_rolled_back_and_removed(platform: s
     stage = STAGES[platform]()
     assert not stage.status(), "nothing is there before"
     assert stage.deploy("v1"), stage.text()
-    assert stage.cloud.serving() == "v1"
+    assert stage.cloud.serving() == {"v1": 100}
     assert "golden request" in stage.text()
     assert stage.invoke() == answer_of("v1")
     assert stage.status(), stage.text()
     assert stage.deploy("v2"), stage.text()
     assert stage.invoke() == answer_of("v2")
-    assert stage.rollback(), stage.text()
+    assert stage.rollback("v1"), stage.text()
     assert stage.invoke() == answer_of("v1")
     assert stage.undeploy(), stage.text()
-    assert stage.cloud.serving() == ""
+    assert stage.cloud.serving() == {}
     assert not stage.status()
 
 
@@ -153,13 +80,15 @@ def test_a_failed_update_gives_the_reason_and_leaves_what_serves(platform: str, 
     if fault == "interrupted":
         with pytest.raises(KeyboardInterrupt):
             stage.deploy("v2")
-        assert stage.cloud.serving() in ("v1", "v2"), "something serves, whatever the platform has finished"
+        assert stage.cloud.serving() in ({"v1": 100}, {"v2": 100}), (
+            "something serves, whatever the platform has finished"
+        )
         assert stage.deploy("v2"), stage.text()
-        assert stage.cloud.serving() == "v2"
+        assert stage.cloud.serving() == {"v2": 100}
         return
     assert not stage.deploy("v2"), stage.text()
     assert any(word in stage.text() for word in WORDS[fault]), stage.text()
-    assert stage.cloud.serving() == "v1", stage.text()
+    assert stage.cloud.serving() == {"v1": 100}, stage.text()
     stage.cloud.fault = ""
     assert stage.invoke() == answer_of("v1")
     assert stage.deploy("v2"), f"the cause is gone: {stage.text()}"
@@ -171,7 +100,7 @@ def test_a_failed_first_deployment_leaves_nothing(platform: str, fault: str) -> 
     stage = STAGES[platform]()
     stage.cloud.fault = fault if fault == "rollback" else f"{fault} never ready"
     assert not stage.deploy("v1"), stage.text()
-    assert stage.cloud.serving() == ""
+    assert stage.cloud.serving() == {}
     assert not stage.status(), stage.text()
     stage.cloud.fault = ""
     assert stage.deploy("v1"), stage.text()

@@ -13,7 +13,7 @@ pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[depl
 from conftest import ROOT
 from deploy_clouds.aws import FakeAws, problems
 from deploy_clouds.journeys import Deployments, changing
-from remora_deploy.deploy.plan import find
+from remora_deploy.deploy.plan import CallError, find
 from remora_deploy.deploy.sagemaker_calls import (
     Plan,
     Rollout,
@@ -155,7 +155,7 @@ def test_an_endpoint_that_failed_before_is_named_with_its_reason_and_replaced_on
     assert "did not pass the ping" in stage.text()
     assert "--replace" in stage.text()
     assert stage.deploy("v1", "--replace"), stage.text()
-    assert aws.serving() == "v1"
+    assert aws.serving() == {"v1": 100}
 
 
 def test_another_instance_type_takes_scaling_away_first_and_sets_it_up_again(stage: Deployments) -> None:
@@ -177,11 +177,50 @@ def test_scaling_comes_back_when_the_update_to_another_instance_type_is_rolled_b
     assert (aws.target["MaxCapacity"], aws.policies) == (4, before)
 
 
-def test_scaling_that_is_no_longer_requested_is_taken_away(stage: Deployments) -> None:
+def test_scaling_is_kept_until_a_fixed_number_is_requested(stage: Deployments) -> None:
     aws: Any = stage.cloud
     assert stage.deploy("v1", "--max-instances", "4"), stage.text()
-    assert stage.deploy("v1"), stage.text()
+    before = (aws.target, aws.policies)
+    assert stage.deploy("v2"), stage.text()
+    assert (aws.target, aws.policies) == before
+    assert stage.deploy("v2", "--instances", "1"), stage.text()
     assert (aws.target, aws.policies) == (None, {})
+
+
+@pytest.mark.parametrize("trial", [("--traffic", "10"), ("--shadow", "10")])
+def test_a_trial_leaves_the_fleet_and_the_scaling_of_what_serves(stage: Deployments, trial: tuple[str, str]) -> None:
+    aws: Any = stage.cloud
+    assert stage.deploy("v1", "--max-instances", "4"), stage.text()
+    aws.scale(4)
+    before = (aws.target, aws.policies)
+    assert stage.deploy("v2", *trial, "--max-instances", "4", "--instance-type", "ml.c6i.2xlarge"), stage.text()
+    stable = serving_config(aws)["ProductionVariants"][0]
+    assert stable["InitialInstanceCount"] == 4
+    assert (aws.counts()["v1"], aws.target, aws.policies) == (4, *before)
+    assert stage.rollback("v1"), stage.text()
+    assert (aws.counts(), aws.target, aws.policies) == ({"v1": 4}, *before)
+
+
+def test_an_undo_returns_to_the_count_that_ran(stage: Deployments) -> None:
+    aws: Any = stage.cloud
+    assert stage.deploy("v1", "--max-instances", "4"), stage.text()
+    aws.scale(4)
+    aws.fault = "model broken"
+    assert not stage.deploy("v2", "--instances", "1")
+    assert (aws.serving(), aws.counts()) == ({"v1": 100}, {"v1": 4})
+
+
+def test_an_update_that_cannot_scale_serves_and_ends_with_an_error(stage: Deployments) -> None:
+    aws: Any = stage.cloud
+
+    def refused(**_: Any) -> Any:
+        raise CallError("denied", "not authorized to perform: iam:CreateServiceLinkedRole")
+
+    aws.application_autoscaling_register_scalable_target = refused
+    assert not stage.deploy("v1", "--max-instances", "4")
+    assert aws.serving() == {"v1": 100}
+    assert "not done" in stage.text()
+    assert "iam:CreateServiceLinkedRole" in stage.text()
 
 
 def test_other_limits_of_scaling_do_not_move_the_fleet(stage: Deployments) -> None:
@@ -218,7 +257,7 @@ def test_old_configurations_are_deleted_beyond_the_ones_to_keep(stage: Deploymen
         assert stage.deploy(version, "--keep", "2"), stage.text()
     assert len(aws.configs) == 3
     assert stage.rollback(), stage.text()
-    assert aws.serving() == "v4"
+    assert aws.serving() == {"v4": 100}
 
 
 def test_a_share_of_the_traffic_is_promoted_by_the_same_command_without_it(stage: Deployments) -> None:
@@ -233,14 +272,14 @@ def test_a_share_of_the_traffic_is_promoted_by_the_same_command_without_it(stage
     assert stage.deploy("v2", "--traffic", "10"), stage.text()
     assert [each["VariantName"] for each in serving_config(aws)["ProductionVariants"]] == ["AllTraffic", "Canary"]
     assert stage.deploy("v2"), stage.text()
-    assert aws.serving() == "v2"
+    assert aws.serving() == {"v2": 100}
 
 
 def test_a_shadow_runs_beside_the_version_that_answers(stage: Deployments) -> None:
     aws: Any = stage.cloud
     assert stage.deploy("v1"), stage.text()
     assert stage.deploy("v2", "--shadow", "50"), stage.text()
-    assert aws.serving() == "v1"
+    assert aws.serving() == {"v1": 100}
     assert len(serving_config(aws)["ShadowProductionVariants"]) == 1
 
 

@@ -8,18 +8,16 @@ from hypothesis import strategies as st
 
 from remora.models.release_sources import parse_release
 from remora_deploy.deploy import shares
-from remora_deploy.deploy.plan import RefusedError
 
 percents = st.integers(1, 100)
 
 
-@given(percents, st.integers(0, 100))
-def test_a_split_gives_all_requests_to_the_main_version_and_the_new_one(percent: int, main: int) -> None:
-    stable = {"a": main, "b": 100 - main}
-    found = shares.split(stable, "new", percent)
+@given(percents)
+def test_a_split_gives_all_requests_to_the_stable_version_and_the_new_one(percent: int) -> None:
+    found = shares.split("stable", "new", percent)
     assert sum(found.values()) == 100
     assert found["new"] == percent
-    assert set(found) <= {"new", shares.main_of(stable)}
+    assert set(found) <= {"new", "stable"}
 
 
 @given(st.dictionaries(st.sampled_from("abc"), percents, min_size=1), st.sampled_from("abcd"))
@@ -34,21 +32,14 @@ def test_a_target_without_a_revision_means_the_latest_one() -> None:
     assert shares.shares_of([{"percent": 30}, {"revision": "a", "percent": 70}], "revision", "b") == {"b": 30, "a": 70}
 
 
-def test_the_version_before_is_the_next_older_one() -> None:
-    assert shares.before(["c", "b", "a"], "b") == "a"
-    assert shares.before(["c", "b", "a"], "a") == ""
-    assert shares.before(["c"], "unknown") == ""
-
-
-def test_others_are_the_versions_that_get_traffic() -> None:
-    assert shares.others({"a": 100, "b": 0, "new": 5}, "new") == {"a": 100}
-
-
-def test_a_rollback_ends_a_split_before_it_returns_to_an_earlier_version() -> None:
-    assert shares.target_of_rollback({"a": 90, "b": 10}, "older", "digits") == "a"
-    assert shares.target_of_rollback({"b": 100}, "older", "digits") == "older"
-    with pytest.raises(RefusedError, match="digits has no earlier version"):
-        shares.target_of_rollback({"b": 100}, "", "digits")
+@pytest.mark.parametrize(
+    ("requested", "limits"),
+    [((None, None), (2, 5)), ((3, None), (3, 5)), ((7, None), (7, 7)), ((None, 1), (1, 1)), ((0, 9), (0, 9))],
+)
+def test_limits_that_were_not_requested_are_those_of_what_serves(
+    requested: tuple[int | None, int | None], limits: tuple[int, int]
+) -> None:
+    assert shares.limits_of(requested, (2, 5)) == limits
 
 
 def test_shares_are_shown_as_text() -> None:

@@ -35,13 +35,12 @@ def test_a_share_stays_beside_the_stable_version_until_it_is_promoted(stage: Dep
     assert not stage.deploy("v1", "--traffic", "10")
     assert stage.deploy("v1"), stage.text()
     assert stage.deploy("v2", "--traffic", "10"), stage.text()
-    assert sorted(google.endpoint["trafficSplit"].values()) == [10, 90]
-    assert google.serving() == "v1"
+    assert google.serving() == {"v1": 90, "v2": 10}
     assert stage.rollback(), stage.text()
-    assert (google.serving(), len(google.endpoint["deployedModels"])) == ("v1", 1)
+    assert (google.serving(), len(google.endpoint["deployedModels"])) == ({"v1": 100}, 1)
     assert stage.deploy("v2", "--traffic", "10"), stage.text()
     assert stage.deploy("v2"), stage.text()
-    assert (google.serving(), len(google.endpoint["deployedModels"])) == ("v2", 1)
+    assert (google.serving(), len(google.endpoint["deployedModels"])) == ({"v2": 100}, 1)
 
 
 def test_a_rollback_deploys_the_earlier_version_with_the_same_resources(stage: Deployments) -> None:
@@ -56,7 +55,7 @@ def test_a_rollback_deploys_the_earlier_version_with_the_same_resources(stage: D
         "minReplicaCount": 1,
         "maxReplicaCount": 3,
     }
-    assert google.serving() == "v1"
+    assert google.serving() == {"v1": 100}
     assert not stage.rollback()
     assert "no earlier version" in stage.text()
 
@@ -97,7 +96,7 @@ def test_a_failed_update_restores_what_was_captured(stage: Deployments) -> None:
     google.fault = "rollback"
     assert not stage.deploy("v2")
     assert google.endpoint[CAPTURE]["bigqueryDestination"] == {"outputUri": "bq://p.captured.digits"}
-    assert google.serving() == "v1"
+    assert google.serving() == {"v1": 100}
 
 
 @pytest.mark.parametrize(

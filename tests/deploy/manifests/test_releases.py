@@ -51,7 +51,10 @@ def test_sagemaker_has_a_variant_for_each_version_that_answers() -> None:
     ]
     places = [each["PrimaryContainer"]["ModelDataSource"]["S3DataSource"]["S3Uri"] for each in models]
     assert places == ["s3://bucket/2/", "s3://bucket/3/", "s3://bucket/5/"]
-    assert endpoint == {"EndpointName": "digits", "EndpointConfigName": config["EndpointConfigName"]}
+    assert (endpoint["EndpointName"], endpoint["EndpointConfigName"]) == ("digits", config["EndpointConfigName"])
+    assert endpoint["RetainAllVariantProperties"], "the instances that run stay"
+    excluded = [each["VariantPropertyType"] for each in endpoint["ExcludeRetainedVariantProperties"]]
+    assert excluded == ["DesiredWeight", "DataCaptureConfig"], "and the weights are those of the release"
     calls = [*(("create_model", each) for each in models), ("create_endpoint_config", config)]
     assert [problems(Call("sagemaker", name, each)) for name, each in (*calls, ("update_endpoint", endpoint))] == [
         ""
