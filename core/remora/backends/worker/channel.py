@@ -18,13 +18,11 @@ because of an event loop.
 
 from __future__ import annotations
 
-import mmap
 import os
 import select
 import threading
 import time
 import weakref
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -34,81 +32,11 @@ from typing import NamedTuple
 import numpy as np
 
 from remora.backends.worker import wire
+from remora.backends.worker.arena import ArenaError, ChannelMemory
 from remora.backends.worker.polling import LOST_NS, Look, PollBudget
-from remora.backends.worker.ring import AWAKE, AWAY, HEADER_BYTES, LOOP, WAITING, Ring
+from remora.backends.worker.ring import AWAKE, AWAY, HEADER_BYTES, LOOP, WAITING
 from remora.backends.worker.wire import INLINE_BYTES, Draft, Drafts, Heads, Message, MessageKind, WireError
 from remora.messages import Array, Watcher
-
-ALIGNMENT = 64
-"""Offsets are multiples of a cache line, which also suits every dtype and vector unit."""
-
-
-class ArenaError(Exception):
-    """Released memory that is not in use, an error of the other end."""
-
-
-class Arena:
-    """First-fit allocator of byte ranges that merges free neighbours. Not thread-safe.
-
-    Args:
-        size: in bytes.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._free: list[tuple[int, int]] = [(0, size)] if size else []  # (offset, length), ascending, never adjacent
-        self._used: dict[int, int] = {}
-        self._high = 0
-
-    @property
-    def used_bytes(self) -> int:
-        """Number of bytes in use."""
-        return sum(self._used.values())
-
-    @staticmethod
-    def taken_by(length: int) -> int:
-        """Return the bytes that an allocation of ``length`` takes."""
-        return max(length + ALIGNMENT - 1 & -ALIGNMENT, ALIGNMENT)
-
-    def allocate(self, length: int) -> int | None:
-        """Return the offset of ``length`` free bytes, or None if no range is large enough."""
-        need = self.taken_by(length)
-        for index, (offset, room) in enumerate(self._free):
-            if room >= need:
-                if room == need:
-                    del self._free[index]
-                else:
-                    self._free[index] = (offset + need, room - need)
-                self._used[offset] = need
-                self._high = max(self._high, offset + need)
-                return offset
-        return None
-
-    def free(self, offset: int) -> None:
-        """Free an allocation. Raises ArenaError if the offset is not in use."""
-        length = self._used.pop(offset, None)
-        if length is None:
-            raise ArenaError(f"offset {offset} was given back but is not in use")
-        index = bisect_left(self._free, (offset, 0))
-        if index < len(self._free) and self._free[index][0] == offset + length:
-            length += self._free.pop(index)[1]
-        if index and sum(self._free[index - 1]) == offset:
-            before = self._free.pop(index - 1)
-            offset, length = before[0], before[1] + length
-        insort(self._free, (offset, length))
-
-    def surplus(self, keep: int) -> tuple[int, int] | None:
-        """Return the unused but touched memory beyond the first ``keep`` bytes, or None.
-
-        The result, (offset, length), can be released to the system and counts as untouched from then on. It starts
-        after the last allocation in use.
-        """
-        start = max([keep, *(offset + length for offset, length in self._used.items())])
-        if self._high <= start:
-            return None
-        length, self._high = self._high - start, start
-        return start, length
-
 
 RING_BYTES = HEADER_BYTES + (256 << 10)
 KEEP_BYTES = 32 << 20
@@ -174,21 +102,6 @@ def create(arena_bytes: int) -> tuple[Ends, Ends]:
     )
 
 
-def memory_fence() -> Callable[[], None]:
-    """Return a full memory barrier for one user.
-
-    Releasing and acquiring a lock orders memory accesses on every machine that Python runs on.
-    """
-    lock = threading.Lock()
-    lock.acquire()
-
-    def fence() -> None:
-        lock.release()
-        lock.acquire()
-
-    return fence
-
-
 class MemoryChannel:
     """One side of a channel over shared memory.
 
@@ -201,19 +114,8 @@ class MemoryChannel:
 
     def __init__(self, ends: Ends, gone: int, *, serves: bool, poll_ns: int = 0) -> None:
         self._ends = ends
-        size = os.fstat(ends.memory).st_size
-        arena_bytes = size // 2 - RING_BYTES
-        self._mapped = mmap.mmap(ends.memory, size)
-        whole = memoryview(self._mapped)
-        rings = [whole[:RING_BYTES], whole[RING_BYTES : 2 * RING_BYTES]]
-        starts = [2 * RING_BYTES, 2 * RING_BYTES + arena_bytes]
-        mine = 0 if serves else 1
-        self._out = Ring(rings[mine], memory_fence())
-        self._in = Ring(rings[1 - mine], memory_fence())
-        self._out_start = starts[mine]
-        self._out_memory = whole[starts[mine] :][:arena_bytes]
-        self._in_memory = whole[starts[1 - mine] :][:arena_bytes]
-        self._arena = Arena(arena_bytes)
+        self._memory = ChannelMemory(ends.memory, RING_BYTES, serves=serves)
+        self._out, self._in = self._memory.out_ring, self._memory.in_ring
         self._arena_lock = threading.Lock()
         self._sending = threading.Lock()
         self._reading = threading.Lock()
@@ -300,7 +202,7 @@ class MemoryChannel:
             except BaseException as error:
                 with self._arena_lock:
                     for offset in placed.offsets:
-                        self._arena.free(offset)
+                        self._memory.arena.free(offset)
                 if wait_s == 0 and isinstance(error, NoRoomError) and not isinstance(error, TooLargeError):
                     return False
                 raise
@@ -313,19 +215,19 @@ class MemoryChannel:
     def _place(self, array: Array, end: float | None, placed: _Placed) -> int | None:
         if array.nbytes < INLINE_BYTES:
             return None
-        placed.bytes += self._arena.taken_by(array.nbytes)
-        if placed.bytes > self._arena.size:  # waiting for room would never end
+        placed.bytes += self._memory.arena.taken_by(array.nbytes)
+        if placed.bytes > self._memory.arena.size:  # waiting for room would never end
             raise TooLargeError(
-                f"tensors of {placed.bytes} bytes are more than the {self._arena.size} that may be on their way"
+                f"tensors of {placed.bytes} bytes are more than the {self._memory.arena.size} that may be on their way"
             )
         while True:
             with self._arena_lock:
-                offset = self._arena.allocate(array.nbytes)
+                offset = self._memory.arena.allocate(array.nbytes)
             if offset is not None:
                 break
             self._wait_for_room(end)
         placed.offsets.append(offset)
-        np.copyto(np.ndarray(array.shape, array.dtype, self._out_memory, offset), array)
+        np.copyto(np.ndarray(array.shape, array.dtype, self._memory.out_arena, offset), array)
         return offset
 
     def _wait_for_room(self, end: float | None) -> None:
@@ -366,12 +268,8 @@ class MemoryChannel:
             finally:
                 self._sending.release()
         with self._arena_lock:
-            surplus = None if self._closed else self._arena.surplus(KEEP_BYTES)
-            if surplus is not None and hasattr(mmap, "MADV_REMOVE"):
-                start = self._out_start + surplus[0] + mmap.PAGESIZE - 1 & -mmap.PAGESIZE
-                length = (self._out_start + sum(surplus) & -mmap.PAGESIZE) - start
-                if length > 0:
-                    self._mapped.madvise(mmap.MADV_REMOVE, start, length)
+            if not self._closed:
+                self._memory.release_surplus(KEEP_BYTES)
 
     # -- receiving --------------------------------------------------------------------------------------------------
 
@@ -566,15 +464,15 @@ class MemoryChannel:
         with self._arena_lock:
             try:
                 for offset in message.items[0].head.fields["offsets"]:
-                    self._arena.free(offset)
+                    self._memory.arena.free(offset)
             except (ArenaError, LookupError, TypeError) as error:
                 raise WireError(f"room was given back that is not there: {error}") from None
 
     def _fetch(self, offset: int, length: int) -> Array:
-        if offset + length > len(self._in_memory) or offset in self._views:
+        if offset + length > len(self._memory.in_arena) or offset in self._views:
             raise WireError(f"{length} bytes at {offset} are not in the arena, or in use")
         # Built on plain memory, so that all views of the array keep the array itself alive, not its base.
-        array: Array = np.frombuffer(self._in_memory, np.uint8, length, offset)
+        array: Array = np.frombuffer(self._memory.in_arena, np.uint8, length, offset)
 
         def gone(_: weakref.ref[Array]) -> None:  # may run anywhere, so it only records the offset
             self._views.pop(offset, None)

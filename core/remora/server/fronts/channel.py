@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import mmap
 import os
 import struct
 import weakref
@@ -23,9 +22,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from remora.backends.worker.channel import Arena, ArenaError, memory_fence
-from remora.backends.worker.polling import Look, LoopPoll, PollBudget
-from remora.backends.worker.ring import AWAKE, HEADER_BYTES, WAITING, Ring, RingError
+from remora.backends.worker.arena import ArenaError, ChannelMemory
+from remora.backends.worker.polling import Look, LookForMessages, LoopPoll, PollBudget
+from remora.backends.worker.ring import AWAKE, HEADER_BYTES, WAITING, RingError
 from remora.messages import Array, Buffer
 from remora.server.fronts.codec import (
     MAX_PARTS,
@@ -80,6 +79,28 @@ def create(arena_bytes: int = ARENA_BYTES) -> tuple[Ends, Ends]:
     return Ends(memory, first, second), Ends(os.dup(memory), os.dup(second), os.dup(first))
 
 
+class _ExpectedMessage:
+    """Polls for a message that is expected soon.
+
+    ``since_ns`` is the time since when one is expected, 0 if none is.
+    """
+
+    def __init__(self, poll_ns: int, loop: asyncio.AbstractEventLoop, look: LookForMessages) -> None:
+        self._budget = PollBudget(poll_ns)
+        self.poll = LoopPoll(self._budget, loop.call_soon, look, monotonic_ns)
+        self.since_ns = 0
+
+    def begin(self) -> None:
+        """Poll as long as the budget allows."""
+        self.since_ns = now_ns = monotonic_ns()
+        self.poll.begin(now_ns)
+
+    def end(self) -> None:
+        """Record how long the message took."""
+        self._budget.record_wait(monotonic_ns() - self.since_ns)
+        self.since_ns = 0
+
+
 class LoopChannel:
     """One side of a channel. Use it in the loop's thread.
 
@@ -104,19 +125,10 @@ class LoopChannel:
         self._receive = receive
         self._broken = broken
         self._loop = asyncio.get_running_loop()
-        size = os.fstat(ends.memory).st_size
-        arena_bytes = size // 2 - RING_BYTES
-        self._mapped = mmap.mmap(ends.memory, size)
-        whole = memoryview(self._mapped)
-        rings = (whole[:RING_BYTES], whole[RING_BYTES : 2 * RING_BYTES])
-        starts = (2 * RING_BYTES, 2 * RING_BYTES + arena_bytes)
-        mine = 0 if serves else 1
-        self._out, self._in = Ring(rings[mine], memory_fence()), Ring(rings[1 - mine], memory_fence())
-        self._out_start = starts[mine]
-        self._out_memory = np.frombuffer(whole, np.uint8, arena_bytes, starts[mine])
-        self._in_memory = np.frombuffer(whole, np.uint8, arena_bytes, starts[1 - mine])
-        self._arena = Arena(arena_bytes)
-        self._limit = arena_bytes // 2
+        self._memory = ChannelMemory(ends.memory, RING_BYTES, serves=serves)
+        self._out, self._in = self._memory.out_ring, self._memory.in_ring
+        self._out_memory = np.frombuffer(self._memory.out_arena, np.uint8)
+        self._limit = self._memory.arena.size // 2
         self._waiting: deque[tuple[int, int, Sequence[Part], int, int, int, int]] = deque()
         self._records: deque[bytes] = deque()  # encoded records that the ring had no room for
         self._views: dict[int, weakref.ref[Array]] = {}
@@ -127,10 +139,7 @@ class LoopChannel:
         self._retry: asyncio.TimerHandle | None = None
         self._tidying: asyncio.TimerHandle | None = None
         self._closed = False
-        self._budget = PollBudget(poll_ns)
-        self._poll = LoopPoll(self._budget, self._loop.call_soon, self._look, monotonic_ns)
-        self._polls = poll_ns > 0
-        self._expecting_ns = 0  # since when the other side is expected to send; 0 if it is not
+        self._expected = _ExpectedMessage(poll_ns, self._loop, self._look) if poll_ns > 0 else None
         self._loop.add_reader(ends.wake, self._woken)
         self._in.state = WAITING
         self._loop.call_soon(self._read)
@@ -233,7 +242,7 @@ class LoopChannel:
                 encoded = encode(*waiting[0], place=self._place)
             except _NoRoomError:
                 for offset in self._placed:
-                    self._arena.free(offset)
+                    self._memory.arena.free(offset)
                 break
             waiting.popleft()
             if pieces and size + len(encoded) > longest:
@@ -246,7 +255,7 @@ class LoopChannel:
         return bool(pieces)
 
     def _place(self, part: Buffer | Array, length: int) -> int:
-        offset = self._arena.allocate(length)
+        offset = self._memory.arena.allocate(length)
         if offset is None:
             raise _NoRoomError
         self._placed.append(offset)
@@ -260,11 +269,11 @@ class LoopChannel:
 
         Not for many, which share a wake-up.
         """
-        if not self._polls or self._closed:
+        expected = self._expected
+        if expected is None or self._closed:
             return
-        self._expecting_ns = now_ns = monotonic_ns()
-        self._poll.begin(now_ns)
-        if self._poll.active:
+        expected.begin()
+        if expected.poll.active:
             self._in.state = AWAKE
 
     def _look(self, *, last: bool) -> Look:
@@ -295,9 +304,9 @@ class LoopChannel:
             return
         ring = self._in
         ring.state = AWAKE
-        if self._expecting_ns and not ring.empty:
-            self._budget.record_wait(monotonic_ns() - self._expecting_ns)
-            self._expecting_ns = 0
+        expected = self._expected
+        if expected is not None and expected.since_ns and not ring.empty:
+            expected.end()
         try:
             for _ in range(_RECORDS_AT_ONCE):
                 record = ring.take()
@@ -318,13 +327,14 @@ class LoopChannel:
             return
         if self._flushing:  # a response that is ready now need not wait for the end of the turn
             self._flush()
-        if not self._poll.active:
+        if expected is None or not expected.poll.active:
             self._sleep()
 
     def _fetch(self, offset: int, length: int) -> memoryview:
-        if offset + length > len(self._in_memory) or offset in self._views:
+        memory = self._memory.in_arena
+        if offset + length > len(memory) or offset in self._views:
             raise CodecError(f"{length} bytes at {offset} are not in the arena, or in use")
-        array: Array = np.frombuffer(self._in_memory.data, np.uint8, length, offset)
+        array: Array = np.frombuffer(memory, np.uint8, length, offset)
 
         def gone(_: weakref.ref[Array]) -> None:  # may run in any thread, so it only records the offset
             self._returned.append(offset)
@@ -360,13 +370,9 @@ class LoopChannel:
         if not isinstance(part, memoryview) or len(part) % 8:
             raise CodecError("room was given back without offsets")
         for (offset,) in struct.iter_unpack("<Q", part):
-            self._arena.free(offset)
-        surplus = self._arena.surplus(_KEEP_BYTES)
-        if surplus is not None and not self._arena.used_bytes and hasattr(mmap, "MADV_REMOVE"):
-            start = self._out_start + surplus[0] + mmap.PAGESIZE - 1 & -mmap.PAGESIZE
-            length = (self._out_start + sum(surplus) & -mmap.PAGESIZE) - start
-            if length > 0:
-                self._mapped.madvise(mmap.MADV_REMOVE, start, length)
+            self._memory.arena.free(offset)
+        if not self._memory.arena.used_bytes:
+            self._memory.release_surplus(_KEEP_BYTES)
         if self._waiting:
             self._flush()
 

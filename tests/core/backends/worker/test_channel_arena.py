@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.backends.worker.channel import ALIGNMENT, Arena, ArenaError
+from remora.backends.worker.arena import ALIGNMENT, Arena, ArenaError
 
 SIZE = 64 * ALIGNMENT
 

@@ -91,9 +91,9 @@ def wake_ups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 async def polling(engine: Side, front: Side) -> None:
     """Have the engine's side poll, after its other side sent at short intervals."""
     for _ in range(200):
-        engine.channel._budget.record_wait(1_000)
+        engine.channel._expected._budget.record_wait(1_000)  # type: ignore[union-attr]
     engine.channel.poll()
-    assert engine.channel._poll.active
+    assert engine.channel._expected.poll.active  # type: ignore[union-attr]
 
 
 def test_a_side_that_polls_is_not_woken(wake_ups: list[int]) -> None:
@@ -111,7 +111,7 @@ def test_a_side_whose_poll_found_nothing_is_woken(wake_ups: list[int]) -> None:
     async def story(engine: Side, front: Side) -> None:
         await polling(engine, front)
         async with asyncio.timeout(PATIENCE_S):
-            while engine.channel._poll.active:
+            while engine.channel._expected.poll.active:  # type: ignore[union-attr]
                 await asyncio.sleep(0)
         for number in (1, 2):
             front.channel.send(Kind.CANCEL, number)
@@ -124,7 +124,7 @@ def test_a_side_whose_poll_found_nothing_is_woken(wake_ups: list[int]) -> None:
 def test_a_side_without_a_limit_for_polls_sleeps(wake_ups: list[int]) -> None:
     async def story(engine: Side, front: Side) -> None:
         engine.channel.poll()
-        assert not engine.channel._poll.active
+        assert engine.channel._expected is None
         front.channel.send(Kind.CANCEL, 1)
         await engine.until(lambda: len(engine.got) == 1)
         assert len(wake_ups) == 1
@@ -175,10 +175,10 @@ def test_memory_is_given_back_although_nothing_else_is_sent() -> None:
     async def story(engine: Side, front: Side) -> None:
         engine.channel.send(Kind.ANSWER, 1, [bytes(100_000)])
         await front.until(lambda: bool(front.got))
-        assert engine.channel._arena.used_bytes
+        assert engine.channel._memory.arena.used_bytes
         front.got.clear()
         async with asyncio.timeout(PATIENCE_S):
-            while engine.channel._arena.used_bytes:
+            while engine.channel._memory.arena.used_bytes:
                 await asyncio.sleep(0)
 
     run(story)
@@ -270,7 +270,7 @@ def test_memory_is_given_back_although_its_last_reader_ends_amid_a_look() -> Non
         await front.until(lambda: bool(front.got))
         front.got.clear()
         async with asyncio.timeout(PATIENCE_S):
-            while engine.channel._arena.used_bytes:
+            while engine.channel._memory.arena.used_bytes:
                 await asyncio.sleep(0)
 
     run(story)
