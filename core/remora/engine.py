@@ -485,22 +485,22 @@ class Engine:
 
     def measure_beside(self, models: Callable[[], Iterable[ServedModel]]) -> None:
         """Add the models of other engines to the metrics; their ``metric_labels`` distinguish them."""
-        self._answers.beside = models
+        self._answers.around.models = models
 
     def measure_connections(self, count: Callable[[], Mapping[str, int]]) -> None:
         """Add a server's number of connections per protocol to the metrics."""
-        self._answers.connections = count
+        self._answers.around.connections = count
 
     def measure_load(self, load: Callable[[], ServerLoad]) -> None:
         """Add a server's answers and the lateness of its event loop to the metrics."""
-        self._answers.load = load
+        self._answers.around.load = load
 
     def measure_denials(self, counts: Mapping[str, int]) -> None:
         """Add the requests without a valid API key, by reason, to the metrics.
 
         ``counts`` is read whenever the metrics are.
         """
-        self._answers.denials = counts
+        self._answers.around.denials = counts
 
     # -- calls ------------------------------------------------------------------------------------------------------
 

@@ -155,11 +155,15 @@ class ScoringService:
         elif head.path == "/" and head.method != "POST":
             labelled.respond(self._health())
         elif head.path == "/swagger.json":
-            labelled.respond(self._context.rest.locked(_ACTIONS[head.path], head) or _http(self._swagger(head.query)))
+            labelled.respond(
+                self._context.rest.access.locked(_ACTIONS[head.path], head) or _http(self._swagger(head.query))
+            )
         elif head.path == "/metrics":
-            labelled.respond(self._context.rest.locked(_ACTIONS[head.path], head) or self._context.rest.metrics())
+            labelled.respond(
+                self._context.rest.access.locked(_ACTIONS[head.path], head) or self._context.rest.metrics()
+            )
         elif self._settings.script is not None:
-            locked = self._context.rest.locked("infer", head)
+            locked = self._context.rest.access.locked("infer", head)
             if locked is None:
                 return self._run(self._settings.script, head, body, labelled)
             labelled.respond(locked)

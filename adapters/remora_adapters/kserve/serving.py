@@ -116,7 +116,7 @@ class KServeService:
         return None
 
     def _predict(self, head: Head, name: str, body: Buffer, exchange: Exchange) -> Cancellable | None:
-        locked = self._context.rest.locked("infer", head)
+        locked = self._context.rest.access.locked("infer", head)
         if locked is not None:
             exchange.respond(locked)
             return None
@@ -152,7 +152,7 @@ class KServeService:
         """
         if head.method not in ("GET", "HEAD"):
             return HttpAnswer(405, (JSON,), [_NOT_ALLOWED])
-        return self._context.rest.locked(action, head) or answer()
+        return self._context.rest.access.locked(action, head) or answer()
 
     # -- V2 ---------------------------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class KServeService:
         if head.path == "/v2/health/live":
             empty_body = {"live": True}
         elif head.path == "/v2/health/ready":
-            if not rest.locked("ready", head) and not self._engine.perform(ServerReady()):
+            if not rest.access.locked("ready", head) and not self._engine.perform(ServerReady()):
                 exchange.respond(failure(503, "Server is not ready.", plain=False))
                 return None
             empty_body = {"ready": True}

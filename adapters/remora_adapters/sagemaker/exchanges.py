@@ -8,6 +8,7 @@ Invariant: each exchange ends once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from remora.calls import TensorInfo
 from remora.errors import CancelledError
@@ -141,12 +142,11 @@ class FanIn:
         self, rest: RestService, head: Callable[[int | None], Head], accept: str, later: Later, exchange: Exchange
     ) -> None:
         self._rest = rest
-        self._head = head
+        self._head_of = cache(head)  # parts often have JSON of the same length
         self._accept = accept
         self._later = later
         self._exchange = exchange
         self._body = Translated([], "")
-        self._heads: dict[int | None, Head] = {}
         self._answers: dict[int, HttpAnswer] = {}
         self._tickets: dict[int, Cancellable] = {}
         self._next = 0
@@ -176,9 +176,7 @@ class FanIn:
                 break
             at, self._next = self._next, self._next + 1
             length = parts[at].json_length
-            head = self._heads.get(length)
-            if head is None:
-                head = self._heads[length] = self._head(length)
+            head = self._head_of(length)
             ticket = self._rest.handle(head, parts[at].body, _Slot(self, self._exchange, at))
             if ticket is not None and at not in self._answers and not self._ended:
                 self._tickets[at] = ticket

@@ -296,7 +296,7 @@ class SageMakerService:
         good = bool(self._engine.perform(ServerLive() if self._rules.ping_live else ServerReady()))
         if self._rules.as_triton and not self._rules.ping_live:
             good = good and not self._hosted.failed
-        exchange.respond(self._rest.locked("ready", head) or (_OK if good else _NOT_READY))
+        exchange.respond(self._rest.access.locked("ready", head) or (_OK if good else _NOT_READY))
 
     def _execution_parameters(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> None:
         if self._rules.as_triton:
@@ -320,7 +320,7 @@ class SageMakerService:
     # -- the multi-model API ----------------------------------------------------------------------------------------
 
     def _list(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> None:
-        locked = self._rest.locked("index", head)
+        locked = self._rest.access.locked("index", head)
         if locked is not None:
             exchange.respond(locked)
             return
@@ -334,11 +334,13 @@ class SageMakerService:
 
     def _get(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> None:
         row = self._hosted.get(plan.route.model)
-        locked = self._rest.locked("index", head)
+        locked = self._rest.access.locked("index", head)
         exchange.respond(locked or (_GONE if row is None else HttpAnswer(200, (PLAIN,), [orjson.dumps(_entry(row))])))
 
     def _load(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> None:
-        refusal = self._rest.locked("load", head) or self._rest.denied(LOAD_CONTENT, head)  # the URL is any folder
+        refusal = self._rest.access.locked("load", head) or self._rest.access.denied(
+            LOAD_CONTENT, head
+        )  # the URL is any folder
         if refusal is None and self._rules.as_triton and self._engine.options.model_control_mode != "explicit":
             refusal = routes.refused(400, _NOT_EXPLICIT)
         if refusal is not None:
@@ -372,7 +374,7 @@ class SageMakerService:
         self._later(load, exchange, lasts=True)
 
     def _unload(self, plan: _Plan, head: Head, body: Buffer, exchange: Exchange) -> None:
-        locked = self._rest.locked("unload", head)
+        locked = self._rest.access.locked("unload", head)
         work = None if locked is not None else self._hosted.remove(plan.route.model)
         if work is None:
             exchange.respond(locked or _GONE)

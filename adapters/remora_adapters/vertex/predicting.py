@@ -127,7 +127,7 @@ class VertexService:
     ) -> Cancellable | None:
         if not has_instances:
             return self._infer(plan, plan.to(f"/v2/models/{name}/infer"), body, exchange)
-        locked = self._rest.locked("infer", plan.head)
+        locked = self._rest.access.locked("infer", plan.head)
         if locked is None:
             return self._predictor.handle(name, plan.head, body, exchange)
         exchange.respond(locked)
@@ -144,7 +144,7 @@ class VertexService:
 
     def _follow_redirect(self, plan: _Plan, body: Buffer, exchange: Exchange) -> Cancellable | None:
         if plan.target == "/metrics":
-            exchange.respond(self._rest.locked("metrics", plan.head) or self._rest.metrics())
+            exchange.respond(self._rest.access.locked("metrics", plan.head) or self._rest.metrics())
             return None
         method = method_of(plan.target)  # because predict is always POST and read-only routes are GET
         v2 = plan.to(plan.target, method)

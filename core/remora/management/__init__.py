@@ -44,6 +44,23 @@ EXTENSIONS = (
 )
 
 
+class Surroundings:
+    """Parts of the process around an engine that its metrics page includes.
+
+    Attributes:
+        models: returns models of other engines.
+        connections: returns the number of open connections by protocol.
+        load: returns the load of the server, None without a server.
+        denials: requests refused for want of a valid API key, by reason.
+    """
+
+    def __init__(self) -> None:
+        self.models: Callable[[], Iterable[ServedModel]] = tuple
+        self.connections: Callable[[], Mapping[str, int]] = dict
+        self.load: Callable[[], ServerLoad | None] = lambda: None
+        self.denials: Mapping[str, int] = {}
+
+
 class CallAnswers:
     """Dispatcher of management calls. Thread-safe.
 
@@ -79,14 +96,7 @@ class CallAnswers:
         self._settings = LiveSettings(self._may_be_traced, options, clock, traces)
         self.traces = self._settings.traces
         self._exporter: MetricsExporter | None = None
-        self.beside: Callable[[], Iterable[ServedModel]] = tuple
-        """Returns models of other engines in this process that the metrics page includes."""
-        self.connections: Callable[[], Mapping[str, int]] = dict
-        """Returns the number of open connections by protocol."""
-        self.load: Callable[[], ServerLoad | None] = lambda: None
-        """Returns the load of the server around the engine, None without a server."""
-        self.denials: Mapping[str, int] = {}
-        """Requests refused for want of a valid API key, by reason."""
+        self.around = Surroundings()
 
     def _may_be_traced(self, model: str) -> bool:
         """Return True if a model is loaded, as Triton requires, or can be loaded on demand."""
@@ -145,9 +155,12 @@ class CallAnswers:
             gpus = self._gpus.readings if self._gpus is not None else list
             settings = MetricsSettings.of(self._options.metrics_config)
             self._exporter = MetricsExporter(settings, self._clock, self._cache, gpus, self._energy_j)
-        models = [*self._table.ready_models(), *self.beside()]
+        models = [*self._table.ready_models(), *self.around.models()]
         shares = self._lifecycle.releases.shares() if self._lifecycle.has_releases else ()
-        return self._exporter.families(models, self._startup(), self.connections(), self.denials, self.load(), shares)
+        around = self.around
+        return self._exporter.families(
+            models, self._startup(), around.connections(), around.denials, around.load(), shares
+        )
 
     def _startup(self) -> StartupReport:
         answered = [model.statistics.first_answer_ns for model in self._table.ready_models()]

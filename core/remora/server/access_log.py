@@ -87,6 +87,75 @@ def _no_key(_headers: Fields) -> str:
     return ""
 
 
+class _Window:
+    """Format of the lines and difference of the clocks, which hold until the lines are passed on."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._printers: dict[str, Printer] = {
+            "json": JsonLines(),
+            "default": TextLines(),
+            "ISO8601": TextLines(iso8601=True),
+        }
+        self.begin()
+
+    def begin(self) -> None:
+        """Take the present format and difference of the clocks."""
+        self.printer = self._printers[logs.OURS.change({}).log_format]
+        self.offset_ns = self._clock.wall_ms() * 1_000_000 - self._clock.monotonic_ns()
+
+
+class _Batch:
+    """Printed lines that are not yet passed to the thread, and the entries of those to export."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.lines: list[str] = []
+        self.exported: list[tuple[list[Entry], int]] = []
+
+
+class _Output:
+    """Destinations of the lines, for the writer's thread."""
+
+    def __init__(self, write: Callable[[str], object], now_ns: Callable[[], int]) -> None:
+        self._write = write
+        self._now_ns = now_ns
+        self.export = logs.OURS.export
+        self._export_failed = False
+        self._reported = 0
+        self._quiet_until_ns = 0
+
+    def write(self, batch: _Batch) -> bool:
+        """Write and export a batch. Return False if its lines cannot be written."""
+        try:
+            self._write("".join(batch.lines))
+            written = True
+        except Exception:  # standard error is closed or full; the requests must go on
+            written = False
+        for entries, offset_ns in batch.exported:
+            self._pass_to_export(entries, offset_ns)
+        return written
+
+    def _pass_to_export(self, entries: list[Entry], offset_ns: int) -> None:
+        """Export the lines of entries; a line that fails must not end the thread."""
+        for entry in entries:
+            try:
+                if self.export is not None:
+                    self.export(line_of_entry(entry, offset_ns))
+            except Exception:
+                if not self._export_failed:
+                    self._export_failed = True
+                    _log.exception("a line of the access log cannot be exported; further failures are not logged")
+
+    def report(self, dropped: int, *, last: bool = False) -> None:
+        """Log the number of dropped lines, at most once a minute until the last time."""
+        now_ns = self._now_ns()
+        if dropped == self._reported or (now_ns < self._quiet_until_ns and not last):
+            return
+        _log.warning("%d requests are missing in the access log, because writing it fails or is too slow", dropped)
+        self._reported, self._quiet_until_ns = dropped, now_ns + _NOTICE_NS
+
+
 class AccessWriter:
     """Queue of entries, and the thread that writes their lines and starts with the first.
 
@@ -103,33 +172,22 @@ class AccessWriter:
         """Lines that did not fit or could not be written."""
         self.now_ns = clock.monotonic_ns
         self._loop = loop
-        self._write = write
-        self._clock = clock
-        self._printers: dict[str, Printer] = {
-            "json": JsonLines(),
-            "default": TextLines(),
-            "ISO8601": TextLines(iso8601=True),
-        }
-        self._export = logs.OURS.export
-        self._export_failed = False
+        self._window = _Window(clock)
+        self._output = _Output(write, clock.monotonic_ns)
         self._entries: list[Entry] = []
-        self._lines: list[str] = []
-        self._exported: list[tuple[list[Entry], int]] = []
-        self._collected = 0  # lines that are printed and not yet passed to the thread
+        self._batch = _Batch()
         self._timer: asyncio.TimerHandle | None = None
-        self._queue: SimpleQueue[tuple[int, list[str], list[tuple[list[Entry], int]]] | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Batch | None] = SimpleQueue()
         self._passed = 0  # lines passed to the thread; only the loop changes it
         self._written = 0  # only the thread changes it
         self._thread: threading.Thread | None = None
-        self._reported = 0
-        self._quiet_until_ns = 0
 
     def put(self, entry: Entry) -> None:
         """Queue the line of an entry."""
         entries = self._entries
         entries.append(entry)
         if self._timer is None:
-            self._begin_window()
+            self._window.begin()
             self._timer = self._loop.call_later(_WINDOW_S, self.pass_on)
         if len(entries) >= _PRINTED_AT_ONCE:
             self._print()
@@ -141,22 +199,18 @@ class AccessWriter:
             self._queue.put(None)
             self._thread.join(timeout_s)
 
-    def _begin_window(self) -> None:
-        """Use the present format and difference of the clocks until the lines are passed on."""
-        self._printer = self._printers[logs.OURS.change({}).log_format]
-        self._offset_ns = self._clock.wall_ms() * 1_000_000 - self.now_ns()
-
     def _print(self) -> None:
         """Print the entries, or drop them if too many lines wait for the thread."""
         entries, self._entries = self._entries, []
         if self.waiting > MOST_WAITING:
             self.dropped += len(entries)
             return
-        self._lines.append("".join(self._printer.lines(entries, self._offset_ns)))  # the lines' memory is used again
-        if self._export is not None:
-            self._exported.append((entries, self._offset_ns))
-        self._collected += len(entries)
-        if self._collected >= _MOST_COLLECTED:
+        window, batch = self._window, self._batch
+        batch.lines.append("".join(window.printer.lines(entries, window.offset_ns)))  # the lines' memory is used again
+        if self._output.export is not None:
+            batch.exported.append((entries, window.offset_ns))
+        batch.count += len(entries)
+        if batch.count >= _MOST_COLLECTED:
             self.pass_on()
 
     def pass_on(self) -> None:
@@ -166,52 +220,26 @@ class AccessWriter:
             self._timer = None
         if self._entries:
             self._print()
-        if self._collected:
+        if self._batch.count:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="remora access log", daemon=True)
                 self._thread.start()
-            self._passed += self._collected
-            self._queue.put((self._collected, self._lines, self._exported))
-            self._lines, self._exported, self._collected = [], [], 0
+            self._passed += self._batch.count
+            self._queue.put(self._batch)
+            self._batch = _Batch()
 
     @property
     def waiting(self) -> int:
         """Number of printed lines that are not written."""
-        return self._collected + self._passed - self._written
+        return self._batch.count + self._passed - self._written
 
     def _serve(self) -> None:
         while (batch := self._queue.get()) is not None:
-            count, lines, exported = batch
-            try:
-                self._write("".join(lines))
-            except Exception:  # standard error is closed or full; the requests must go on
-                self.dropped += count
-            for entries, offset_ns in exported:
-                self._pass_to_export(entries, offset_ns)
-            self._written += count
-            self._report()
-        self._quiet_until_ns = 0
-        self._report()
-
-    def _pass_to_export(self, entries: list[Entry], offset_ns: int) -> None:
-        """Export the lines of entries; a line that fails must not end the thread."""
-        for entry in entries:
-            try:
-                if self._export is not None:
-                    self._export(line_of_entry(entry, offset_ns))
-            except Exception:
-                if not self._export_failed:
-                    self._export_failed = True
-                    _log.exception("a line of the access log cannot be exported; further failures are not logged")
-
-    def _report(self) -> None:
-        """Log the number of dropped lines, at most once a minute."""
-        now_ns = self.now_ns()
-        dropped = self.dropped
-        if dropped == self._reported or now_ns < self._quiet_until_ns:
-            return
-        _log.warning("%d requests are missing in the access log, because writing it fails or is too slow", dropped)
-        self._reported, self._quiet_until_ns = dropped, now_ns + _NOTICE_NS
+            if not self._output.write(batch):
+                self.dropped += batch.count
+            self._written += batch.count
+            self._output.report(self.dropped)
+        self._output.report(self.dropped, last=True)
 
 
 class AccessLog:

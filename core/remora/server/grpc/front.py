@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from remora.engine import Engine, FrontEnd
 from remora.errors import RemoraError, RetiredError, UnavailableError
@@ -47,6 +47,39 @@ from remora.tensors.shared_memory import Target
 
 _TURN_MESSAGES = 128
 """Messages of streams that one turn of the event loop processes."""
+
+
+class _Pools(NamedTuple):
+    """Threads for calls that end soon, and for those that may last."""
+
+    short: ThreadPoolExecutor
+    long: ThreadPoolExecutor
+
+
+class _Streams:
+    """Streams of all connections: those without a message so far, and all others with their connections.
+
+    ``most`` limits the others of one connection.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.silent: set[Streaming] = set()
+        self.begun: dict[Streaming, object] = {}
+
+    def check(self, call: Streaming) -> None:
+        """Count a stream as silent no longer. Raises UnavailableError if its connection has too many others."""
+        self.silent.discard(call)
+        if list(self.begun.values()).count(call.connection) >= self._most:
+            raise UnavailableError(
+                f"{self._most} streams are open on this connection, and more are not served on one: "
+                "use another connection, or try again later"
+            )
+
+    def discard(self, call: Streaming) -> None:
+        """Remove a stream."""
+        self.silent.discard(call)
+        self.begun.pop(call, None)
 
 
 class GrpcFront:
@@ -93,17 +126,17 @@ class GrpcFront:
         self.max_message_bytes = max_message_bytes
         self._reflection = reflection
         self._compression = compression
-        self._connection_streams = max(streams // 2, 1)
         self._turns = MessageTurns(asyncio.get_running_loop().call_soon, now)
         self.take_turn = self._turns.take
         """See `StreamThreads.take_turn`."""
         self.await_turn = self._turns.wait
         """See `StreamThreads.await_turn`."""
-        self._silent: set[Streaming] = set()  # streams without a message so far
-        self._begun: dict[Streaming, object] = {}  # all other streams with their connections
+        self._streams = _Streams(max(streams // 2, 1))
         self._loop = asyncio.get_running_loop()
-        self._asking = ThreadPoolExecutor(4, thread_name_prefix="remora-grpc-asking")
-        self._working = ThreadPoolExecutor(workers, thread_name_prefix="remora-grpc")
+        self._pools = _Pools(
+            ThreadPoolExecutor(4, thread_name_prefix="remora-grpc-asking"),
+            ThreadPoolExecutor(workers, thread_name_prefix="remora-grpc"),
+        )
 
     def open(self, fields: Fields) -> Opener:
         """Return how the call with these header fields is opened.
@@ -118,7 +151,7 @@ class GrpcFront:
                 return partial(InferenceCall, self, opening, self.infer, coding)  # type: ignore[arg-type]  # its own
             unary = self.calls.unary.get(path)
             if unary is not None:
-                pool = self._working if unary.lasts else self._asking
+                pool = self._pools.long if unary.lasts else self._pools.short
                 return partial(UnaryCall, self, opening, partial(self.run, pool, unary.behaviour), b"")
             if path == STREAM:
                 return partial(self._open_stream, opening)
@@ -131,7 +164,7 @@ class GrpcFront:
 
     def close(self) -> None:
         """Shut down the threads without waiting; the results of running work are dropped."""
-        for pool in (self._asking, self._working):
+        for pool in self._pools:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def post(self, work: Callable[..., object], *arguments: Any) -> None:
@@ -141,8 +174,7 @@ class GrpcFront:
 
     def stream_ended(self, call: Streaming) -> None:
         """Remove a stream from the count."""
-        self._silent.discard(call)
-        self._begun.pop(call, None)
+        self._streams.discard(call)
 
     def drain(self) -> None:
         """Start the streams without messages, so that they learn of the shutdown.
@@ -152,7 +184,7 @@ class GrpcFront:
         self.post(self._begin_silent)
 
     def _begin_silent(self) -> None:
-        for call in list(self._silent):
+        for call in list(self._streams.silent):
             call.begin()
 
     def _open_stream(self, opening: Opening, link: Stream) -> Streaming:
@@ -164,7 +196,7 @@ class GrpcFront:
         except UnavailableError as error:
             call.fail(*status_of_error(error))
             return call
-        self._silent.add(call)
+        self._streams.silent.add(call)
         if self.calls.draining:
             call.begin()
         return call
@@ -174,15 +206,9 @@ class GrpcFront:
 
         Raises UnavailableError if its connection has too many streams or the server is shutting down.
         """
-        self._silent.discard(call)
-        connection = call.connection
-        if list(self._begun.values()).count(connection) >= self._connection_streams:
-            raise UnavailableError(
-                f"{self._connection_streams} streams are open on this connection, and more are not served on one: "
-                "use another connection, or try again later"
-            )
+        self._streams.check(call)
         stream = self.calls.open_stream(call, call, self._memo)
-        self._begun[call] = connection
+        self._streams.begun[call] = call.connection
         return stream
 
     # -- calls of one message ---------------------------------------------------------------------------------------
@@ -193,7 +219,7 @@ class GrpcFront:
 
     def convert(self, call: GrpcCall, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """Call ``work``, such as inflating a message, in another thread, then ``then`` in the loop."""
-        self._work(self._working, call, work, then)
+        self._work(self._pools.long, call, work, then)
 
     def _work(self, pool: ThreadPoolExecutor, call: GrpcCall, work: Callable[[], T], then: Callable[[T], None]) -> None:
         def run() -> None:
@@ -244,7 +270,7 @@ class GrpcFront:
                 request = read_infer(message)
                 call.ticket = self._submit_to(self._front_end, request.model, request.version, call, request, message)
         except LoadingError:
-            self.run(self._working, calls.unary[INFER].behaviour, call, message)
+            self.run(self._pools.long, calls.unary[INFER].behaviour, call, message)
         except Exception as error:
             call.fail(*status_of_error(error))
 

@@ -129,10 +129,7 @@ class Rpcs:
         self.draining = False
         self.restricted = restricted
         self._now = now
-        self._most_streams = streams
-        self._streams: set[InferStream] = set()
-        self._opening = 0
-        self._lock = threading.Lock()  # because grpcio opens streams in several threads
+        self._streams = _OpenStreams(streams, now)
         self._front_end = FrontEnd(self._submit, arrival_of, DECOUPLED_TEXT)
         self.check_content: CheckContent = lambda _metadata: None
         """Raises PermissionDeniedError for a call whose API key may not load what a request brings."""
@@ -142,7 +139,7 @@ class Rpcs:
     def drain(self) -> None:
         """Refuse new inference from now on [R21] and report NOT_SERVING; calls in flight continue."""
         self.draining = True
-        for stream in list(self._streams):
+        for stream in self._streams.all():
             stream.drain()
 
     def _all(self) -> dict[str, UnaryMethod]:
@@ -264,20 +261,6 @@ class Rpcs:
             timeout_ns=0 if left_s is None else max(int(left_s * 1e9), 1),
         )
 
-    def _evict_idle(self) -> bool:
-        """End the stream that has been idle longest, for `IDLE_NS` at least. The lock is held.
-
-        Returns False if there is none.
-        """
-        before_ns = self._now() - IDLE_NS
-        idle = [stream for stream in list(self._streams) if 0 < stream.idle_since_ns <= before_ns]
-        if not idle:
-            return False
-        longest = min(idle, key=lambda stream: stream.idle_since_ns)
-        self._streams.discard(longest)
-        longest.evict()
-        return True
-
     def open_stream(self, context: CallContext, call: StreamCall, memo: InferMemo | None = None) -> InferStream:
         """Return the stream of a ModelStreamInfer call, in that call's thread.
 
@@ -285,19 +268,12 @@ class Rpcs:
         shutdown.
         """
         self.check_secret("ModelStreamInfer", context)
-        with self._lock:
-            count = len(self._streams) + self._opening
-            if count >= self._most_streams and not self._evict_idle():
-                raise UnavailableError(f"{count} streams are open, and more are not served: try again later")
-            self._opening += 1
+        self._streams.reserve()
         stream: InferStream | None = None
         try:
             stream = self._stream_of(context, call, memo)
         finally:
-            with self._lock:
-                self._opening -= 1
-                if stream is not None:
-                    self._streams.add(stream)
+            self._streams.settle(stream)
         if self.draining:  # checked after registering, so that `drain` cannot miss this stream
             stream.leave()
             raise UnavailableError(SHUTDOWN_TEXT)
@@ -323,6 +299,61 @@ class Rpcs:
         self._streams.add(stream)
         if self.draining:
             stream.drain()
+
+
+class _OpenStreams:
+    """Streams that are open, and the slots of those that are being opened. Thread-safe.
+
+    grpcio opens streams in several threads.
+    """
+
+    def __init__(self, most: int, now: Callable[[], int]) -> None:
+        self._most = most
+        self._now = now
+        self._lock = threading.Lock()
+        self._streams: set[InferStream] = set()
+        self._opening = 0
+
+    def all(self) -> list[InferStream]:
+        """Return the open streams."""
+        return list(self._streams)
+
+    def add(self, stream: InferStream) -> None:
+        """Add an open stream."""
+        self._streams.add(stream)
+
+    def discard(self, stream: InferStream) -> None:
+        """Remove a stream that has ended."""
+        self._streams.discard(stream)
+
+    def reserve(self) -> None:
+        """Reserve a slot. Raises UnavailableError without a free one."""
+        with self._lock:
+            count = len(self._streams) + self._opening
+            if count >= self._most and not self._evict_idle():
+                raise UnavailableError(f"{count} streams are open, and more are not served: try again later")
+            self._opening += 1
+
+    def settle(self, stream: InferStream | None) -> None:
+        """Give the reserved slot to a stream, or free it if none was opened."""
+        with self._lock:
+            self._opening -= 1
+            if stream is not None:
+                self._streams.add(stream)
+
+    def _evict_idle(self) -> bool:
+        """End the stream that has been idle longest, for `IDLE_NS` at least. The lock is held.
+
+        Returns False if there is none.
+        """
+        before_ns = self._now() - IDLE_NS
+        idle = [stream for stream in list(self._streams) if 0 < stream.idle_since_ns <= before_ns]
+        if not idle:
+            return False
+        longest = min(idle, key=lambda stream: stream.idle_since_ns)
+        self._streams.discard(longest)
+        longest.evict()
+        return True
 
 
 class DeadlinePassedError(CancelledError):

@@ -205,7 +205,7 @@ class MetricsService:
             refused = b'{"error":"Method Not Allowed"}'
             exchange.respond(HttpAnswer(405, (PLAIN,), [refused]))
         elif head.path in (SCRAPE_PATH, f"{SCRAPE_PATH}/"):
-            exchange.respond(self._rest.denied("metrics", head) or self._rest.metrics())
+            exchange.respond(self._rest.access.denied("metrics", head) or self._rest.metrics())
         else:
             exchange.respond(HttpAnswer(200, (METRICS,), []))
 
@@ -229,7 +229,7 @@ class OnePortService:
         return self._rest.bind(head)
 
     def _scrape(self, head: Head, _body: Buffer, exchange: Exchange) -> None:
-        exchange.respond(self._rest.locked("metrics", head) or self._rest.metrics())
+        exchange.respond(self._rest.access.locked("metrics", head) or self._rest.metrics())
 
 
 def _identify(

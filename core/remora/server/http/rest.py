@@ -110,9 +110,8 @@ class RestService:
         self._groups = TurnGroups.of(engine, mailbox, self._inferred, _contexts)
         self._opened: dict[plugins.Routes, OpenGroup] = {}
         self._options = options
-        self._access = access = AccessRules(restrictions, allowed_hosts, deny)
-        self.locked, self.denied = access.locked, access.denied
-        """See `AccessRules`."""
+        self.access = AccessRules(restrictions, allowed_hosts, deny)
+        """Rules by which requests are refused, for hosts that answer paths of their own."""
         self._submit_to = engine.submit_to
         self._front_end = FrontEnd(self._submit, arrival_of, _DECOUPLED, name_version)
         self._codec = codec
@@ -186,7 +185,7 @@ class RestService:
         action = group.action_of(head.method, head.path)
         if action is None:
             return partial(self._answer_unknown, row, head)
-        denied = self._access.refusal(action, head)
+        denied = self.access.refusal(action, head)
         return self._open(row).bind(head) if denied is None else partial(respond, group.refuse(denied, head.path))
 
     def _answer_unknown(self, row: plugins.Routes, head: Head, body: Buffer, exchange: Exchange) -> Cancellable | None:
@@ -209,7 +208,7 @@ class RestService:
                 self._mailbox,
                 self._options,
                 self.large,
-                self._access,
+                self.access,
                 self.when_loaded,
                 self._bind,
             )
@@ -217,7 +216,7 @@ class RestService:
         return self._opened[row]
 
     def _bind(self, head: Head) -> Answerer:
-        plan = HeadPlan(head, self.locked)
+        plan = HeadPlan(head, self.access.locked)
         if self._codec.forwards:
             plan.json_length = 0  # because a header that becomes a parameter is not in the memo's key
         return partial(self._infer_bound if plan.infers else self._handle_bound, plan, head)
@@ -273,7 +272,7 @@ class RestService:
         try:
             return work(head, body, exchange)
         except LoadingError as loading:
-            locked = self.locked("infer", head)
+            locked = self.access.locked("infer", head)
             if locked is not None:
                 exchange.respond(locked)  # a refused request must not take a place among the waiting ones
                 return None
@@ -331,7 +330,7 @@ class RestService:
 
     def page(self, head: Head, exchange: Exchange) -> None:
         """Answer a request for one of `PAGES`."""
-        refused = self.locked(action_of_page(head.path), head)
+        refused = self.access.locked(action_of_page(head.path), head)
         if refused is not None:
             exchange.respond(refused)
             return
@@ -492,7 +491,7 @@ class RestService:
         return None
 
     def _perform(self, where: Route, call: Call, head: Head, exchange: Exchange) -> None:
-        denied = self.denied(LOAD_CONTENT, head) if isinstance(call, ModelLoad) and call.has_content else None
+        denied = self.access.denied(LOAD_CONTENT, head) if isinstance(call, ModelLoad) and call.has_content else None
         if denied is not None:
             exchange.respond(denied)
             return

@@ -89,7 +89,7 @@ def test_a_stream_that_gets_a_request_before_it_is_evicted_ends_when_the_server_
     call.run_posted()
     assert [end.message for end in call.ends if end is not None] == [SHUTDOWN_TEXT]
     stream.leave()
-    assert not server.rpcs._streams
+    assert not server.rpcs._streams.all()
 
 
 @pytest.mark.parametrize("drains", [False, True])
@@ -103,4 +103,4 @@ def test_a_stream_that_ends_before_it_is_evicted_is_not_counted_again(drains: bo
         server.rpcs.drain()
     stream.leave()
     call.run_posted()
-    assert not server.rpcs._streams
+    assert not server.rpcs._streams.all()
