@@ -109,7 +109,7 @@ class TensorRequests:
         self._mailbox = mailbox
         self._model = model
         self._use = use
-        self._exchange, self._head, self._timeout_ns, self._heading, self._large = origin
+        self._origin = origin
         self._group = TicketGroup()
         self._prompt: str | None = None
         self._inputs, self._outputs = tensors_of(model.config)
@@ -162,11 +162,11 @@ class TensorRequests:
         def submit(model: ServedModel, *_: object) -> Ticket:
             specs, data = as_request(model, inputs)
             form = as_form(specs, outputs, "", {})
-            return model.submit(form, data, reply, mailbox=mailbox, timeout_ns=self._timeout_ns)
+            return model.submit(form, data, reply, mailbox=mailbox, timeout_ns=self._origin.timeout_ns)
 
         try:
             front_end = FrontEnd(submit, arrival_of, routed=self._keep_version)
-            ticket = self._engine.submit_to(front_end, self._model.name, -1, self._head, self._exchange)
+            ticket = self._engine.submit_to(front_end, self._model.name, -1, self._origin.head, self._origin.exchange)
         except BaseException:
             self._group.stop()
             raise
@@ -186,10 +186,10 @@ class TensorRequests:
         if query.chat is not None:
             prompts = [self._chat_prompt(query) if self._prompt is None else self._prompt]
         tasks = [task_for(query) for _ in prompts]
-        made = self._heading(query.model or self._model.name, "")
+        made = self._origin.heading(query.model or self._model.name, "")
         reply = reply_to(query, tasks, made, None, self._use.tool_parser)
         reply.usage.prompt = 0
-        delivery = Delivery(self._exchange, query, reply, self._group.stop)
+        delivery = Delivery(self._origin.exchange, query, reply, self._group.stop)
         self._group.leave = delivery.leave
         stops = stops_of(query, self._use, self._inputs)
         known = (self._use.answer, "finish_reason", COUNT, "num_output_tokens")
@@ -197,7 +197,7 @@ class TensorRequests:
         inputs = [text_inputs(query, each, self._use, self._inputs, batched=self._batch > 0) for each in prompts]
         for task, one in zip(tasks, inputs, strict=True):
             answer = TextAnswer(task, self._use, stops)
-            flow, mailbox = self._exchange.flow, self._mailbox
+            flow, mailbox = self._origin.exchange.flow, self._mailbox
             held = HeldMailbox(mailbox, flow) if mailbox is not None and flow is not None and query.stream else None
             self._submit(one, outputs, partial(self._take_text, answer, reply, delivery, held), held)
 
@@ -249,7 +249,7 @@ class TensorRequests:
 
     def _begin_vectors(self, query: VectorQuery) -> None:
         inputs_of, count = self._rows_of(query)
-        rows = TextValues(partial(self._answer_vectors, query), self._exchange, self._group, self._large)
+        rows = TextValues(partial(self._answer_vectors, query), self._origin.exchange, self._group, self._origin.large)
         size = self._row_limit(query, count)
         if not size:
             raise ParameterError(
@@ -311,7 +311,7 @@ class TensorRequests:
     def _answer_vectors(self, query: VectorQuery, values: npt.NDArray[np.float64], tokens: int) -> HttpAnswer:
         """Return the answer for the values of all texts, of which the model has counted the tokens."""
         tokens = tokens or sum(map(len, query.ids))
-        heading = self._heading(query.model or self._model.name, "")
+        heading = self._origin.heading(query.model or self._model.name, "")
         if query.action == "embeddings":
             body = encode_embeddings(query, values, heading, tokens)
         elif self._use.task == "embeddings":

@@ -237,7 +237,6 @@ class ProgramRun:
             config.name, list(self._types), program.arguments, dictionary=program.dictionary
         )
         self._places = bind_outputs(config.name, list(self._outputs))
-        self._on_gpu = device is not None and device.type == "cuda"
 
     def __call__(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
         return self._run(inputs, wanted, keep_on_device=False)
@@ -245,6 +244,10 @@ class ProgramRun:
     def staying(self, inputs: dict[str, Array], wanted: tuple[str, ...]) -> list[Tensor]:
         """Return the same outputs without copying them to the host."""
         return self._run(inputs, wanted, keep_on_device=True)
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self._device is not None and self._device.type == "cuda"
 
     def _run(self, inputs: dict[str, Array], wanted: tuple[str, ...], *, keep_on_device: bool) -> list[Tensor]:
         torch, types = self._torch, self._types

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from remora.backends.onnxruntime.opening import run_options
 from remora.backends.onnxruntime.plan import GraphPlan
 from remora.backends.transfers import Places, Transfer
 from remora.messages import DTYPES, Array, Tensor
@@ -64,12 +66,11 @@ class Binding:
         entries: Mapping[str, str],
         graphs: GraphPlan | None = None,
     ) -> None:
-        self._runtime = runtime
+        self._options = partial(run_options, runtime, entries)
         self._inner = inner
         self._memory = memory
         self._transfer = transfer
         self._types = types
-        self._entries = entries
         self._device = _ON_HOST if memory.device[0] == 1 else ("cuda", memory.device[1])
         host_inputs = frozenset[str]() if self._device == _ON_HOST else inputs_on_host(inner)
         self._on_host = host_inputs or frozenset()
@@ -207,12 +208,6 @@ class Binding:
             self._bind(binding.bind_output, name, example.shape, block.address)
             outputs.append(DeviceArray(example.datatype, example.shape, self._memory, block.address, block.owner))
         return _Fixed(binding, blocks, outputs, self._options({"gpu_graph_id": str(len(self._fixed) + 1)}))
-
-    def _options(self, more: Mapping[str, str]) -> Any:
-        options = self._runtime.RunOptions()
-        for key, value in {**self._entries, **more}.items():
-            options.add_run_config_entry(key, value)
-        return options
 
 
 def _handed_out(fixed: _Fixed) -> list[DeviceArray]:

@@ -20,6 +20,7 @@ from remora.errors import ConfigError, InternalError, RemoraError
 from remora.system.environment import keep_runtimes_quiet
 from remora.system.install_advice import install_command
 
+_NO_ENTRIES: Mapping[str, str] = {}
 _REASON = r"(?s)\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)"
 _BOUND_REASON = "Error in execution: "
 _THROWN = r"\.(?:h|hpp|cc|cpp|cu|cuh):\d+"
@@ -134,6 +135,14 @@ def _session_options(runtime: Any, plan: SessionPlan, changes: Mapping[str, Any]
         options.add_session_config_entry(key, value)
     for key, value in changes.items():
         setattr(options, key, value)
+    return options
+
+
+def run_options(runtime: Any, entries: Mapping[str, str], more: Mapping[str, str] = _NO_ENTRIES) -> Any:
+    """Return the options of a run with the entries of its session's plan, and more."""
+    options = runtime.RunOptions()
+    for key, value in {**entries, **more}.items():
+        options.add_run_config_entry(key, value)
     return options
 
 

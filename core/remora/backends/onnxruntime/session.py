@@ -17,7 +17,7 @@ import numpy as np
 
 from remora.backends.arrays import Run, texts
 from remora.backends.onnxruntime.binding import Binding
-from remora.backends.onnxruntime.opening import reason_of
+from remora.backends.onnxruntime.opening import reason_of, run_options
 from remora.backends.onnxruntime.plan import GraphPlan, SessionPlan
 from remora.backends.transfers import Transfer
 from remora.calls import TensorInfo
@@ -43,6 +43,23 @@ class Bound(NamedTuple):
     close: Callable[[], None]
 
 
+class _TensorTypes:
+    """Datatypes of a session's tensors, and the conversions that they need.
+
+    ``texts`` names the inputs of BYTES, ``bfloat16`` is True with a tensor of BF16, and ``plain`` if all tensors are
+    numpy's.
+    """
+
+    def __init__(self, signature: OnnxSignature) -> None:
+        self.inputs = signature.datatypes
+        self.outputs = {name: info.datatype for name, info in signature.outputs.items()}
+        everything = (*self.inputs.values(), *self.outputs.values())
+        self.texts = frozenset(name for name, datatype in self.inputs.items() if datatype == "BYTES")
+        self.bfloat16 = "BF16" in everything
+        self.binds = "BYTES" not in everything
+        self.plain = self.binds and not self.bfloat16
+
+
 class OnnxSession:
     """Session with its signature. Any number of threads may run it at once."""
 
@@ -56,32 +73,21 @@ class OnnxSession:
         self._model = model
         self._runtime = runtime
         self._inner = inner
-        self._inputs = self.signature.datatypes
-        self._outputs = {name: info.datatype for name, info in self.signature.outputs.items()}
-        self._texts = frozenset(name for name, datatype in self._inputs.items() if datatype == "BYTES")
+        self._types = types = _TensorTypes(self.signature)
         self._entries = plan.run_entries
-        self._options = self._run_options() if plan.run_entries else None
+        self._options = run_options(runtime, plan.run_entries) if plan.run_entries else None
         # The Python class's checks cost a tenth of a small run; the engine and the C++ class check as well.
         self._call = getattr(getattr(inner, "_sess", None), "run", None) or inner.run
-        bfloat16 = "BF16" in (*self._inputs.values(), *self._outputs.values())
-        if bfloat16 and self._texts:
+        if types.bfloat16 and types.texts:
             raise UnsupportedError(
                 f"model '{model}' mixes BF16 tensors and string inputs, for which ONNX Runtime has no Python "
                 "interface; export its inputs and outputs as FP32"
             )
-        self._plain = not bfloat16 and "BYTES" not in (*self._inputs.values(), *self._outputs.values())
-        self._bfloat16 = bfloat16
-
-    def _run_options(self) -> Any:
-        options = self._runtime.RunOptions()
-        for key, value in self._entries.items():
-            options.add_run_config_entry(key, value)
-        return options
 
     def quiet_run(self) -> Run:
         """Return ``run`` without ONNX Runtime's own lines on stderr for runs that fail."""
         quiet = copy.copy(self)
-        quiet._options = self._run_options()
+        quiet._options = run_options(self._runtime, self._entries)
         quiet._options.log_severity_level = _FATAL
         return quiet.run
 
@@ -114,15 +120,16 @@ class OnnxSession:
             InvalidArgumentError: an element of a BYTES input is not UTF-8.
             InternalError: ONNX Runtime or the model failed, with Triton's text.
         """
-        outputs = self._outputs
-        if not self._plain:
+        types = self._types
+        outputs = types.outputs
+        if not types.plain:
             inputs = {name: self._decoded(name, array) for name, array in inputs.items()}
         try:
-            run = self._run_bfloat16 if self._bfloat16 else self._run_arrays
+            run = self._run_bfloat16 if types.bfloat16 else self._run_arrays
             values = run(inputs, wanted)
         except Exception as error:  # its classes have no common parent but Exception
             raise InternalError(reason_of(error), from_model=True) from error
-        if self._plain:
+        if types.plain:
             return [Tensor(name, outputs[name], value) for name, value in zip(wanted, values, strict=True)]
         return [
             Tensor(name, outputs[name], _encoded(value) if outputs[name] == "BYTES" else value)
@@ -132,11 +139,11 @@ class OnnxSession:
     @property
     def binds(self) -> bool:
         """True if all tensors can be on a device, which strings cannot."""
-        return "BYTES" not in (*self._inputs.values(), *self._outputs.values())
+        return self._types.binds
 
     def bound(self, config: ModelConfig, memory: Memory, transfer: Transfer, graphs: GraphPlan | None) -> Bound:
         """Return functions of one instance with tensors on its device (`Binding`)."""
-        types = {**self._inputs, **self._outputs}
+        types = {**self._types.inputs, **self._types.outputs}
         binding = Binding(self._runtime, self._inner, memory, transfer, types, self._entries, graphs)
         if graphs is not None and not binding.replays:
             _log.warning(
@@ -163,7 +170,7 @@ class OnnxSession:
 
     def _decoded(self, name: str, array: Array) -> Array:
         """Return an array of text for BYTES, any other array unchanged. ONNX strings are UTF-8."""
-        if name not in self._texts:
+        if name not in self._types.texts:
             return array
         decoded = np.empty(array.size, object)
         decoded[:] = texts(f"input '{name}' of model '{self._model}'", array)
@@ -178,13 +185,13 @@ class OnnxSession:
         tensors = self._runtime.OrtValue
         feeds = {
             name: tensors.ortvalue_from_numpy_with_onnx_type(array, _BFLOAT16)
-            if self._inputs.get(name) == "BF16"
+            if self._types.inputs.get(name) == "BF16"
             else tensors.ortvalue_from_numpy(array)
             for name, array in kept.items()
         }
         values = self._inner.run_with_ort_values(wanted, feeds, self._options)
         return [
-            _bfloat16_bits(value) if self._outputs[name] == "BF16" else value.numpy()
+            _bfloat16_bits(value) if self._types.outputs[name] == "BF16" else value.numpy()
             for name, value in zip(wanted, values, strict=True)
         ]
 

@@ -98,11 +98,7 @@ class OnnxStepper:
         self.length = size.length
         self._session: Any = session
         self._folder = folder
-        self._memory = memory
-        self._dtype = dtype
-        self._device = ("cpu", 0) if memory.device == HOST else ("cuda", memory.device[1])
-        self._row_bytes = folder.kv_heads * size.length * folder.head_size * dtype.itemsize
-        self._buffers = [_Buffer(memory, size.rows * self._row_bytes) for _ in folder.past]
+        self._cache = _Cache(folder, size, memory, dtype)
         inputs = {each.name for each in session.get_inputs()}
         self._has_positions = folder.input_names["position_ids"] in inputs
         logits_type = next(each.type for each in session.get_outputs() if each.name == folder.logits)
@@ -160,12 +156,13 @@ class OnnxStepper:
         if self._has_positions:
             binding.bind_cpu_input(names["position_ids"], positions)
         shape = (rows, folder.kv_heads, self.length, folder.head_size)
-        kind, number = self._device
-        offset = first * self._row_bytes
-        for past, present, buffer in zip(folder.past, folder.present, self._buffers, strict=True):
+        cache = self._cache
+        kind, number = cache.device
+        offset = first * cache.row_bytes
+        for past, present, buffer in zip(folder.past, folder.present, cache.buffers, strict=True):
             address = buffer.address + offset
-            binding.bind_input(past, kind, number, self._dtype, shape, address)
-            binding.bind_output(present, kind, number, self._dtype, shape, address)
+            binding.bind_input(past, kind, number, cache.dtype, shape, address)
+            binding.bind_output(present, kind, number, cache.dtype, shape, address)
         count = rows * width * folder.vocabulary
         out = self._logits if count <= self._logits.size else np.empty(count, self._logits_type)
         logits_shape = (rows, width, folder.vocabulary)
@@ -175,17 +172,32 @@ class OnnxStepper:
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy the first tokens of a row to another row, head by head."""
-        size = tokens * self._folder.head_size * self._dtype.itemsize
-        stride = self.length * self._folder.head_size * self._dtype.itemsize
-        for buffer in self._buffers:
-            for head in range(self._folder.kv_heads):
-                at = head * stride
-                buffer.copy(source * self._row_bytes + at, target * self._row_bytes + at, size)
+        self._cache.copy_row(source, target, tokens)
 
     def close(self) -> None:
         """Release session and cache."""
-        self._buffers.clear()
+        self._cache.buffers.clear()
         self._session = None
+
+
+class _Cache:
+    """Keys and values of all layers on a device, one buffer each."""
+
+    def __init__(self, folder: DecoderFolder, size: CacheSize, memory: Memory, dtype: np.dtype[Any]) -> None:
+        self.dtype = dtype
+        self.device = ("cpu", 0) if memory.device == HOST else ("cuda", memory.device[1])
+        self._heads = folder.kv_heads
+        self._token_bytes = folder.head_size * dtype.itemsize
+        self._head_bytes = size.length * self._token_bytes
+        self.row_bytes = folder.kv_heads * self._head_bytes
+        self.buffers = [_Buffer(memory, size.rows * self.row_bytes) for _ in folder.past]
+
+    def copy_row(self, source: int, target: int, tokens: int) -> None:
+        """Copy the first tokens of a row to another row, head by head."""
+        for buffer in self.buffers:
+            for head in range(self._heads):
+                at = head * self._head_bytes
+                buffer.copy(source * self.row_bytes + at, target * self.row_bytes + at, tokens * self._token_bytes)
 
 
 class _Buffer:

@@ -73,8 +73,7 @@ class OpenVinoEngine:
         self._answers: LibraryAnswers[None] = LibraryAnswers(
             name, facts, tokens, now_ns, trouble=lambda: self.trouble, wake=self._thread.start
         )
-        self._book = self._answers.book
-        self.measurements = self._book.measurements
+        self.measurements = self._answers.book.measurements
         self._handles: dict[int, Any] = {}
         self._cache_share = 0.0
 
@@ -83,11 +82,11 @@ class OpenVinoEngine:
     def begin(self, task: Task, sink: Sink) -> None:
         """Queue a task; see `remora_llm.generation.TokenEngine`."""
         check_task(task, self.facts)
-        self._book.enter(task, sink, self._now(), None)
+        self._answers.book.enter(task, sink, self._now(), None)
 
     def cancel(self, task: Task) -> None:
         """End a task early; see `remora_llm.generation.TokenEngine`."""
-        self._book.cancel(task)
+        self._answers.book.cancel(task)
 
     def stats(self) -> EngineStats:
         """Return counters and gauges."""
@@ -96,19 +95,19 @@ class OpenVinoEngine:
 
     def close(self) -> None:
         """End all tasks with UnavailableError and release the library's objects."""
-        self._book.close()
+        self._answers.book.close()
         self._thread.join()
         self._pipeline = None
 
     # -- The engine's thread -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while self._book.wait(lambda: not self._handles):
+        while self._answers.book.wait(lambda: not self._handles):
             try:
                 self._turn()
             except Exception as error:  # of the library, in which any request may be the cause
                 self._failed(error)
-            self._book.deliver()
+            self._answers.book.deliver()
         self._handles.clear()
         self._answers.unload()
 
@@ -165,7 +164,7 @@ class OpenVinoEngine:
         """End all answers, and open the pipeline again because it repeats an error with every step."""
         _log.error("model '%s' failed in a step: %s", self._name, error, exc_info=error)
         self._handles.clear()
-        self._answers.end_all(self._book.failure(error))
+        self._answers.end_all(self._answers.book.failure(error))
         try:
             self._pipeline = None
             self._pipeline = self._library.open_pipeline()

@@ -133,15 +133,13 @@ class VllmEngine:
         self._llm = llm
         self._library = library
         self._thread = thread
-        self._loop = thread.loop
         self._now = now_ns
         self._gauges = gauges
         self._capacity = capacity
         self._answers: LibraryAnswers[Sequence[Any]] = LibraryAnswers(
             name, facts, tokens, now_ns, trouble=lambda: self.trouble, wake=self._wake
         )
-        self._book = self._answers.book
-        self.measurements = self._book.measurements
+        self.measurements = self._answers.book.measurements
         self._work: dict[int, asyncio.Task[None]] = {}
         self._posted = False
 
@@ -159,14 +157,14 @@ class VllmEngine:
             parameters = [sampling_parameters(self._library, task, choice) for choice in range(task.choices)]
         except self._library.refusals as error:
             raise ParameterError("sampling_parameters", f"vLLM refuses the parameters: {error}") from error
-        self._book.enter(task, sink, self._now(), parameters)
+        self._answers.book.enter(task, sink, self._now(), parameters)
 
     def cancel(self, task: Task) -> None:
         """End a task early; see `remora_llm.generation.TokenEngine`."""
-        self._book.cancel(task)
+        self._answers.book.cancel(task)
 
     def _wake(self) -> None:
-        self._loop.call_soon_threadsafe(self._take_notes)
+        self._thread.loop.call_soon_threadsafe(self._take_notes)
 
     def stats(self) -> EngineStats:
         """Return counters and gauges."""
@@ -182,7 +180,7 @@ class VllmEngine:
 
     def close(self) -> None:
         """End all tasks with UnavailableError and shut vLLM down."""
-        self._book.close()
+        self._answers.book.close()
         try:
             self._thread.run(self._end_all())
         finally:
@@ -196,9 +194,9 @@ class VllmEngine:
     def _take_notes(self) -> None:
         opened, stopped = self._answers.take()
         for answer, parameters in opened:
-            self._work[answer.number] = self._loop.create_task(self._generate(answer, parameters[answer.choice]))
+            self._work[answer.number] = self._thread.loop.create_task(self._generate(answer, parameters[answer.choice]))
             if answer.task.deadline_ns and not answer.choice:
-                self._loop.call_later(max(answer.task.deadline_ns - self._now(), 0) / 1e9, self._end_late)
+                self._thread.loop.call_later(max(answer.task.deadline_ns - self._now(), 0) / 1e9, self._end_late)
         for answer in stopped:
             self._stop(answer)
         self._deliver_soon()
@@ -227,7 +225,7 @@ class VllmEngine:
             pass
         except Exception as error:
             _log.error("model '%s': a request failed: %s", self._name, error, exc_info=error)
-            self._answers.end(answer, "error", self._book.failure(error, "failed"))
+            self._answers.end(answer, "error", self._answers.book.failure(error, "failed"))
         finally:
             self._work.pop(answer.number, None)
             await self._llm.abort(key)  # has no effect on a request that has ended
@@ -248,11 +246,11 @@ class VllmEngine:
         """Deliver once for all requests of this turn of the loop."""
         if not self._posted:
             self._posted = True
-            self._loop.call_soon(self._deliver)
+            self._thread.loop.call_soon(self._deliver)
 
     def _deliver(self) -> None:
         self._posted = False
-        self._book.deliver()
+        self._answers.book.deliver()
 
     async def _end_all(self) -> None:
         work: list[asyncio.Future[None]] = list(self._work.values())

@@ -143,6 +143,8 @@ def test_a_cache_on_a_gpu_is_zero_at_first(session: Any, stand_in: StandIn) -> N
     facts, size = ModelFacts(folder.context, folder.vocabulary), CacheSize(2, 16)
     memory, dtype = CudaMemory(stand_in.runtime, 0), cache_type(inner, folder, "tiny")
     made = OnnxStepper(inner, folder, size, 1, facts, memory, dtype)
-    nbytes = size.nbytes(folder, dtype.itemsize) // len(made._buffers)
-    assert [ctypes.string_at(each.address, nbytes) for each in made._buffers] == [bytes(nbytes)] * len(made._buffers)
+    nbytes = size.nbytes(folder, dtype.itemsize) // len(made._cache.buffers)
+    assert [ctypes.string_at(each.address, nbytes) for each in made._cache.buffers] == [bytes(nbytes)] * len(
+        made._cache.buffers
+    )
     made.close()

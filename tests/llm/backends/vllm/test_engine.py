@@ -258,4 +258,4 @@ def test_a_failed_shutdown_of_vllm_still_ends_the_loop(
     monkeypatch.setattr(llm, "shutdown", fail)
     with pytest.raises(RuntimeError, match="a process is gone"):
         engine.close()
-    assert engine._loop.is_closed()
+    assert engine._thread.loop.is_closed()
