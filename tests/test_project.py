@@ -89,6 +89,14 @@ MAKES_REQUESTS = (
     # The Runtime API has no timeout between events and takes trailers, which no other server gets.
     "adapters/remora_adapters/aws_lambda/streaming.py",
 )
+MANY_ATTRIBUTES = 40
+"""Number of classes with more than 12 attributes. It goes down only."""
+HOT_MACHINES = (
+    # The state of a connection or a stream, which each frame and each message reads.
+    "core/remora/protocols/http2/connection.py:Http2",
+    "core/remora/server/grpc/stream.py:InferStream",
+    "core/remora/server/http/http1.py:Connection",
+)
 HTTP_CLIENTS = {"http.client", "urllib.request", "urllib3", "requests", "httpx", "aiohttp"}
 CLOCK = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep"}
 GENERATOR = "1.62.3"
@@ -200,6 +208,71 @@ def test_http_requests_are_made_in_named_places() -> None:
         if name in HTTP_CLIENTS or (isinstance(node, ast.ImportFrom) and f"{node.module}.{name}" in HTTP_CLIENTS)
     }
     assert found == set(MAKES_REQUESTS)
+
+
+def attributes_of_instances(node: ast.ClassDef) -> set[str]:
+    """Return the attributes that a class gives its instances: the fields of a dataclass, and what methods assign."""
+    names = set()
+    if any("dataclass" in ast.unparse(each) for each in node.decorator_list):
+        names |= {
+            each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and type(each.target) is ast.Name
+        }
+    for method in node.body:
+        if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) or not method.args.args:
+            continue
+        own = method.args.args[0].arg
+        names |= {
+            each.attr
+            for each in ast.walk(method)
+            if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)
+            if isinstance(each.value, ast.Name) and each.value.id == own
+        }
+    return names
+
+
+def has_state(node: ast.ClassDef) -> bool:
+    """True unless the class is a contract or a record: its fields are a schema, not state that methods change."""
+    contract = {"Protocol", "NamedTuple", "TypedDict", "Enum"}
+    if contract & {ast.unparse(base).partition("[")[0] for base in node.bases}:
+        return False
+    marks = [ast.unparse(each) for each in node.decorator_list if "dataclass" in ast.unparse(each)]
+    methods = any(isinstance(each, ast.FunctionDef) for each in node.body)
+    return not marks or (methods and not any("frozen=True" in mark for mark in marks))
+
+
+def test_few_classes_have_more_than_12_attributes_and_none_more_than_20() -> None:
+    found = {
+        f"{name_of(path)}:{node.name}": len(attributes)
+        for path in SOURCE
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and has_state(node)
+        if len(attributes := attributes_of_instances(node)) > 12
+    }
+    assert len(found) <= MANY_ATTRIBUTES, sorted(found.items(), key=lambda row: row[1])
+    largest = {name: count for name, count in found.items() if count > 20}
+    assert largest.keys() <= set(HOT_MACHINES), "parts that change together are an object with a name of the field"
+
+
+def test_state_and_records_are_told_apart() -> None:
+    text = """
+@dataclass(frozen=True)
+class Options:
+    a: int
+    def of(cls): ...
+class Row(NamedTuple):
+    a: int
+class Machine:
+    __slots__ = ("a", "b")
+    def __init__(self): self.a, self.b.c = 1, 2
+    def step(me): me.d += 1
+@dataclass
+class Run:
+    a: int
+    def step(self): self.b = 1
+"""
+    classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    assert [node.name for node in classes if has_state(node)] == ["Machine", "Run"]
+    assert [attributes_of_instances(node) for node in classes[2:]] == [{"a", "d"}, {"a", "b"}]
 
 
 def test_source_roots_and_tests_are_not_packages() -> None:

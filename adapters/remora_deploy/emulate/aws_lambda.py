@@ -292,8 +292,8 @@ def keeps_answers_short(stage: Stage) -> None:
     if path is None:
         raise Skipped(f"needs an event whose answer is longer than {ANSWER_BYTES} bytes: --with large-body=FILE")
     invoke(stage, Path(path).read_bytes())
-    if api_of(stage).longest > ANSWER_BYTES:
-        raise Failed(f"it sent an answer of {api_of(stage).longest} bytes")
+    if api_of(stage).observed.longest > ANSWER_BYTES:
+        raise Failed(f"it sent an answer of {api_of(stage).observed.longest} bytes")
 
 
 def keeps_deadlines(stage: Stage) -> None:
@@ -320,13 +320,13 @@ def survives_freezes(stage: Stage) -> None:
 
 
 def takes_one_at_a_time(stage: Stage) -> None:
-    early = api_of(stage).early
+    early = api_of(stage).observed.early
     if early:
         raise Failed(f"it asked {early} times for the next event before it had answered the last")
 
 
 def answers_what_it_was_given(stage: Stage) -> None:
-    strays = api_of(stage).strays
+    strays = api_of(stage).observed.strays
     if strays:
         raise Failed(f"it answered {len(strays)} events that it did not have, such as {strays[0][:60]!r}")
 

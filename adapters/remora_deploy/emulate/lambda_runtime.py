@@ -64,6 +64,21 @@ class Invocation:
         self.reply: RuntimeReply | None = None
 
 
+class Conduct:
+    """Conduct of a function.
+
+    Attributes:
+        early: polls for an event while another was in flight.
+        strays: ids of replies to events that the function did not have.
+        longest: bytes of the longest answer.
+    """
+
+    def __init__(self) -> None:
+        self.early = 0
+        self.strays: list[str] = []
+        self.longest = 0
+
+
 class RuntimeApi:
     """Server of the API within its context.
 
@@ -73,9 +88,7 @@ class RuntimeApi:
         init_error: report of a failed init.
         restored: set when the function is ready for SnapStart's snapshot and was allowed to continue.
         restore_error: report of a failed restore.
-        early: polls for an event while another was in flight.
-        strays: ids of replies to events that the function did not have.
-        longest: bytes of the longest answer.
+        observed: conduct of the function that the checks judge.
     """
 
     def __init__(self, port: int) -> None:
@@ -84,9 +97,7 @@ class RuntimeApi:
         self.init_error: bytes | None = None
         self.restored = threading.Event()
         self.restore_error: bytes | None = None
-        self.early = 0
-        self.strays: list[str] = []
-        self.longest = 0
+        self.observed = Conduct()
         self._current: Invocation | None = None
         self._dropped: set[str] = set()
         self._closed = False
@@ -129,7 +140,7 @@ class RuntimeApi:
         with self._changed:
             self.polled_once.set()
             if self._current is not None and self._current.taken:
-                self.early += 1
+                self.observed.early += 1
                 return None
             while self._current is None or self._current.taken:
                 if self._closed:
@@ -153,10 +164,10 @@ class RuntimeApi:
             invocation = self._current
             if invocation is None or invocation.id != request_id:
                 if request_id not in self._dropped:  # a reply after its timeout is late, not wrong
-                    self.strays.append(request_id)
+                    self.observed.strays.append(request_id)
                 return 400
             if not error and not pieces:
-                self.longest = max(self.longest, len(body))
+                self.observed.longest = max(self.observed.longest, len(body))
             too_long = len(body) > (STREAM_BYTES if pieces else ANSWER_BYTES)
             if too_long:
                 text = f"Response payload size exceeded maximum allowed payload size ({ANSWER_BYTES} bytes)."

@@ -68,6 +68,34 @@ class Sink(Protocol[T_contra]):
         """Close the sink. Another thread may call this to cut a running `write` short."""
 
 
+class _Limits(NamedTuple):
+    """Capacity of the queue, amount that is written at once, and how long a smaller amount waits."""
+
+    room: int
+    batch: int
+    delay_s: float
+
+
+class _SizedQueue(Generic[T]):
+    """Items that wait, and the sum of their sizes."""
+
+    def __init__(self) -> None:
+        self.items: deque[T] = deque()
+        self.size = 0
+
+    def add(self, item: T) -> None:
+        """Append an item."""
+        self.items.append(item)
+        self.size += item.size
+
+    def take_all(self) -> list[T]:
+        """Remove and return all items."""
+        items = list(self.items)
+        self.items.clear()
+        self.size = 0
+        return items
+
+
 class TraceWriter(Generic[T]):
     """The queue and its thread, which starts with the first trace.
 
@@ -86,13 +114,9 @@ class TraceWriter(Generic[T]):
         self.dropped = 0
         """Traces that did not fit or that the sink could not write."""
         self._sink = sink
-        self._room = room
-        self._batch = min(batch, room)
-        self._delay_s = delay_s
-        self._queue: deque[T] = deque()
-        self._queued = 0
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._limits = _Limits(room, min(batch, room), delay_s)
+        self._queue = _SizedQueue[T]()
+        self._changed = threading.Condition(threading.Lock())
         self._writing = 0
         self._hurry = False
         self._closing = False
@@ -105,17 +129,16 @@ class TraceWriter(Generic[T]):
 
     def put(self, finished: T) -> None:
         """Queue a trace if there is room. Any thread may call, and the call never blocks."""
-        with self._lock:
+        with self._changed:
             if self._closing:
                 return
-            if self._queued + finished.size > self._room:
+            if self._queue.size + finished.size > self._limits.room:
                 why = "arrive faster than they can be written"
             elif self._thread is None and not self._start():
                 why = "cannot be written, because no thread can start"
             else:
-                self._queue.append(finished)
-                self._queued += finished.size
-                if len(self._queue) == 1 or self._queued >= self._batch:
+                self._queue.add(finished)
+                if len(self._queue.items) == 1 or self._queue.size >= self._limits.batch:
                     self._changed.notify_all()
                 return
             self.dropped += 1
@@ -135,51 +158,49 @@ class TraceWriter(Generic[T]):
 
     def flush(self, timeout_s: float) -> bool:
         """Write all queued traces and return False on timeout."""
-        with self._lock:
+        with self._changed:
             self._hurry = True
             self._changed.notify_all()
-            done = self._changed.wait_for(lambda: not self._queue and not self._writing, timeout_s)
+            done = self._changed.wait_for(lambda: not self._queue.items and not self._writing, timeout_s)
             self._hurry = False
             return done
 
     def close(self, timeout_s: float) -> None:
         """Write queued traces within the timeout, drop the rest and stop. Idempotent."""
         done = self.flush(timeout_s)
-        with self._lock:
+        with self._changed:
             if self._closing:
                 return
             self._closing = True
-            self.dropped += len(self._queue)
-            self._queue.clear()
+            self.dropped += len(self._queue.take_all())
             self._changed.notify_all()
             thread = self._thread
         try:
             self._sink.close()
         except Exception as error:  # as in `_serve`: a failed sink must not stop the shutdown
-            with self._lock:
+            with self._changed:
                 self.dropped += _dropped_by(error, 0)
             _log.warning("the last %s cannot be written: %s", self._what, error)
         if thread is not None:
             thread.join(timeout_s if done else _LAST_S)
-        with self._lock:
+        with self._changed:
             self.dropped += self._writing  # not written in time
         if self.dropped:
             _log.warning("%d %s were dropped in all", self.dropped, self._what)
 
     def _serve(self) -> None:
         while True:
-            with self._lock:
+            with self._changed:
                 self._writing = 0
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._queue or self._closing)
+                self._changed.wait_for(lambda: self._queue.items or self._closing)
                 self._changed.wait_for(
-                    lambda: self._queued >= self._batch or self._hurry or self._closing, self._delay_s
+                    lambda: self._queue.size >= self._limits.batch or self._hurry or self._closing,
+                    self._limits.delay_s,
                 )
                 if self._closing:
                     return
-                batch = list(self._queue)
-                self._queue.clear()
-                self._queued = 0
+                batch = self._queue.take_all()
                 self._writing = len(batch)
             try:
                 self._sink.write(batch)
@@ -189,7 +210,7 @@ class TraceWriter(Generic[T]):
                 self._recovered()
 
     def _failed(self, count: int, error: Exception) -> None:
-        with self._lock:
+        with self._changed:
             self.dropped += count
             first, self._failing = not self._failing, True
         if first:

@@ -119,6 +119,15 @@ class _Batch(NamedTuple):
     answer: Future[InferResult]
 
 
+class _Segment:
+    """Segment of the journal that is being written; its sink is made with the first rows."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.sink: Sink | None = None
+        self.rows = 0
+
+
 class ScoringRun:
     """Scores the rows of a source into a journal's segments.
 
@@ -137,9 +146,7 @@ class ScoringRun:
         self._refused: list[Refusal] = []
         self._row_bytes = 8 * sum(len(each.columns) for each in work.inputs)
         self._bad = sum(segment.bad for segment in journal.segments)
-        self._written = 0
-        self._file: BinaryIO | None = None
-        self._sink: Sink | None = None
+        self._segment: _Segment | None = None
 
     # -- the batch size ----------------------------------------------------------------------------------------------
 
@@ -209,9 +216,9 @@ class ScoringRun:
         finally:
             for waiting in self._pending:
                 waiting.answer.cancel()
-            if self._file is not None:
+            if self._segment is not None:
                 with suppress(OSError):  # a full disk: the segment is lost in any case
-                    self._file.close()
+                    self._segment.file.close()
 
     def _chunk_rows(self, batch: int) -> int:
         rows = max(min(_CHUNK_ROWS, _USUAL_BYTES // self._row_bytes), batch)
@@ -278,11 +285,16 @@ class ScoringRun:
                     "needs a model that answers each row"
                 )
             outputs.append(Tensor(tensor.name, tensor.datatype, array))
-        if self._sink is None:
-            self._file = self._journal.open_segment()
-            self._sink = make_sink(self._work.form, self._file)
-        self._sink.write(batch.rows, batch.kept, outputs)
-        self._written += len(batch.rows)
+        segment = self._open_segment()
+        if segment.sink is None:
+            segment.sink = make_sink(self._work.form, segment.file)
+        segment.sink.write(batch.rows, batch.kept, outputs)
+        segment.rows += len(batch.rows)
+
+    def _open_segment(self) -> _Segment:
+        if self._segment is None:
+            self._segment = _Segment(self._journal.open_segment())
+        return self._segment
 
     def _split(self, batch: _Batch, error: RemoraError) -> None:
         """Run the halves of a failed batch, until the rows that fail are alone."""
@@ -309,15 +321,14 @@ class ScoringRun:
     def _close_segment(self, end: int) -> None:
         while self._pending:
             self._write(self._pending.popleft())
-        file = self._file or self._journal.open_segment()
-        self._file = file
-        if self._sink is not None:
-            self._sink.finish()
+        segment = self._open_segment()
+        if segment.sink is not None:
+            segment.sink.finish()
         # Refused rows beyond the end were read with a batch that is held.
         refused = [each for each in self._refused if each.row < end]
-        self._journal.close_segment(file, end, self._written, refused)
+        self._journal.close_segment(segment.file, end, segment.rows, refused)
         self._refused = [each for each in self._refused if each.row >= end]
-        self._file, self._sink, self._written = None, None, 0
+        self._segment = None
 
 
 def _bytes_of(array: Array) -> int:

@@ -117,6 +117,39 @@ class _Part(NamedTuple):
     folder: TemporaryFolder
 
 
+class _PartNames:
+    """Names of the parts of one server, in the order of time."""
+
+    def __init__(self, suffix: str) -> None:
+        self._suffix = suffix
+        self._series = os.urandom(4).hex()
+        self._count = 0
+
+    def name_at(self, wall_ms: int) -> str:
+        """Return the name of the next part."""
+        time = utc(wall_ms).partition("+")[0].replace(":", "")
+        return f"{time}-{self._series}-{self._count:06d}{self._suffix}"
+
+    def advance(self) -> None:
+        """Use the next number from now on."""
+        self._count += 1
+
+
+class _OpenPart:
+    """Exchanges in memory, as lines or, for Parquet, as they are. ``begin_ns`` is the time of the first one."""
+
+    def __init__(self) -> None:
+        self.begin_ns = 0
+        self.size = 0
+        self.lines: list[bytes] = []
+        self.exchanges: list[Exchange] = []
+
+    @property
+    def count(self) -> int:
+        """Number of exchanges."""
+        return len(self.exchanges) + len(self.lines)
+
+
 class PartFiles:
     """Destination with a file for each part of the exchanges: JSON lines, or Parquet.
 
@@ -130,13 +163,9 @@ class PartFiles:
         self._upload = upload
         self._clock = clock
         self._full = full
-        self._series = os.urandom(4).hex()
-        self._count = 0
+        self._names = _PartNames(".parquet" if self._parquet else ".jsonl")
+        self._part = _OpenPart()
         self._uploaded = 0
-        self._begin_ns = 0
-        self._lines: list[bytes] = []
-        self._exchanges: list[Exchange] = []
-        self._size = 0
         self._finished: _Part | None = None
         self._error: Exception | None = None  # of the last try
         self._retry_ns = 0
@@ -152,25 +181,25 @@ class PartFiles:
             for each in lines:
                 line = b"" if self._parquet else line_of(each.exchange)
                 size = each.size if self._parquet else len(line)
-                room = self._room() - self._size - (_PARQUET_BYTES if self._parquet else 0)
+                room = self._room() - self._part.size - (_PARQUET_BYTES if self._parquet else 0)
                 if size > room:
                     self._full()
                     break
                 now_ns = self._clock.monotonic_ns()
-                if self._finished is not None or self._is_full(size) or now_ns - self._begin_ns > PART_NS:
+                if self._finished is not None or self._is_full(size) or now_ns - self._part.begin_ns > PART_NS:
                     lost += self._deliver(now_ns)
                     if self._error is None and self._is_full(size):  # an earlier part has been delivered
                         lost += self._deliver(now_ns)
                 if self._is_full(size):
                     lost += 1
                     continue
-                if not self._size:
-                    self._begin_ns = now_ns
+                if not self._part.size:
+                    self._part.begin_ns = now_ns
                 if self._parquet:
-                    self._exchanges.append(each.exchange)
+                    self._part.exchanges.append(each.exchange)
                 else:
-                    self._lines.append(line)
-                self._size += size
+                    self._part.lines.append(line)
+                self._part.size += size
             self._report(lost)
 
     def close(self) -> None:
@@ -178,7 +207,7 @@ class PartFiles:
         with self._lock:
             self._retry_ns = 0
             lost = self._deliver(self._clock.monotonic_ns())
-            if self._error is None and self._size:
+            if self._error is None and self._part.size:
                 lost += self._deliver(self._clock.monotonic_ns())
             if self._finished is not None:
                 lost += self._finished.exchanges
@@ -187,7 +216,7 @@ class PartFiles:
             self._report(lost + self._clear())
 
     def _is_full(self, size: int) -> bool:
-        return self._size > 0 and self._size + size > PART_BYTES
+        return self._part.size > 0 and self._part.size + size > PART_BYTES
 
     def _room(self) -> int:
         """Return the bytes that further parts may have."""
@@ -208,7 +237,7 @@ class PartFiles:
         if now_ns < self._retry_ns:
             return 0
         try:
-            if self._finished is None and self._size:
+            if self._finished is None and self._part.size:
                 finished = self._finish()
                 lost = self._clear()
                 if finished.size > self._room():
@@ -230,8 +259,7 @@ class PartFiles:
 
     def _finish(self) -> _Part:
         """Return the file of the part in memory. Raises OSError."""
-        time = utc(self._clock.wall_ms()).partition("+")[0].replace(":", "")
-        name = f"{time}-{self._series}-{self._count:06d}{'.parquet' if self._parquet else '.jsonl'}"
+        name = self._names.name_at(self._clock.wall_ms())
         folder = TemporaryFolder("capture")
         try:
             path = folder.path / name
@@ -240,22 +268,20 @@ class PartFiles:
                     write_parquet,  # imported here, because it is usually off
                 )
 
-                write_parquet(self._exchanges, path)
+                write_parquet(self._part.exchanges, path)
             else:
-                path.write_bytes(b"".join(self._lines))
-            part = _Part(name, len(self._exchanges) + len(self._lines), path.stat().st_size, folder)
+                path.write_bytes(b"".join(self._part.lines))
+            part = _Part(name, self._part.count, path.stat().st_size, folder)
         except BaseException:
             folder.remove()
             raise
-        self._count += 1
+        self._names.advance()
         return part
 
     def _clear(self) -> int:
         """Forget the part in memory, and return the number of its exchanges."""
-        count = len(self._exchanges) + len(self._lines)
-        self._lines.clear()
-        self._exchanges.clear()
-        self._size = 0
+        count = self._part.count
+        self._part = _OpenPart()
         return count
 
 

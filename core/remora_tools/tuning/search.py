@@ -58,6 +58,24 @@ _MOST_SIMULATED = 60
 Steps = Generator[Trial, Result, None]
 
 
+class _Memory:
+    """Memory of the present plan, 0 before it is measured, and of one more instance of each model."""
+
+    def __init__(self, system: System) -> None:
+        self._present = system.present
+        self._instance_bytes = [0] * len(system.models)
+        self.present_bytes = 0
+
+    def record_instance(self, model: int, measured_bytes: int) -> None:
+        """Take the memory of an instance from a measurement with one more than the present plan."""
+        self._instance_bytes[model] = max(measured_bytes - self.present_bytes, 0)
+
+    def bytes_of(self, plan: Plan) -> int:
+        """Return the memory that a plan is expected to take."""
+        more = zip(plan, self._present, self._instance_bytes, strict=True)
+        return self.present_bytes + sum((new.instances - old.instances) * size for new, old, size in more)
+
+
 class Search:
     """State of a search. `next_trial` and `record` alternate; `decision` is valid at any time."""
 
@@ -68,8 +86,7 @@ class Search:
         self._predictor = Predictor(system, goal, self._costs)
         self._results: dict[tuple[Plan, Load], list[LoadResult]] = {}
         self._refused: dict[Plan, str] = {}
-        self._instance_bytes = [0] * len(system.models)
-        self._present_bytes = 0
+        self._memory = _Memory(system)
         self._chosen: Plan | None = None
         self._plans: list[Plan] = []
         self._spent_s = 0.0
@@ -142,8 +159,8 @@ class Search:
                 break
             done.append(size)
             self._learn_costs(system.present, result)
-            if not self._present_bytes:
-                self._present_bytes = result.memory_bytes
+            if not self._memory.present_bytes:
+                self._memory.present_bytes = result.memory_bytes
                 self._predictor.front_ns = result.front_ns
             too_long = sum(max(costs.values(), default=0.0) for costs in result.costs) > self._goal.slo.limit_ns
             if too_long or not self._time_left(_EXPLORING / 2):
@@ -173,7 +190,7 @@ class Search:
         plan = _replaced(self._system.present, model, settings._replace(instances=settings.instances + 1))
         result = yield CostTrial(plan, self._system.rows)
         if isinstance(result, CostResult):
-            self._instance_bytes[model] = max(result.memory_bytes - self._present_bytes, 0)
+            self._memory.record_instance(model, result.memory_bytes)
 
     def _learn_costs(self, plan: Plan, result: CostResult) -> None:
         for model, settings in enumerate(plan):
@@ -215,8 +232,7 @@ class Search:
         )
 
     def _bytes_of(self, plan: Plan) -> int:
-        more = zip(plan, self._system.present, self._instance_bytes, strict=True)
-        return self._present_bytes + sum((new.instances - old.instances) * size for new, old, size in more)
+        return self._memory.bytes_of(plan)
 
     def _open_plans(self) -> Iterable[Plan]:
         measured, limit = self._measured(), self._goal.memory_bytes

@@ -167,7 +167,7 @@ def test_a_reply_is_taken_once_and_a_late_reply_is_not_a_stray() -> None:
         late = api.send_event(b"2", 60)
         api.drop(late)
         assert api.accept_reply(late.id, b"{}", error=False) == 400
-        assert (api.early, api.strays) == (1, ["another", first.id])
+        assert (api.observed.early, api.observed.strays) == (1, ["another", first.id])
 
 
 def test_an_answer_that_is_too_long_becomes_the_platforms_error() -> None:
