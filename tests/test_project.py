@@ -211,7 +211,7 @@ def test_http_requests_are_made_in_named_places() -> None:
 
 
 def attributes_of_instances(node: ast.ClassDef) -> set[str]:
-    """Return the attributes that a class gives its instances: the fields of a dataclass, and what methods assign."""
+    """Return the attributes of instances: the fields of a dataclass, and what methods assign."""
     names = set()
     if any("dataclass" in ast.unparse(each) for each in node.decorator_list):
         names |= {
@@ -231,7 +231,7 @@ def attributes_of_instances(node: ast.ClassDef) -> set[str]:
 
 
 def has_state(node: ast.ClassDef) -> bool:
-    """True unless the class is a contract or a record: its fields are a schema, not state that methods change."""
+    """Return False for contracts and records, whose fields are a schema and not state."""
     contract = {"Protocol", "NamedTuple", "TypedDict", "Enum"}
     if contract & {ast.unparse(base).partition("[")[0] for base in node.bases}:
         return False

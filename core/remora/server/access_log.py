@@ -88,7 +88,7 @@ def _no_key(_headers: Fields) -> str:
 
 
 class _Window:
-    """Format of the lines and difference of the clocks, which hold until the lines are passed on."""
+    """Format and difference of the clocks that hold until the lines are passed on."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""Recorder of executions, which counts them in a model's statistics and logs failures of the model."""
+"""Recorder of executions, which updates statistics and logs the failures of models."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Sink(Protocol[T_contra]):
 
 
 class _Limits(NamedTuple):
-    """Capacity of the queue, amount that is written at once, and how long a smaller amount waits."""
+    """Capacity of a queue, amount that is written at once, and wait of a smaller amount."""
 
     room: int
     batch: int

@@ -136,7 +136,10 @@ class _PartNames:
 
 
 class _OpenPart:
-    """Exchanges in memory, as lines or, for Parquet, as they are. ``begin_ns`` is the time of the first one."""
+    """Exchanges in memory, as lines or, for Parquet, as they are.
+
+    ``begin_ns`` is the time of the first one.
+    """
 
     def __init__(self) -> None:
         self.begin_ns = 0

@@ -59,7 +59,7 @@ Steps = Generator[Trial, Result, None]
 
 
 class _Memory:
-    """Memory of the present plan, 0 before it is measured, and of one more instance of each model."""
+    """Memory of the present plan, 0 before its measurement, and of an instance of each model."""
 
     def __init__(self, system: System) -> None:
         self._present = system.present

@@ -124,7 +124,7 @@ class ChannelMemory:
         self._out_start = starts[mine]
 
     def release_surplus(self, keep: int) -> None:
-        """Release touched memory of this side's arena that is not in use, beyond the first ``keep`` bytes."""
+        """Release unused memory of this side's arena beyond its first ``keep`` bytes."""
         surplus = self.arena.surplus(keep)
         if surplus is not None and hasattr(mmap, "MADV_REMOVE"):
             start = self._out_start + surplus[0] + mmap.PAGESIZE - 1 & -mmap.PAGESIZE

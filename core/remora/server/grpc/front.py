@@ -57,9 +57,10 @@ class _Pools(NamedTuple):
 
 
 class _Streams:
-    """Streams of all connections: those without a message so far, and all others with their connections.
+    """Streams of all connections.
 
-    ``most`` limits the others of one connection.
+    ``silent`` are those without a message so far, ``begun`` all others with their connections; ``most`` limits these
+    for each connection.
     """
 
     def __init__(self, most: int) -> None:
@@ -68,7 +69,10 @@ class _Streams:
         self.begun: dict[Streaming, object] = {}
 
     def check(self, call: Streaming) -> None:
-        """Count a stream as silent no longer. Raises UnavailableError if its connection has too many others."""
+        """Count a stream as silent no longer.
+
+        Raises UnavailableError if its connection has too many others.
+        """
         self.silent.discard(call)
         if list(self.begun.values()).count(call.connection) >= self._most:
             raise UnavailableError(

@@ -111,7 +111,7 @@ class RestService:
         self._opened: dict[plugins.Routes, OpenGroup] = {}
         self._options = options
         self.access = AccessRules(restrictions, allowed_hosts, deny)
-        """Rules by which requests are refused, for hosts that answer paths of their own."""
+        """Rules by which requests are refused, also those to a host's paths."""
         self._submit_to = engine.submit_to
         self._front_end = FrontEnd(self._submit, arrival_of, _DECOUPLED, name_version)
         self._codec = codec
