@@ -483,7 +483,7 @@ class Engine:
         """
         return self._lifecycle.only_model()
 
-    def measure_beside(self, models: Callable[[], Iterable[ServedModel]]) -> None:
+    def measure_other_models(self, models: Callable[[], Iterable[ServedModel]]) -> None:
         """Add the models of other engines to the metrics; their ``metric_labels`` distinguish them."""
         self._answers.around.models = models
 

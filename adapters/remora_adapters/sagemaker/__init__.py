@@ -60,7 +60,7 @@ def host(environ: Mapping[str, str]) -> Host:
     return found
 
 
-def beside(options: ServerOptions, environ: Mapping[str, str]) -> ExtraPort:
+def extra_port(options: ServerOptions, environ: Mapping[str, str]) -> ExtraPort:
     """Return the port of Triton's SageMaker front end (``--allow-sagemaker``, [N01]).
 
     Raises ValueError if another port is outside ``--sagemaker-safe-port-range``.
@@ -115,7 +115,7 @@ def _front(
 
         over = partial(context.rest.over, malformed=MALFORMED, binary_headers=binary_headers)
         hosted = HostedModels(rules.models_root, context.engine, scratch / "models", over, find)
-        context.engine.measure_beside(hosted.served)
+        context.engine.measure_other_models(hosted.served)
         atexit.register(hosted.close)
         return SageMakerService(context, rules, hosted, script=script)
 

@@ -219,7 +219,7 @@ def _written(options: EngineOptions, gpus: int) -> Mapping[str, ModelConfig]:
 
     loader = ModelLoader(options, SystemClock(), gpus=range(gpus))
     catalog = Catalog(open_repositories(options, loader.ledger))
-    catalog.look()
+    catalog.scan()
     planner = Planner(catalog, loader)
     return {model: planner.plan(model, {}).config for model in catalog.models()}
 

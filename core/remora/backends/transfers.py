@@ -135,16 +135,16 @@ class Places:
         if isinstance(value, DeviceArray):
             if value.nbytes and value.address % self._memory.alignment == 0:  # rows of another tensor may be unaligned
                 return value.address
-            address = self.room(name, value.nbytes)
+            address = self.reserve(name, value.nbytes)
             if value.nbytes:
                 self._memory.copy(address, value.address, value.nbytes)
             return address
         array = np.ascontiguousarray(value)
-        address = self.room(name, array.nbytes)
+        address = self.reserve(name, array.nbytes)
         copies.append((address, array))
         return address
 
-    def room(self, name: str, size: int) -> int:
+    def reserve(self, name: str, size: int) -> int:
         """Return the address of a tensor's kept memory, at least ``size`` bytes."""
         kept_size, block = self._kept.get(name, (-1, Block(0, None)))
         if kept_size < size:

@@ -157,7 +157,7 @@ class _Progress:
         elif plan := _PLAN.match(line):
             self._total = plan[1].count(",") + 1
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Log the number of installed packages of pip's plan, if it has grown."""
         installed = min(self._count() - self._before, self._total)
         if installed > self._logged:
@@ -184,7 +184,7 @@ def _install_packages(command: Iterable[str], requirements: Path, progress: _Pro
             for line in output:
                 last.append(line.strip())
                 progress.read(line)
-            progress.look()
+            progress.update()
             if pip.returncode is not None:
                 break
         else:

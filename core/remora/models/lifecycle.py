@@ -198,7 +198,7 @@ class Lifecycle:
         if not self._readiness.started and self._options.wait_for_models:
             raise LoadingError(f"model '{name}' is still being loaded", self._readiness.start) from error
         if self._on_demand is not None and self._catalog.is_offered(name) and self.table.newest(name) is None:
-            raise LoadingError(f"model '{name}' is being loaded", self._on_demand.want(name)) from error
+            raise LoadingError(f"model '{name}' is being loaded", self._on_demand.request_load(name)) from error
         return self.table.look_up(name, version)
 
     def is_model_ready(self, name: str, version: int) -> bool:
@@ -242,7 +242,7 @@ class Lifecycle:
 
     def index(self, *, ready: bool) -> list[IndexEntry]:
         """Return the repository index [M08], by name and version, after a scan of the repositories."""
-        self._catalog.look(forgiving=True)
+        self._catalog.scan(forgiving=True)
         entries: list[IndexEntry] = []
         for key in self._catalog.all_keys():
             name = name_of(key)
@@ -269,13 +269,13 @@ class Lifecycle:
         """
         try:
             self._resume_releases()
-            self._catalog.look(forgiving=not self._options.exit_on_error)
+            self._catalog.scan(forgiving=not self._options.exit_on_error)
             if self._catalog.repositories and not self._catalog.all_keys():
                 self._warn_of_no_models()
             with occasion("", self._failures):
                 wanted, failures = self._wanted_at_start()
                 failures.update(self.models.load_many(wanted))
-                self.models.want(wanted)
+                self.models.request_loads(wanted)
         except BaseException:
             resolve_future(self._readiness.start, UnavailableError("startup aborted: the models could not be loaded"))
             raise
@@ -326,14 +326,14 @@ class Lifecycle:
         if brings_files(parameters):
             keys = [name]
         else:
-            self._catalog.look(name, forgiving=True)
+            self._catalog.scan(name, forgiving=True)
             keys = self._catalog.keys_of(name)
         if not keys:
             raise self.models.not_offered(name)
         with occasion(CLIENT):
             for key in keys:
                 self.models.load(key, parameters)
-            self.models.want(keys)
+            self.models.request_loads(keys)
 
     def unload(self, name: str, *, unload_dependents: bool = False) -> None:
         """Unload a model. Requests in flight are finished in the background [M12].
@@ -351,7 +351,7 @@ class Lifecycle:
         """Load a model for a request."""
         with occasion(REQUEST):
             self.models.load(key)
-            self.models.want((key,))
+            self.models.request_loads((key,))
 
     def poll(self) -> dict[str, RemoraError]:
         """Reconcile the loaded models with the repositories [M06] and return the failures."""

@@ -131,7 +131,7 @@ class ModelSet:
         """Return the error for a model that no repository offers, or that several do."""
         return self._planner.unpolled(name)
 
-    def want(self, keys: Iterable[str]) -> None:
+    def request_loads(self, keys: Iterable[str]) -> None:
         """Note that these models are wanted themselves, not only as steps of ensembles.
 
         Startup, a client or a poll requested them.
@@ -197,7 +197,7 @@ class ModelSet:
 
     def available(self, key: str) -> list[int]:
         """Return the versions that have files in the model's repository. Raises RemoraError."""
-        self._catalog.look(name_of(key), forgiving=True)
+        self._catalog.scan(name_of(key), forgiving=True)
         return self._planner.available(key)
 
     def is_sent(self, key: str) -> bool:

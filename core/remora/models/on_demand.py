@@ -37,7 +37,7 @@ class OnDemand:
         self._loads: dict[str, _Load] = {}
         self._end: RemoraError | None = None
 
-    def want(self, key: str) -> Future[None]:
+    def request_load(self, key: str) -> Future[None]:
         """Return the running or just failed load of a model, or start one in a separate thread.
 
         After `stop` no load starts, and the result has its error.

@@ -35,7 +35,7 @@ class RepositoryPolls:
         """Reconcile the loaded models with the repositories and return the failures."""
         models, table = self._models, self._models.table
         known = table.known()  # before the scan, which may miss the folder of a model that is loaded during it
-        self._catalog.look(forgiving=True)
+        self._catalog.scan(forgiving=True)
         offered = self._catalog.models()
         wanted = [key for key in offered if table.newest(key) is not None] if self._only_serving else offered
         with occasion(GONE):
@@ -46,7 +46,7 @@ class RepositoryPolls:
         with occasion(CHANGE, self._failures):
             failures = models.load_many([key for key in wanted if self._is_changed(key)])
             if not self._only_serving:
-                models.want(wanted)
+                models.request_loads(wanted)
             models.reconcile_ensembles()
         return failures
 

@@ -54,7 +54,7 @@ class Catalog:
         self._scanned: list[dict[str, int]] = [{} for _ in repositories]
         """While scans run, the number of the last scan of each name; "" for all names."""
 
-    def look(self, name: str = "", *, forgiving: bool = False) -> None:
+    def scan(self, name: str = "", *, forgiving: bool = False) -> None:
         """Scan every location, or only for the models called ``name``.
 
         Raises RemoraError for a location that cannot be scanned; with ``forgiving`` it is logged instead.

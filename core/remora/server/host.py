@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # a host is created before the server's modules are imported
     from remora.server.http.rest import Later, RestService
     from remora.server.key_check import KeyCheck
 
-_BESIDE = {"allow_sagemaker": "sagemaker"}
+_EXTRA = {"allow_sagemaker": "sagemaker"}
 """Options that open a platform's port in addition to V2's, and their adapters."""
 
 
@@ -139,6 +139,6 @@ def optional_ports(options: ServerOptions, environ: Mapping[str, str]) -> tuple[
 
     tritonserver has the same ports. Raises ValueError for invalid settings.
     """
-    wanted = [name for option, name in _BESIDE.items() if getattr(options, option)]
-    extra_ports: list[ExtraPort] = [plugins.load(plugins.HOSTS[name]).beside(options, environ) for name in wanted]
+    wanted = [name for option, name in _EXTRA.items() if getattr(options, option)]
+    extra_ports: list[ExtraPort] = [plugins.load(plugins.HOSTS[name]).extra_port(options, environ) for name in wanted]
     return tuple(extra_ports)

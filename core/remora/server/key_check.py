@@ -190,9 +190,9 @@ class KeyCheck:
     def refresh(self) -> None:
         """Read the files again that have changed. Call it in a loop's thread."""
         if self._path:
-            self.look()
+            self.reread()
         if self._tokens is not None:
-            self._tokens.look()
+            self._tokens.reread()
 
     def follow(self) -> None:
         """Refresh now and every second until `close`."""
@@ -213,7 +213,7 @@ class KeyCheck:
         if self._timer is not None:
             self._timer.cancel()
 
-    def look(self) -> None:
+    def reread(self) -> None:
         """Read the file of keys if it has changed. The previous keys stay if it cannot be read."""
         seen = self._seen
         try:

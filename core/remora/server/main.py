@@ -195,7 +195,7 @@ class Server:
             if options.http_server_cert or proxies is not None:
                 front = SchemeService(front, "https" if options.http_server_cert else "http", proxies)
             front = self._logged(front)
-            http2 = grpc.beside(front) if options.grpc_on_http_port else None
+            http2 = grpc.share_port(front) if options.grpc_on_http_port else None
             spec = PortSpec("HTTP", options.http_address, options.http_port, routes_of(platform))
             http_port = await connections.listen(front, spec, http2)
         extra_ports = []

@@ -91,11 +91,11 @@ class PortTls:
     def follow(self) -> None:
         """Read the files again when they have changed, now and every second."""
         try:
-            self.look()
+            self.reread()
         finally:  # an error of one look must not end the renewal
             asyncio.get_running_loop().call_later(_LOOK_S, self.follow)
 
-    def look(self) -> None:
+    def reread(self) -> None:
         """Read the files if they have changed, or could not be used.
 
         The previous certificate stays if they cannot be used.

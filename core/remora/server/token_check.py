@@ -155,7 +155,7 @@ class TokenCheck:
         """See `KeyCheck.log_no_changes`."""
         self._change_level = self._error_level = logging.DEBUG
 
-    def look(self) -> None:
+    def reread(self) -> None:
         """Drop expired tokens, and read or fetch the keys if that is due. Call it every second."""
         self._loop = asyncio.get_running_loop()
         if self._drop_expired(self._wall()):

@@ -49,7 +49,7 @@ from remora_llm.routes.delivery import (
     tokens_answer,
     unloaded,
 )
-from remora_llm.routes.tasks import News, TaskRequest
+from remora_llm.routes.tasks import PieceDelivery, TaskRequest
 
 if TYPE_CHECKING:
     from remora.models.rollout import RoutedModel
@@ -82,7 +82,7 @@ class OpenAiRoutes:
         self._limit = parts.options.http_max_input_size
         self._ignore_unknown = parts.options.openai_unknown == "ignore"
         self._clock = SystemClock()
-        self._news: News | None = None
+        self._pieces: PieceDelivery | None = None
         self._uses: WeakKeyDictionary[ServedModel, TensorUse | None] = WeakKeyDictionary()
 
     def handle(
@@ -249,11 +249,11 @@ class OpenAiRoutes:
         return self._ignore_unknown
 
     @property
-    def news(self) -> News:
+    def pieces(self) -> PieceDelivery:
         """Sink of all tasks, which delivers in the current event loop."""
-        if self._news is None:
-            self._news = News(asyncio.get_running_loop())
-        return self._news
+        if self._pieces is None:
+            self._pieces = PieceDelivery(asyncio.get_running_loop())
+        return self._pieces
 
     def heading(self, model: str, fingerprint: str) -> Heading:
         """Return the heading of a new answer."""
@@ -406,7 +406,7 @@ class _Call:
             raise unloaded(model)
         traces = self._routes.engine.traces
         trace = traces.begin_task(model, arrival_of(self._head, self._exchange)) if traces.on else None
-        request = TaskRequest(self._exchange, query, model, generation, self._routes.news)
+        request = TaskRequest(self._exchange, query, model, generation, self._routes.pieces)
         request.count = self._count
         request.follow(trace, self._routes.now_ns)
         deadline_ns = self._received_ns + timeout_ns if timeout_ns else 0

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("remora.http")
 
 
-class News:
+class PieceDelivery:
     """Sink that delivers the pieces of all requests in the event loop.
 
     A wake-up is posted only if none is pending.
@@ -83,20 +83,25 @@ class TaskRequest:
         "_generation",
         "_left",
         "_model",
-        "_news",
+        "_piece_delivery",
         "_query",
         "_tasks",
         "count",
     )
 
     def __init__(
-        self, exchange: Exchange, query: Query, model: ServedModel, generation: Generation, news: News
+        self,
+        exchange: Exchange,
+        query: Query,
+        model: ServedModel,
+        generation: Generation,
+        piece_delivery: PieceDelivery,
     ) -> None:
         self._exchange = exchange
         self._query = query
         self._model = model
         self._generation = generation
-        self._news = news
+        self._piece_delivery = piece_delivery
         self._tasks: list[Task] = []
         self._left = 0
         self._delivery: Delivery | None = None
@@ -127,12 +132,15 @@ class TaskRequest:
             self._delivery = Delivery(self._exchange, query, reply, self.cancel)
             self._left = sum(task.choices for task in tasks)
             for task in tasks:
-                self._news.add(task, self)
+                self._piece_delivery.add(task, self)
                 self._tasks.append(task)
-                engine.begin(task, self._news if self._follow is None else self._follow.sink(task, self._news))
+                engine.begin(
+                    task,
+                    self._piece_delivery if self._follow is None else self._follow.sink(task, self._piece_delivery),
+                )
         except BaseException as error:
             for task in self._tasks:
-                self._news.remove(task)
+                self._piece_delivery.remove(task)
                 engine.cancel(task)
             self._model.release()
             if self._follow is not None:
@@ -161,7 +169,7 @@ class TaskRequest:
                 self._error = self._error or piece.end.error
                 if not self._left:
                     for task in self._tasks:
-                        self._news.remove(task)
+                        self._piece_delivery.remove(task)
                     self._model.release()
                     if self._follow is not None:
                         self._follow.end(piece.end.error)

@@ -276,7 +276,7 @@ class TrtContext:
             self._set_address(name, array.ctypes.data)
             return array
         size = int(np.prod(shape, dtype=np.int64)) * DTYPES[datatype].itemsize
-        block = self._memory.take(size) if new else Block(self._places.room(name, size), None)
+        block = self._memory.take(size) if new else Block(self._places.reserve(name, size), None)
         self._set_address(name, block.address)
         return DeviceArray(datatype, shape, self._memory, block.address, block.owner)
 

@@ -142,22 +142,22 @@ def test_a_port_outside_the_safe_range_is_refused(tmp_path: Path) -> None:
 
 def test_tritons_flag_opens_its_front_end_beside_v2() -> None:
     options = ServerOptions(allow_sagemaker=True, sagemaker_port=9080)
-    door = sagemaker.beside(options, {})
+    door = sagemaker.extra_port(options, {})
     assert (door.what, door.address, door.port) == ("SageMaker", "0.0.0.0", 9080)
     with pytest.raises(ValueError, match="cannot listen to HTTP requests at port 8000"):
-        sagemaker.beside(ServerOptions(allow_sagemaker=True, sagemaker_safe_port_range="9000-9010"), {})
+        sagemaker.extra_port(ServerOptions(allow_sagemaker=True, sagemaker_safe_port_range="9000-9010"), {})
 
 
 def test_tritons_front_end_pings_ready_whatever_the_start_script_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Rules] = []
     monkeypatch.setattr(sagemaker, "_front", lambda rules, scratch: seen.append(rules))
     for environ in ({"SAGEMAKER_MULTI_MODEL": "true"}, {"SAGEMAKER_TRITON_PING_MODE": "live"}):
-        sagemaker.beside(ServerOptions(allow_sagemaker=True), environ)
+        sagemaker.extra_port(ServerOptions(allow_sagemaker=True), environ)
     assert [rules.ping_live for rules in seen] == [False, True]
 
 
 def test_tritons_front_end_registers_models_in_mode_explicit_only(tmp_path: Path) -> None:
-    front = sagemaker.beside(ServerOptions(allow_sagemaker=True), {}).front
+    front = sagemaker.extra_port(ServerOptions(allow_sagemaker=True), {}).front
     for mode, text in (
         ("none", b"repository registration is not allowed if model control mode is not EXPLICIT"),
         ("explicit", b"expected a path of the form /opt/ml/models/<hash>/model[/<subdir>]"),

@@ -17,15 +17,15 @@ def test_installed_packages_are_counted_with_the_total_of_pips_plan(
     progress = _Progress("model 'm'", tmp_path)
     with caplog.at_level("INFO", logger="remora.models"):
         progress.read("Collecting one==1 (from -r requirements.txt)")
-        progress.look()
+        progress.update()
         progress.read("Installing collected packages: one, two, three")
-        progress.look()
+        progress.update()
         for name in ("one", "two"):
             (site / f"{name}-1.dist-info").mkdir()
-        progress.look()
-        progress.look()
+        progress.update()
+        progress.update()
         (site / "three-1.dist-info").mkdir()
-        progress.look()
+        progress.update()
     assert [record.message for record in caplog.records] == [
         "model 'm': installing one",
         "model 'm': installed 2 of 3 packages",

@@ -30,8 +30,8 @@ class Loads:
 def test_all_who_ask_while_it_loads_wait_for_one_load() -> None:
     loads = Loads()
     demand = OnDemand(loads, FakeClock())
-    wanted = [demand.want("m") for _ in range(5)]
-    other = demand.want("other")
+    wanted = [demand.request_load("m") for _ in range(5)]
+    other = demand.request_load("other")
     loads.may_end.set()
     for future in (*wanted, other):
         future.result(PATIENCE_S)
@@ -43,7 +43,7 @@ def test_after_a_load_that_went_well_the_next_one_is_new() -> None:
     loads.may_end.set()
     demand = OnDemand(loads, FakeClock())
     for _ in range(2):
-        demand.want("m").result(PATIENCE_S)
+        demand.request_load("m").result(PATIENCE_S)
     assert loads.begun == ["m", "m"], "it was evicted in between"
 
 
@@ -55,18 +55,18 @@ def test_a_failure_holds_for_a_moment_and_is_then_tried_again(failure: Exception
     demand = OnDemand(loads, clock)
     for _ in range(3):
         with pytest.raises(InternalError, match="no memory"):
-            demand.want("m").result(PATIENCE_S)
+            demand.request_load("m").result(PATIENCE_S)
     assert loads.begun == ["m"]
     clock.advance(FAILURE_HOLDS_NS)
     loads.failure = None
-    demand.want("m").result(PATIENCE_S)
+    demand.request_load("m").result(PATIENCE_S)
     assert loads.begun == ["m", "m"]
 
 
 def test_a_stop_ends_the_wait_and_not_the_load() -> None:
     loads = Loads()
     demand = OnDemand(loads, FakeClock())
-    wanted = demand.want("m")
+    wanted = demand.request_load("m")
     demand.stop(UnavailableError("stopping"))
     with pytest.raises(UnavailableError, match="stopping"):
         wanted.result(0)
@@ -75,7 +75,7 @@ def test_a_stop_ends_the_wait_and_not_the_load() -> None:
         if thread.name == "remora load m":
             thread.join(PATIENCE_S)
     with pytest.raises(UnavailableError, match="stopping"):
-        demand.want("other").result(0)
+        demand.request_load("other").result(0)
     assert loads.begun == ["m"]
 
 
@@ -85,8 +85,8 @@ def test_a_load_whose_thread_cannot_start_fails_and_is_tried_again(monkeypatch: 
     demand = OnDemand(loads, clock)
     refuse_threads(monkeypatch)
     with pytest.raises(UnavailableError, match="can't start new thread"):
-        demand.want("m").result(PATIENCE_S)
+        demand.request_load("m").result(PATIENCE_S)
     monkeypatch.undo()
     clock.advance(FAILURE_HOLDS_NS)
-    demand.want("m").result(PATIENCE_S)
+    demand.request_load("m").result(PATIENCE_S)
     assert loads.begun == ["m"]

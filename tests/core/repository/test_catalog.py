@@ -20,7 +20,7 @@ from remora.repository.local import LocalRepository
 
 def offers_of(*places: Path, namespacing: bool = False) -> Catalog:
     offers = Catalog([LocalRepository(place) for place in places], namespacing=namespacing)
-    offers.look()
+    offers.scan()
     return offers
 
 
@@ -62,7 +62,7 @@ def test_a_look_at_one_name_leaves_the_others_as_they_were(tmp_path: Path) -> No
     offers = offers_of(tmp_path)
     write_model(tmp_path, "b")
     write_model(tmp_path, "c")
-    offers.look("b")
+    offers.scan("b")
     assert offers.models() == ["a", "b"]
 
 
@@ -90,10 +90,10 @@ def test_looks_at_two_names_at_a_time_find_both(tmp_path: Path, monkeypatch: pyt
 
     write_model(tmp_path, "x")
     offers = Catalog([SlowRepository(tmp_path)])
-    offers.look()
+    offers.scan()
     for name in ("a", "b"):
         write_model(tmp_path, name)
-        stage.start(offers.look, name)
+        stage.start(offers.scan, name)
     stage.run()
     assert offers.models() == ["a", "b", "x"]
 
@@ -112,14 +112,14 @@ def test_a_place_that_cannot_be_looked_at_keeps_what_it_showed(
     write_model(tmp_path, "a")
     repository = Flaky(tmp_path)
     offers = Catalog([repository])
-    offers.look()
+    offers.scan()
     repository.down = True
     with caplog.at_level(logging.WARNING):
-        offers.look(forgiving=True)
+        offers.scan(forgiving=True)
     assert offers.models() == ["a"]
     assert "the network is down" in caplog.text
     with pytest.raises(UnavailableError):
-        offers.look()
+        offers.scan()
 
 
 class Scanning(LocalRepository):
@@ -144,10 +144,10 @@ def test_an_older_scan_does_not_hide_a_model_that_was_found_meanwhile(tmp_path: 
 
     def find_another() -> None:
         write_model(tmp_path, "m")
-        offers.look("m")
+        offers.scan("m")
 
     place.meanwhile = find_another
-    offers.look(name)
+    offers.scan(name)
     assert offers.keys_of("m") == ["m"]
 
 
@@ -159,11 +159,11 @@ def test_an_older_scan_does_not_bring_back_what_a_scan_of_all_has_missed(tmp_pat
 
     def remove() -> None:
         shutil.rmtree(tmp_path / "a")
-        offers.look()
+        offers.scan()
 
     place.meanwhile = remove
-    offers.look(name)
+    offers.scan(name)
     assert offers.all_keys() == []
     write_model(tmp_path, "a")
-    offers.look(name)
+    offers.scan(name)
     assert offers.all_keys() == ["a"]

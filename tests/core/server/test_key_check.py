@@ -87,7 +87,7 @@ def test_a_head_that_is_remembered_loses_a_revoked_key_and_gains_a_new_one(path:
     ann, eve = binder_of(service)(head_of("ann")), binder_of(service)(head_of("eve"))
     assert (send(ann), send(eve)[0]) == ((200, b"ann:infer "), 401)
     write(path, entry("bob"), entry("eve"))
-    access.look()
+    access.reread()
     assert (send(ann)[0], send(eve)) == (401, (200, b"eve:infer "))
 
 
@@ -96,7 +96,7 @@ def test_what_a_service_noted_about_a_key_is_forgotten_when_its_roles_change(pat
     answer = binder_of(access.over(Echo()))(head_of("ann"))
     assert send(answer) == send(answer) == (200, b"ann:infer ")
     write(path, entry("ann", "all"))
-    access.look()
+    access.reread()
     assert send(answer) == (200, b"ann:all ")
 
 
@@ -110,7 +110,7 @@ def test_each_new_head_is_decided_by_its_own_path_and_key(path: Path) -> None:
         got = {(key, path): send(binder_of(service)(head_of(key, path)))[0] for key, path in wanted}
         assert got == wanted
     write(path, entry("ann", "read"))
-    check.look()
+    check.reread()
     got = {(key, path): send(binder_of(service)(head_of(key, path)))[0] for key, path in wanted}
     assert got == {(key, path): 200 if key == "ann" else 401 for key, path in wanted}
 
@@ -157,7 +157,7 @@ def test_each_new_call_is_decided_by_its_own_path_and_credential(path: Path) -> 
         assert permitted(fields_of("ServerLive"))
     call = opened(fields_of("ModelInfer", good))
     write(path, entry("bob"))
-    check.look()
+    check.reread()
     link = Refusals()
     call(link)  # type: ignore[arg-type]
     assert link.refused
@@ -226,12 +226,12 @@ def test_a_damaged_or_missing_file_leaves_the_keys_and_is_logged_once(
     else:
         path.write_text(text)
     for _ in range(3):
-        access.look()
+        access.reread()
     assert send(binder_of(access.over(Echo()))(head_of("ann"))) == (200, b"ann:infer ")
     (record,) = [each for each in caplog.records if each.name == "remora.keys" and each.levelno == logging.ERROR]
     assert "the API keys stay as they were" in record.getMessage()
     write(path, entry("eve"))
-    access.look()
+    access.reread()
     assert send(binder_of(access.over(Echo()))(head_of("eve"))) == (200, b"eve:infer ")
 
 
@@ -241,10 +241,10 @@ def test_a_process_that_leaves_the_log_to_another_one_follows_the_keys_silently(
     access = access_of(path)
     access.log_no_changes()
     write(path, entry("eve"))
-    access.look()
+    access.reread()
     assert send(binder_of(access.over(Echo()))(head_of("eve"))) == (200, b"eve:infer ")
     path.write_text("")
-    access.look()
+    access.reread()
     assert [each for each in caplog.records if each.name == "remora.keys" and each.levelno > logging.DEBUG] == []
 
 
@@ -274,7 +274,7 @@ def test_an_error_of_one_refresh_does_not_end_them(path: Path, monkeypatch: pyte
 def test_an_unchanged_file_is_not_read_again(path: Path) -> None:
     access = access_of(path)
     keys = access.keys
-    access.look()
+    access.reread()
     assert access.keys is keys
 
 

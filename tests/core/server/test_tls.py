@@ -245,12 +245,12 @@ def test_a_damaged_certificate_leaves_the_previous_one_and_is_logged_once(
     before = tls.context
     pair.cert.write_text("damaged")
     for _ in range(3):
-        tls.look()
+        tls.reread()
     assert tls.context is before
     (record,) = [each for each in caplog.records if each.name == "remora.server" and each.levelno == logging.ERROR]
     assert "the certificate stays as it was: --http-server-cert and --http-server-key" in record.getMessage()
     pair.cert.unlink()
-    tls.look()
+    tls.reread()
     assert tls.context is before
 
 
@@ -263,10 +263,10 @@ def test_a_process_that_leaves_the_log_to_another_one_follows_the_certificate_si
     caplog.set_level(logging.DEBUG, "remora.server")
     before = tls.context
     os.utime(pair.cert, ns=(1, 1))
-    tls.look()
+    tls.reread()
     assert tls.context is not before
     pair.cert.write_text("damaged")
-    tls.look()
+    tls.reread()
     assert [each.levelno for each in caplog.records] == [logging.DEBUG, logging.DEBUG]
 
 
@@ -313,11 +313,11 @@ def test_a_look_that_fails_for_a_while_is_repeated_although_no_file_changes(
     monkeypatch.setattr(tls_module, "read", refuse)
     os.utime(pair.cert, ns=(1, 1))
     for _ in range(3):
-        tls.look()
+        tls.reread()
     assert tls.context is before
     assert caplog.text.count("no descriptor is left") == 1
     monkeypatch.setattr(tls_module, "read", checked)
-    tls.look()
+    tls.reread()
     assert tls.context is not before
 
 

@@ -84,7 +84,7 @@ def test_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     assert (name_of(check, old), name_of(check, new)) == ("jwt:ann", "")
 
     async def look() -> None:
-        check.look()
+        check.reread()
 
     asyncio.run(look())
     assert changes == []
@@ -101,7 +101,7 @@ def test_a_file_that_became_unreadable_leaves_the_keys(tmp_path: Path, caplog: p
 
     async def look() -> None:
         for _ in range(3):
-            check.look()
+            check.reread()
 
     write(path, b"{")
     with caplog.at_level(logging.ERROR, "remora.keys"):
@@ -152,7 +152,7 @@ def test_a_token_is_verified_once_and_forgotten_when_it_expires(
     assert len(verified) == 1
 
     async def look() -> None:
-        check.look()
+        check.reread()
 
     clock.at = 9.0
     asyncio.run(look())
@@ -188,7 +188,7 @@ def test_the_expiry_of_a_token_that_others_have_displaced_is_noticed(
     assert len(check._verified) == 2  # the last ones
 
     async def look() -> None:
-        check.look()
+        check.reread()
 
     for clock.at in (9.0, 10.0, 11.0, 60.0, 80.0, 80.5, 90.0, 200.0):
         asyncio.run(look())
@@ -203,15 +203,15 @@ def test_tokens_are_refused_until_the_keys_of_a_url_are_fetched(caplog: pytest.L
         clock, issuer = Clock(), Issuer(OSError(111, "Connection refused"))
         check = TokenCheck(URL, TERMS, clock.now, clock.wall, issuer.fetch)
         text = token(OLD, NOW + 60).encode()
-        check.look()
+        check.reread()
         await until(lambda: check._failed)
         with pytest.raises(IssuerError):
             check.verify(text)
-        check.look()
+        check.reread()
         assert issuer.fetches == 1, "fetched again at once"
         issuer.content = key_set(OLD)
         clock.at = 1.0
-        check.look()
+        check.reread()
         await until(lambda: check.find(text))
 
     with caplog.at_level(logging.INFO, "remora.keys"):
@@ -235,10 +235,10 @@ def test_a_fetch_that_gets_no_thread_is_repeated(
         check = TokenCheck(URL, TERMS, clock.now, clock.wall, issuer.fetch)
         with monkeypatch.context() as patched:
             patched.setattr(threading, "Thread", NoThread)
-            check.look()
+            check.reread()
         assert "can't start new thread" in caplog.text
         clock.at = 1.0
-        check.look()
+        check.reread()
         await until(lambda: check.find(token(OLD, NOW + 60).encode()))
 
     asyncio.run(run())
@@ -251,7 +251,7 @@ def test_an_unknown_kid_has_the_keys_fetched_at_once_and_seldom() -> None:
         changes: list[int] = []
         check.changed = lambda: changes.append(issuer.fetches)
         old, new, odd = (token(key, NOW + 600).encode() for key in (OLD, NEW, Key("odd")))
-        check.look()
+        check.reread()
         await until(lambda: changes == [1])
         issuer.content = key_set(OLD, NEW)
         with pytest.raises(UnknownKeyError):
@@ -271,7 +271,7 @@ def test_an_unknown_kid_has_the_keys_fetched_at_once_and_seldom() -> None:
         assert issuer.fetches == 2
         clock.at += ReloadPlan.usual_s
         issuer.content = key_set(NEW)
-        check.look()
+        check.reread()
         await until(lambda: changes == [1, 2, 3])
         assert (check.find(old), bool(check.find(new))) == (None, True)
 
@@ -282,14 +282,14 @@ def test_known_keys_outlive_an_issuer_that_is_down(caplog: pytest.LogCaptureFixt
     async def run() -> None:
         clock, issuer = Clock(), Issuer(key_set(OLD))
         check = TokenCheck(URL, TERMS, clock.now, clock.wall, issuer.fetch)
-        check.look()
+        check.reread()
         text = token(OLD, NOW + 10_000).encode()
         await until(lambda: check.find(text))
         issuer.content = ValueError("not JSON")
         for _ in range(4):
             clock.at += ReloadPlan.usual_s
             before = issuer.fetches
-            check.look()
+            check.reread()
             await until(lambda before=before: issuer.fetches > before and not check._plan.running)
             assert check.find(text)
 
@@ -379,7 +379,7 @@ def test_a_token_that_is_verified_while_its_key_is_withdrawn_is_not_remembered(t
     async def look() -> None:
         check.left = -1
         write(path, key_set(NEW))
-        check.look()
+        check.reread()
 
     write(path, key_set(OLD))
     check = Changing(str(path), TERMS, lambda: 0.0, lambda: NOW)

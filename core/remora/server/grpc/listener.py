@@ -91,7 +91,7 @@ class OwnGrpc:
         """Return the number of the dedicated port, which `listen` has opened, or 0."""
         return self.ports[0].number if self.ports else 0
 
-    def beside(self, service: Service) -> Handover:
+    def share_port(self, service: Service) -> Handover:
         """Return the handover for HTTP/2 connections on the HTTP port.
 
         ``service`` answers requests other than gRPC.

@@ -55,7 +55,7 @@ class GrpcTransport(Drainable, Protocol):
     async def start(self) -> int:
         """Open the dedicated port after imports in another thread, and return its number or 0."""
 
-    def beside(self, service: Service) -> Handover:
+    def share_port(self, service: Service) -> Handover:
         """Return the handover for HTTP/2 connections on the HTTP port.
 
         ``service`` answers requests other than gRPC.
@@ -109,7 +109,7 @@ class NoGrpc:
         """Return 0."""
         return 0
 
-    def beside(self, _service: Service) -> Handover:
+    def share_port(self, _service: Service) -> Handover:
         """Return a handover that refuses HTTP/2."""
         return _refuse_http2
 
@@ -187,9 +187,9 @@ class Grpcio(NoGrpc):
         self.listeners = self._on_http.listeners
         return 0
 
-    def beside(self, service: Service) -> Handover:
-        """See `GrpcTransport.beside`."""
-        return self._on_http.beside(service)
+    def share_port(self, service: Service) -> Handover:
+        """See `GrpcTransport.share_port`."""
+        return self._on_http.share_port(service)
 
     def stop_accepting(self) -> None:
         """See `Drainable.stop_accepting`."""

@@ -23,8 +23,8 @@ from remora.protocols.rest.answer import Headers, HttpAnswer, body_length, refus
 from remora.server.http.held_bytes import (
     FREE_BYTES,
     UNREAD_S,
+    CapacityWait,
     HeldBytes,
-    RoomWait,
     out_of_memory,
     overloaded,
     retry_later,
@@ -206,7 +206,7 @@ class Transfer:
             return
         granted: asyncio.Future[BadRequest | None] = self._transfers.loop.create_future()
         settle = partial(_settle, granted)
-        wait = RoomWait(self._transfers.held, self._account, size, partial(settle, None), settle)
+        wait = CapacityWait(self._transfers.held, self._account, size, partial(settle, None), settle)
         try:
             refusal = await granted
         finally:

@@ -187,7 +187,7 @@ class Account:
             self._all.when_closed()
 
 
-class RoomWait:
+class CapacityWait:
     """Wait of an upload for memory. Create it in the loop's thread.
 
     Args:

@@ -43,7 +43,7 @@ from remora.server.http.exchange import STREAM_BACKLOG, Bound, Cancellable, peer
 from remora.server.http.held_bytes import (
     FREE_BYTES,
     UNREAD_S,
-    RoomWait,
+    CapacityWait,
     aligned_memory,
     out_of_memory,
     overloaded,
@@ -74,7 +74,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, listener: ListenerState[Connection]) -> None:
         self._listener = listener
         self._account = listener.held.account()
-        self._waiting: RoomWait | None = None
+        self._waiting: CapacityWait | None = None
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._loop = cast(asyncio.AbstractEventLoop, None)
         self._loop_time: Callable[[], float] = lambda: 0.0
@@ -322,7 +322,7 @@ class Connection(asyncio.BufferedProtocol):
         """Stop reading until ``size`` bytes may be held; refuse the request if that takes too long."""
         self._rest, self._phase = data, Phase.WAITING
         self._pause()
-        self._waiting = RoomWait(self._listener.held, self._account, size, self._receive_on, self._refuse)
+        self._waiting = CapacityWait(self._listener.held, self._account, size, self._receive_on, self._refuse)
 
     def _receive_on(self) -> None:
         """Receive the rest of a request whose memory is counted now."""

@@ -155,7 +155,7 @@ def _single(inputs: Mapping[str, Array], name: str) -> Any:
     return array.reshape(-1)[0]
 
 
-class _News:
+class _PieceQueue:
     """Sink of one request: keeps pieces until the instance's thread takes them."""
 
     def __init__(self) -> None:
@@ -332,10 +332,10 @@ class TensorInstance:
         engine = self._generation.engine
         try:
             asked = parse_request(request, self._generation, self._make_seed(), self._now())
-            news = _News()
-            sink: Sink = news
+            queue = _PieceQueue()
+            sink: Sink = queue
             if request.trace is not None:
-                sink = TracedSink(news, asked.task, self._model, "text_completion", request.trace, self._now)
+                sink = TracedSink(queue, asked.task, self._model, "text_completion", request.trace, self._now)
             engine.begin(asked.task, sink)
         except RemoraError as error:
             return error
@@ -347,7 +347,7 @@ class TensorInstance:
                 asked, lambda token: self._generation.tokens.token_bytes(token).decode("utf-8", "replace")
             )
             while not answers.done:
-                for pieces in news.wait():
+                for pieces in queue.wait():
                     response = answers.add(pieces)
                     if answers.error is not None:
                         engine.cancel(asked.task)  # the other choices

@@ -70,7 +70,7 @@ def test_without_its_package_http2_is_refused_in_its_own_words(
             self.closed = True
 
     wire = Wire()
-    grpc.beside(cast(Service, None))(cast(asyncio.Transport, wire), b"PRI * HTTP/2.0")
+    grpc.share_port(cast(Service, None))(cast(asyncio.Transport, wire), b"PRI * HTTP/2.0")
     assert wire.sent.endswith(b"gRPC is off, its package is not installed: use HTTP/1.1")
     assert frames.HTTP_1_1_REQUIRED.to_bytes(4) in wire.sent
     assert wire.closed
