@@ -53,6 +53,17 @@ def imports() -> Mapping[str, set[str]]:
     return {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
 
 
+def test_plug_ins_import_only_the_modules_that_their_page_lists(imports: Mapping[str, set[str]]) -> None:
+    table = (ROOT / "docs" / "plugins.md").read_text().partition("## Modules to import")[2]
+    listed = set(re.findall(r"`(remora(?:\.\w+)*)`", table))
+    used: dict[str, str] = {}
+    for module in imports:
+        if module.partition(".")[0] in PACKAGES[1:]:
+            used |= {name: module for name in imports[module] if name.partition(".")[0] == "remora"}
+    assert {name: module for name, module in used.items() if name not in listed | {"remora._version"}} == {}
+    assert len(used) <= 60
+
+
 def circles(imports: Mapping[str, set[str]]) -> Iterator[list[str]]:
     """Yield the strongly connected components of more than one module (Tarjan's algorithm, without recursion)."""
     index: dict[str, int] = {}

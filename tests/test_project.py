@@ -161,6 +161,12 @@ def test_a_module_has_at_most_400_lines_of_code(path: Path) -> None:
     assert lines <= 400, f"{name_of(path)} has {lines} lines of code: split it by subject"
 
 
+def test_the_server_without_its_plug_ins_has_at_most_72_000_lines() -> None:
+    """Measures only; what is not needed to serve belongs into another package (docs/decisions/0050)."""
+    lines = [path.read_text().count("\n") for path in SOURCE if path.is_relative_to(ROOT / "core" / "remora")]
+    assert sum(lines) <= 72_000
+
+
 @pytest.mark.parametrize("path", TEST_FILES, ids=map(name_of, TEST_FILES))
 def test_a_test_file_has_at_most_600_lines(path: Path) -> None:
     lines = len(path.read_text().splitlines())

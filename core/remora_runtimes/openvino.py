@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from remora.api.backends import check_external_data, concurrent_instances, try_rows
 from remora.backends import Instance, Placement, Source
 from remora.backends.arrays import texts
-from remora.backends.batching_trial import try_rows
-from remora.backends.external_data import check_external_data
 from remora.backends.model_files import (
     default_max_batch,
     get_bool,
@@ -27,7 +26,6 @@ from remora.backends.model_files import (
     require_file,
     warn_of_unused,
 )
-from remora.backends.onnxruntime.plan import concurrent_instances
 from remora.backends.ragged import array_instance
 from remora.calls import TensorInfo
 from remora.config import BatchingChoice, Trial, complete_from_tensors

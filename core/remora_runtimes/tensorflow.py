@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from remora.api.backends import DATATYPE_BY_NAME, try_rows
 from remora.backends import Instance, Placement, Source
-from remora.backends.batching_trial import try_rows
 from remora.backends.model_files import (
     default_max_batch,
     get_int,
@@ -28,7 +28,6 @@ from remora.backends.model_files import (
 from remora.backends.ragged import array_instance
 from remora.calls import TensorInfo
 from remora.config import BatchingChoice, Trial, complete_from_tensors
-from remora.config.datatypes import DATATYPE_BY_NAME
 from remora.errors import ConfigError, InternalError, RemoraError, UnsupportedError
 from remora.messages import DTYPES, Array, Tensor
 from remora.proto.model_config_pb2 import ModelConfig

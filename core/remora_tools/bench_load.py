@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 from urllib.parse import SplitResult
 
+from remora.api.system import usable_cpus
 from remora.cli.client import (
     ApiClient,
     HttpClient,
@@ -25,7 +26,6 @@ from remora.cli.client import (
 )
 from remora.cli.output import UsageError, check_writable, one_line, write_whole
 from remora.errors import RemoraError, UnavailableError
-from remora.system.cpus import usable_cpus
 from remora.system.json_text import read_json
 from remora_tools.deciders.stability import WINDOWS, Window, is_stable
 from remora_tools.load import GRPC, GRPC_STREAM, HTTP, MOST_WAITING, Plan, Results, merge_results, results_from_json

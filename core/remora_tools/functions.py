@@ -194,9 +194,9 @@ def add_export(parser: argparse.ArgumentParser) -> None:
 
 def export(options: argparse.Namespace) -> int:
     """Write a repository."""
-    from remora.functions.definition import ModelDefinitionError
-    from remora.repository.exporting import export as write
-    from remora.repository.exporting import parse_source
+    from remora.api.functions import ModelDefinitionError
+    from remora.api.storage import export as write
+    from remora.api.storage import parse_source
 
     directory: Path = options.directory
     check_is_folder(directory)

@@ -15,10 +15,10 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from remora.api.http import KeyEntry, caller_of, digest_of, print_entries, read_entries
+from remora.api.system import ROLES
 from remora.cli.arguments import bind, count
 from remora.cli.output import UsageError, columns
-from remora.options.roles import ROLES
-from remora.protocols.api_keys import KeyEntry, caller_of, digest_of, print_entries, read_entries
 
 _PREFIX = "rk_"
 _RANDOM_BYTES = 32

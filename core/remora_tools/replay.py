@@ -11,11 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from remora.api.storage import is_url, open_stored
 from remora.cli.client import HttpClient, model_path, open_client, raise_for_status
 from remora.cli.output import UsageError
 from remora.errors import NotFoundError
-from remora.storage.location import is_url
-from remora.storage.stored_file import open_stored
 from remora.system.url_secrets import shown_place
 from remora_tools.scoring.sources import import_parquet
 from remora_tools.traffic.captured import CapturedError, Exchange, answer_of, difference, exchange_of, request_of
@@ -109,7 +108,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _remote_files(url: str) -> list[_File]:
-    from remora.repository.clouds import open_storage  # imported here, because most files are local
+    from remora.api.storage import open_storage  # imported here, because most files are local
 
     storage, _ = open_storage(url)
     items = []

@@ -10,13 +10,12 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from remora.api.http import with_workers
+from remora.api.storage import Location, is_url, open_stored, parse_location
 from remora.cli.interrupts import exit_on_interrupt, open_models
 from remora.cli.output import UsageError, check_writable, columns, warnings_shown, write_whole
 from remora.errors import InvalidArgumentError, NotFoundError, UnavailableError
-from remora.server.startup import with_workers
 from remora.storage import Secret
-from remora.storage.location import Location, is_url, parse_location
-from remora.storage.stored_file import open_stored
 from remora.system.clock import SystemClock
 from remora.system.url_secrets import shown_place
 from remora_tools.scoring import Source, format_of
@@ -162,7 +161,7 @@ def _images(options: argparse.Namespace, model: ServedModel) -> ImageSource:
     )
     if not is_url(options.input):
         return ImageSource(LocalImages(Path(options.input)), pixels)
-    from remora.repository.clouds import open_storage
+    from remora.api.storage import open_storage
 
     storage, _ = open_storage(options.input)
     return ImageSource(StoredImages(storage, storage.listing()), pixels)
@@ -192,7 +191,7 @@ def _identity_of(place: str, images: ImageSource | None) -> str:
     if images is not None:
         return images.etag
     if is_url(place):
-        from remora.repository.clouds import open_storage
+        from remora.api.storage import open_storage
 
         item = open_storage(place)[0].find()
         return f"{item.size} {item.etag}"
@@ -208,7 +207,7 @@ def _reading(place: str, images: ImageSource | None) -> Iterator[Source]:
         yield images
         return
     if is_url(place):
-        from remora.repository.clouds import open_storage
+        from remora.api.storage import open_storage
 
         storage, _ = open_storage(place)
         item = storage.find()
@@ -259,7 +258,7 @@ def _finish(journal: Journal, output: str, work: Work) -> None:
     except OSError as error:
         raise explain_write_error(error, place, journal.next_row) from error
     if remote:
-        from remora.repository.clouds import open_storage
+        from remora.api.storage import open_storage
 
         if journal.bad_rows():
             open_storage(bad)[0].upload(bad_rows)

@@ -10,14 +10,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from remora.api.storage import open_repository
 from remora.cli.arguments import bind
 from remora.cli.output import columns
 from remora.errors import AlreadyExistsError, NotFoundError
 from remora.repository import CacheSettings, ModelFolder
-from remora.repository.sources import open_repository
 
 if TYPE_CHECKING:
-    from remora.storage.cache import ModelCache
+    from remora.api.storage import ModelCache
 
 _STAGE = ".remora-pull"
 
@@ -147,6 +147,6 @@ def clear(options: argparse.Namespace) -> int:
 
 
 def _cache(options: argparse.Namespace) -> ModelCache:
-    from remora.repository.clouds import open_cache
+    from remora.api.storage import open_cache
 
     return open_cache(CacheSettings(options.model_cache_directory))

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from remora.api.http import with_workers
+from remora.api.system import keep_runtimes_quiet
 from remora.cli.interrupts import INTERRUPTED, open_models, run_aside
 from remora.cli.output import columns, warnings_shown, write_whole
 from remora.errors import ConfigError
 from remora.options import EngineOptions
-from remora.server.startup import with_workers
 from remora.system.clock import SystemClock
-from remora.system.environment import keep_runtimes_quiet
 from remora_tools.tuning import CostTrial, Goal, LoadResult, Plan, Point, Refused, Result, System, Trial
 from remora_tools.tuning.configuring import app_of, apply_settings, decorator_of, find_folders, stanza
 from remora_tools.tuning.measuring import TrialEngine, loop_in_thread

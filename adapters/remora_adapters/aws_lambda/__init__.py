@@ -25,21 +25,17 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import orjson
 
+from remora.api.http import HEADER as DEADLINE_HEADER
+from remora.api.http import InferCodec, Receive, ReplyFormat, RequestLimits, Scope, Send, V2App
+from remora.api.models import Arrival
 from remora.engine import Engine, FrontEnd
 from remora.errors import InvalidArgumentError, RemoraError, UnavailableError, UnsupportedError
 from remora.messages import Outcome, Response, Ticket
 from remora.models.served_model import ServedModel
 from remora.options import EngineOptions, ServerOptions
 from remora.protocols.rest.answer import Refusal
-from remora.protocols.rest.infer import InferCodec
-from remora.protocols.rest.request import RequestLimits
-from remora.protocols.rest.response import ReplyFormat
-from remora.server.http.asgi import V2App
-from remora.server.http.asgi_transfers import Receive, Scope, Send
-from remora.server.http.deadlines import HEADER as DEADLINE_HEADER
 from remora.system.install_advice import install_command
 from remora.system.json_text import read_json
-from remora.tracing.arrival import Arrival
 
 _log = logging.getLogger("remora.lambda")
 
@@ -425,7 +421,7 @@ def load(environ: MutableMapping[str, str]) -> Function:
 
     Raises ValueError or RemoraError, an init error in Lambda.
     """
-    from remora.system import tuning
+    from remora.api.system import tuning
 
     tuning.apply(tuning.Tuning(), environ)
     settings = Settings.of(environ)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
-from remora.server.http.asgi_transfers import Send
+from remora.api.http import Send
 from remora.system.json_text import read_json
 
 _log = logging.getLogger("remora.lambda")

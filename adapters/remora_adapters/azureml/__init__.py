@@ -143,7 +143,7 @@ def _read_config_file(environ: Mapping[str, str]) -> dict[str, str]:
 
 def find_models(directory: Path) -> Path:
     """Return the repository, model or file in a mounted directory, through single folders."""
-    from remora.repository.local import LocalRepository
+    from remora.api.storage import LocalRepository
 
     place = directory
     for _ in range(_DEPTH):

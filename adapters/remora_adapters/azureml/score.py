@@ -14,15 +14,14 @@ from typing import NamedTuple
 from azureml_inference_server_http.api.aml_request import AMLRequest, rawhttp
 from azureml_inference_server_http.api.aml_response import AMLResponse
 
+from remora.api.http import InferCodec, ReplyFormat
+from remora.api.models import Arrival
 from remora.engine import Engine, FrontEnd
 from remora.errors import RemoraError
 from remora.messages import InferForm, Outcome, Response, Ticket
 from remora.models.served_model import ServedModel
 from remora.options import EngineOptions
 from remora.protocols.rest.answer import HttpAnswer, Refusal, encode_error, failure
-from remora.protocols.rest.infer import InferCodec
-from remora.protocols.rest.response import ReplyFormat
-from remora.tracing.arrival import Arrival
 from remora_adapters.azureml import find_models
 
 

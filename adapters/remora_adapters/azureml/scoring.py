@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
+from remora.api.http import PATHS as PROBES
 from remora.calls import ServerReady
 from remora.messages import Buffer
 from remora.protocols.http1 import Head, HeadNote
@@ -24,7 +25,6 @@ from remora.protocols.rest.answer import Headers, HttpAnswer, Wire, fixed_part
 from remora.server.host import ServerContext
 from remora.server.host_routes import HostRoute
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
-from remora.server.http.probes import PATHS as PROBES
 from remora_adapters.azureml.answers import FAILED, AzureAnswer, empty_answer, message_answer
 from remora_adapters.azureml.cors import Origins
 from remora_adapters.azureml.swagger import ANYTHING, Named, NoDocumentError, find_document

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from remora.api.system import Answer, Limits, fetch
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer, failure
 from remora.server.host import ServerContext
 from remora.server.host_routes import HostRoute, RouteTable
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange, Service
-from remora.system.http_client import Answer, Limits, fetch
 from remora.system.json_text import read_json
 
 PREFIX = "/pubsub"

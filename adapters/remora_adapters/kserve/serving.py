@@ -14,6 +14,8 @@ from urllib.parse import quote, unquote
 
 import orjson
 
+from remora.api.http import PATHS as PROBES
+from remora.api.http import Predictor
 from remora.calls import ModelReady, ServerReady
 from remora.errors import NotFoundError, RemoraError
 from remora.messages import Buffer
@@ -22,8 +24,6 @@ from remora.protocols.rest.answer import JSON, HttpAnswer, encode_json_error, fa
 from remora.server.host import ServerContext
 from remora.server.host_routes import HostRoute
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
-from remora.server.http.predict import Predictor
-from remora.server.http.probes import PATHS as PROBES
 from remora_adapters.kserve.cloud_events import Event, answer_event, read_event
 from remora_llm.routes.hosted_prompts import HostedGeneration
 

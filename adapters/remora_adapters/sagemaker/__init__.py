@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from remora.api.system import TemporaryFolder
 from remora.cli import main as run
 from remora.cli import with_flags
 from remora.options import EngineOptions, ServerOptions
 from remora.server.host import ExtraPort, Host, ServerContext, ServiceFactory
-from remora.system.temporary_folders import TemporaryFolder
 from remora_adapters.sagemaker.layout import Layout, find_models
 from remora_adapters.sagemaker.settings import Rules, SageMakerSettings, rules_of, safe_ports, settings_of
 

@@ -13,10 +13,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import orjson
 
+from remora.api.http import MAX_DEPTH, flatten
 from remora.errors import RemoraError
 from remora.messages import Array
-from remora.protocols.json.reader import MAX_DEPTH
-from remora.protocols.json.tensors import flatten
 
 JSON = "application/json"
 CSV = "text/csv"

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from remora.api.http import MAX_DEPTH, flatten
 from remora.calls import TensorInfo
 from remora.errors import RemoraError
 from remora.messages import DTYPES, Array, Buffer
-from remora.protocols.json.reader import MAX_DEPTH
-from remora.protocols.json.tensors import flatten
 from remora.protocols.rest.answer import Headers, HttpAnswer
 from remora_adapters.sagemaker.arrays import (
     CSV,

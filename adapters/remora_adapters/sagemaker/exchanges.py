@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 
+from remora.api.http import Later, RestService
 from remora.calls import TensorInfo
 from remora.errors import CancelledError
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import Headers, HttpAnswer, encode_error, failure
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
-from remora.server.http.rest import Later, RestService
 from remora_adapters.sagemaker.bodies import Translated, answer_of, translate
 from remora_adapters.sagemaker.routes import memory_aware
 from remora_adapters.sagemaker.scripted import answer_of_script

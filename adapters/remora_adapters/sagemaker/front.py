@@ -15,18 +15,16 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from remora.api.http import LOAD_CONTENT, RestService, json_length
+from remora.api.models import LoadingError
 from remora.calls import ServerLive, ServerReady
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError, RemoraError
 from remora.messages import Buffer
-from remora.models.table import LoadingError
-from remora.protocols.api_keys import LOAD_CONTENT
 from remora.protocols.http1 import Head, HeadNote
 from remora.protocols.rest.answer import JSON, PLAIN, Headers, HttpAnswer, Refusal, encode_error, failure
-from remora.protocols.rest.infer import json_length
 from remora.server.host import ServerContext
 from remora.server.http.exchange import Cancellable, Exchange
-from remora.server.http.rest import RestService
 from remora_adapters.sagemaker import routes, sessions
 from remora_adapters.sagemaker.bodies import is_translated
 from remora_adapters.sagemaker.exchanges import AfterWork, FanIn, HeaderExchange, ScriptBack

@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
+from remora.api.http import RestService
+from remora.api.system import give_back
 from remora.calls import RepositoryIndex
 from remora.config import find_config, read_config
 from remora.engine import Engine
 from remora.errors import ConfigError, InvalidArgumentError, RemoraError
 from remora.models.served_model import ServedModel
-from remora.server.http.rest import RestService
-from remora.system.tuning import give_back
 from remora_adapters.sagemaker.layout import Layout, find_models
 
 _log = logging.getLogger("remora.sagemaker")

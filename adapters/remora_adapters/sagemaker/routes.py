@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from remora.api.http import decode_name
 from remora.protocols.http1 import Head
-from remora.protocols.path_names import decode_name
 from remora.protocols.rest.answer import PLAIN, Headers, HttpAnswer, Refusal, failure
 from remora.server.host_routes import HostRoute, RouteTable
 

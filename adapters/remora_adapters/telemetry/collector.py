@@ -15,8 +15,8 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyVa
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.util.re import parse_env_headers
 
+from remora.api.system import AnswerTooLongError, Limits, NoAnswerError, fetch, is_http_url
 from remora.errors import ConfigError
-from remora.system.http_client import AnswerTooLongError, Limits, NoAnswerError, fetch, is_http_url
 
 _SERVICE = "triton-inference-server"
 _LOCAL = "http://localhost:4318"

@@ -14,8 +14,8 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, SeverityNumber
 
 from remora._version import __version__
-from remora.system.log_lines import Line
-from remora.tracing.writer import TraceWriter
+from remora.api.models import TraceWriter
+from remora.api.system import Line
 from remora_adapters.telemetry.collector import Collector, any_value, key_values, server_resource
 
 _ROOM = 16 << 20

@@ -19,10 +19,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace.span import TraceState
 
 from remora._version import __version__
+from remora.api.models import Finished, Span, SpanContext, spans_of
 from remora.system.url_secrets import without_secrets
-from remora.tracing.context import SpanContext
-from remora.tracing.records import Span, spans_of
-from remora.tracing.writer import Finished
 from remora_adapters.telemetry.collector import server_resource
 
 _SCOPE = InstrumentationScope("triton-server", __version__)

@@ -14,17 +14,14 @@ from functools import partial
 
 import orjson
 
+from remora.api.http import HOME, LONG_BYTES, Predictor, loads, method_of, release, route
 from remora.calls import ServerReady
 from remora.messages import Buffer
 from remora.protocols.http1 import Head, HeadNote
-from remora.protocols.json.long_lists import release
-from remora.protocols.json.reader import LONG_BYTES, loads
 from remora.protocols.rest.answer import Headers, HttpAnswer, Refusal, encode_json_error, failure
-from remora.protocols.rest.routes import HOME, method_of, route
 from remora.server.host import ServerContext
 from remora.server.host_routes import HostRoute
 from remora.server.http.exchange import Cancellable, Exchange
-from remora.server.http.predict import Predictor
 from remora_llm.openai.routes import PREFIXES
 from remora_llm.routes.hosted_prompts import HostedGeneration
 

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from remora.system.http_client import fetch
+from remora.api.system import fetch
 from remora.system.install_advice import install_command
 from remora.system.json_text import read_json
 from remora_deploy.deploy import versions

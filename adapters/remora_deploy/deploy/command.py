@@ -191,7 +191,7 @@ def _add_golden(parser: argparse.ArgumentParser) -> None:
 
 def _apply_release(options: argparse.Namespace) -> None:
     """Set the platform's flags for shares and copies by a release. Raises ValueError."""
-    from remora.models.release_sources import find_release  # because it imports the engine's models
+    from remora.api.models import find_release  # because it imports the engine's models
 
     try:
         flags = flags_of(find_release(options.release, [options.model] if options.model else []))

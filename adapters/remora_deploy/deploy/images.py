@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
-from remora.system.http_client import Answer, Limits, NoAnswerError, fetch
+from remora.api.system import Answer, Limits, NoAnswerError, fetch
 from remora.system.json_text import read_json
 from remora_deploy.deploy.plan import Call, CallError, Check, Kind, State, find
 

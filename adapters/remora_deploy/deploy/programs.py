@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remora.system.http_client import Limits, NoAnswerError, fetch
+from remora.api.system import Limits, NoAnswerError, fetch
 from remora.system.json_text import read_json
 from remora.system.url_secrets import without_secrets
 from remora_deploy.deploy.plan import Call, CallError, Kind, RefusedError

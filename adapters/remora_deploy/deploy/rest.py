@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from remora.system.http_client import Limits, NoAnswerError, fetch
+from remora.api.system import Limits, NoAnswerError, fetch
 from remora.system.json_text import read_json
 from remora_deploy.deploy.plan import Call, CallError, Kind
 

@@ -14,9 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from remora.api.storage import is_url, parse_location, settings_for
 from remora.errors import RemoraError
-from remora.storage.credentials import settings_for
-from remora.storage.location import is_url, parse_location
 from remora.system.install_advice import install_command
 from remora_deploy.deploy.plan import Call, CallError, Progress, Step
 
@@ -93,7 +92,7 @@ def upload(folder: str, location: str, environ: Mapping[str, str]) -> str:
     try:
         import obstore.store
 
-        from remora.storage.objects import open_store
+        from remora.api.storage import open_store
     except ImportError:
         extra = {"gs://": "gcs", "az://": "azure"}.get(location[:5], "s3")
         raise CallError("failed", f"needs obstore: {install_command(extra)}") from None

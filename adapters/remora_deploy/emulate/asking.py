@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from remora.system.http_client import Connection, NoAnswerError, NoAnswerInTimeError
+from remora.api.system import Connection, NoAnswerError, NoAnswerInTimeError
 
 
 class Address(NamedTuple):

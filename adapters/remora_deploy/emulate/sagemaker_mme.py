@@ -17,8 +17,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from remora.api.storage import unpack
 from remora.errors import ConfigError
-from remora.storage.archive import unpack
 from remora.system.json_text import read_json
 from remora_deploy.emulate import Check, EmulateSettings, Failed, Inapplicable, Launch, Platform, Probe, Skipped
 from remora_deploy.emulate.asking import HttpReply

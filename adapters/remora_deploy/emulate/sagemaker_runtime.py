@@ -22,7 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
-from remora.system.http_client import Connection, Incoming, NoAnswerError, NoAnswerInTimeError
+from remora.api.system import Connection, Incoming, NoAnswerError, NoAnswerInTimeError
 from remora.system.json_text import read_json
 from remora_deploy.emulate.asking import Address, HttpReply, ask
 

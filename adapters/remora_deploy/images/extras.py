@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
+from remora.api.storage import Found
 from remora.config import read_config
 from remora.errors import ConfigError
 from remora.model_files import CONFIG_FILENAMES, KINDS
-from remora.repository.files import Found
 
 _OF_BACKEND: Mapping[str, tuple[str, ...]] = {
     "onnxruntime": ("onnx",),

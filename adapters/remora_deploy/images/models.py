@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from remora.api.storage import Found, recognise
 from remora.cli.output import UsageError
 from remora.environments.installed import UnknownLineError, files_of, specifications
 from remora.errors import UnavailableError
 from remora.model_files import REQUIREMENTS
-from remora.repository.files import Found, recognise
 from remora_deploy.images import CONSTRAINTS, ENGINES, IMAGES, INSTALL, Image, context_folder
 from remora_deploy.images.building import STDERR, arguments_of, assemble, without_comments
 from remora_deploy.images.extras import extras_of

@@ -11,11 +11,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from remora.api.storage import APP, recognise
 from remora.cli.output import UsageError
 from remora.environments.installed import files_of
 from remora.model_files import REQUIREMENTS
-from remora.repository.files import recognise
-from remora.repository.sources import APP
 
 _LEFT_OUT = ("__pycache__", "node_modules")
 _ENVIRONMENT = "pyvenv.cfg"

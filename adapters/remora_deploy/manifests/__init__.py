@@ -137,7 +137,7 @@ def _release_of(options: argparse.Namespace) -> Release | None:
     """Return the release of the arguments. Raises ValueError."""
     if options.release is None:
         return None
-    from remora.models.release_sources import find_release  # because it imports the engine's models
+    from remora.api.models import find_release  # because it imports the engine's models
 
     try:
         return find_release(options.release, options.paths)

@@ -191,10 +191,10 @@ def measure(paths: Sequence[str], name: str, image: str, location: str, choices:
     With GPUs chosen, models that require one are loaded on the processor, so that a machine without GPUs can describe
     a service with them.
     """
+    from remora.api.http import with_workers
+    from remora.api.system import usage_with_children
     from remora.engine import Engine  # because the command line imports this module for the platform names
     from remora.options import EngineOptions
-    from remora.server.startup import with_workers
-    from remora.system.machine import usage_with_children
 
     begin = time.monotonic()
     mode = "explicit" if choices.gpus else "none"
@@ -212,9 +212,8 @@ def measure(paths: Sequence[str], name: str, image: str, location: str, choices:
 
 def _written(options: EngineOptions, gpus: int) -> Mapping[str, ModelConfig]:
     """Return the configurations of all models as written, for a machine with GPUs."""
-    from remora.models.loader import ModelLoader
-    from remora.models.planner import Planner, open_repositories
-    from remora.repository.catalog import Catalog
+    from remora.api.models import ModelLoader, Planner, open_repositories
+    from remora.api.storage import Catalog
     from remora.system.clock import SystemClock
 
     loader = ModelLoader(options, SystemClock(), gpus=range(gpus))

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from remora.api.system import run_in_daemon
 from remora.errors import ConfigError, InternalError, QueueFullError, UnavailableError
-from remora.system.threads import run_in_daemon
 from remora_llm.generation.grammar_limits import GRAMMAR_STACK_BYTES, grammar_excess
 from remora_llm.generation.tasks import Grammar, ParameterError
 

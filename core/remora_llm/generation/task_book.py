@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
+from remora.api.system import start_daemon
 from remora.errors import InternalError, QueueFullError, RemoraError, UnavailableError
-from remora.system.threads import start_daemon
 from remora_llm.generation.answering import Outbox
 from remora_llm.generation.grammar_limits import GRAMMAR_STACK_BYTES
 from remora_llm.generation.measurements import Measurements

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from remora.api.http import loads
 from remora.errors import InvalidArgumentError
 from remora.messages import Buffer
-from remora.protocols.json.reader import loads
 from remora_llm.generation.tasks import ParameterError
 
 

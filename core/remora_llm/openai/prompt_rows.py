@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from remora.api.http import LONG_BYTES, loads, release
 from remora.messages import Buffer
-from remora.protocols.json.long_lists import release
-from remora.protocols.json.reader import LONG_BYTES, loads
 from remora_llm.generation.tasks import ParameterError
 from remora_llm.openai.routes import Route
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import orjson
 
+from remora.api.http import decode_name
 from remora.errors import RemoraError, UnavailableError
-from remora.protocols.path_names import decode_name
 from remora.protocols.rest.answer import BEARER, INTERNAL, JSON, PLAIN, Headers, HttpAnswer
 from remora_llm.generation.tasks import ContextError, ParameterError
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from remora.api.http import dumps
 from remora.messages import Buffer
-from remora.protocols.json.printer import dumps
 from remora_llm.generation.tasks import ParameterError
 from remora_llm.openai.fields import Field, describe, is_ids, read_body
 from remora_llm.openai.replies import Heading

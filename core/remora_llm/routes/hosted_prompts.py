@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
+from remora.api.http import RestService
+from remora.api.models import LoadingError
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError, NotFoundError, RemoraError
 from remora.messages import Buffer
-from remora.models.table import LoadingError
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import JSON, Headers, HttpAnswer
 from remora.server.http.exchange import Cancellable, Exchange, ForwardingExchange
-from remora.server.http.rest import RestService
 from remora_llm.openai.prompt_rows import (
     Shaped,
     Texts,

@@ -20,15 +20,14 @@ from weakref import WeakKeyDictionary
 import orjson
 
 from remora._version import __version__
+from remora.api.http import deadlines, inflate
+from remora.api.models import LoadingError
 from remora.engine import Engine
 from remora.errors import ConfigError, NotFoundError, RemoraError
 from remora.messages import Buffer
 from remora.models.served_model import ServedModel
-from remora.models.table import LoadingError
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import JSON, Headers, HttpAnswer
-from remora.protocols.rest.content_encoding import inflate
-from remora.server.http import deadlines
 from remora.server.http.exchange import Answerer, Cancellable, Exchange, VersionExchange, arrival_of
 from remora.system.clock import SystemClock
 from remora_llm.generation import Generation
@@ -52,7 +51,7 @@ from remora_llm.routes.delivery import (
 from remora_llm.routes.tasks import PieceDelivery, TaskRequest
 
 if TYPE_CHECKING:
-    from remora.models.rollout import RoutedModel
+    from remora.api.models import RoutedModel
     from remora.server.http.route_groups import RouteParts
 
 _log = logging.getLogger("remora.http")

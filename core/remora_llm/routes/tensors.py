@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
+from remora.api.http import LARGE_BYTES, HeldMailbox, LargeBodies
 from remora.engine import Engine, FrontEnd
 from remora.errors import InternalError, RemoraError
 from remora.in_process import as_form, as_request
@@ -21,9 +22,7 @@ from remora.messages import Array, Mailbox, Outcome, Ticket, split_outcome
 from remora.models.served_model import ServedModel
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import JSON, HttpAnswer
-from remora.server.held_mailbox import HeldMailbox
 from remora.server.http.exchange import Cancellable, Exchange, arrival_of
-from remora.server.http.large_bodies import LARGE_BYTES, LargeBodies
 from remora.system.clock import SystemClock
 from remora_llm.generation.tasks import ParameterError
 from remora_llm.generation.templates import JinjaTemplate
@@ -36,7 +35,7 @@ from remora_llm.openai.vectors import VectorQuery, encode_embeddings, encode_sco
 from remora_llm.routes.delivery import AnyReply, Delivery, cancelled, ignored_header, reply_to, unloaded
 
 if TYPE_CHECKING:
-    from remora.models.rollout import RoutedModel
+    from remora.api.models import RoutedModel
 
 _MAX_UNBATCHED = 256
 """Texts of one request to a model without batches, each of which is a request to it."""

@@ -13,9 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from remora.functions.definition import Model, Settings, tensor_config
-from remora.functions.hints import ANY, Array, Kind, kind_of
-from remora.functions.runtime import FunctionModel
+from remora.api.functions import ANY, Array, FunctionModel, Kind, Model, Settings, kind_of, tensor_config
 from remora.model_files import MODEL_FILE, TRUST_PICKLE
 
 ROWS = Settings(batch=64)

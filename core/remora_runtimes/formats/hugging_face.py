@@ -11,8 +11,7 @@ from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 
-from remora.functions.definition import InputField, Model, OutputField, Settings, Signature
-from remora.functions.hints import kind_of, open_image
+from remora.api.functions import InputField, Model, OutputField, Settings, Signature, kind_of, open_image
 from remora.model_files import leaves_folder
 from remora.system.json_text import read_json
 from remora_runtimes.formats import needed, rows_of

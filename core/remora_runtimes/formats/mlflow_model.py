@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from remora.functions.definition import InputField, Model, OutputField, Signature
-from remora.functions.errors import BadRequestError
-from remora.functions.hints import Kind, kind_of
+from remora.api.functions import BadRequestError, InputField, Kind, Model, OutputField, Signature, kind_of
 from remora_runtimes.formats import ROWS, needed, rows_of
 
 _COLUMNS: Mapping[str, Any] = {

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from google.protobuf.json_format import MessageToDict
 
+from remora.api.backends import concurrent_instances
 from remora.backends import Instance, Placement, Source
 from remora.backends.model_files import load_failure, model_path, require_file
-from remora.backends.onnxruntime.plan import concurrent_instances
 from remora.backends.ragged import array_instance
 from remora.config import parse_config
 from remora.errors import ConfigError

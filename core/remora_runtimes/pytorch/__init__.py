@@ -13,17 +13,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from remora.api.backends import CUDA, HOST, DeviceId, concurrent_instances, try_rows
 from remora.backends import Instance, Placement, Source
 from remora.backends.arrays import input_types, output_types
-from remora.backends.batching_trial import try_rows
 from remora.backends.model_files import cpu_as_device, default_max_batch, load_failure, model_path, require_file
-from remora.backends.onnxruntime.plan import concurrent_instances
 from remora.backends.ragged import array_instance
 from remora.config import BatchingChoice, Trial, complete_from_tensors
 from remora.errors import ConfigError, InternalError, RemoraError
 from remora.messages import Array, Tensor
 from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
-from remora.tensors.device import CUDA, HOST, DeviceId
 from remora_runtimes.pytorch.archive import COMPILED, SCRIPT, archive_kind, compiled_kind
 from remora_runtimes.pytorch.plan import Bound, RunPlan, bind_inputs, bind_outputs, plan_run
 from remora_runtimes.pytorch.program import Program, load_program, load_torch, share_parameters, to_array, to_value

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from remora.api.backends import DATATYPE_BY_NAME, DeviceArray
 from remora.backends.arrays import texts
 from remora.backends.model_files import import_framework
 from remora.calls import TensorInfo
-from remora.config.datatypes import DATATYPE_BY_NAME
 from remora.errors import InternalError, UnsupportedError
 from remora.messages import DTYPES, Array
-from remora.tensors.device import DeviceArray
 from remora_runtimes.pytorch.archive import COMPILED, EXPORTED, SCRIPT, archive_kind, check_exported, check_script
 
 

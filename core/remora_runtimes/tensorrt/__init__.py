@@ -10,15 +10,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from remora.api.backends import CudaMemory, cuda, transfer_for
 from remora.backends import Instance, Placement, Source
 from remora.backends.model_files import import_framework, load_failure, model_path, require_file
 from remora.backends.ragged import array_instance
-from remora.backends.transfers import transfer_for
 from remora.config import BatchingChoice, complete_from_tensors
 from remora.errors import ConfigError, UnsupportedError
 from remora.proto.model_config_pb2 import ModelConfig
-from remora.system import cuda
-from remora.tensors.device import CudaMemory
 from remora_runtimes.tensorrt.context import TrtContext, TrtEngine, describe, log_of
 
 _EXTRA = "tensorrt"

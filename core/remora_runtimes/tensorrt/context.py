@@ -13,12 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from remora.backends.transfers import Places, Transfer
+from remora.api.backends import Block, Cuda, DeviceArray, Memory, Places, Transfer, on_host
 from remora.calls import TensorInfo
 from remora.errors import InternalError, InvalidArgumentError, UnsupportedError
 from remora.messages import DTYPES, Array, Tensor
-from remora.system.cuda import Cuda
-from remora.tensors.device import Block, DeviceArray, Memory, on_host
 
 DATATYPES = {
     "FLOAT": "FP32",

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from remora.api.backends import concurrent_instances
 from remora.backends import Instance, Placement, Source
 from remora.backends.model_files import (
     default_max_batch,
@@ -22,7 +23,6 @@ from remora.backends.model_files import (
     require_file,
     warn_of_unused,
 )
-from remora.backends.onnxruntime.plan import concurrent_instances
 from remora.backends.ragged import array_instance
 from remora.calls import TensorInfo
 from remora.config import complete_from_tensors

@@ -14,15 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from remora.api.http import serialized, with_workers
+from remora.api.models import NOT_DESCRIBED, FunctionArguments, read_arguments
 from remora.calls import ModelInfo, TensorInfo
 from remora.cli.client import ApiClient, EngineClient, call_json, model_path, open_client, raise_for_status
 from remora.cli.interrupts import open_models
 from remora.cli.output import UsageError, columns, warnings_shown
-from remora.config.function_arguments import NOT_DESCRIBED, FunctionArguments, read_arguments
 from remora.errors import InvalidArgumentError, MalformedError, RemoraError
 from remora.messages import DTYPES, Array, Tensor
-from remora.protocols.rest.response import serialized
-from remora.server.startup import with_workers
 from remora.system.clock import Clock, SystemClock
 from remora.system.json_text import read_json
 from remora_tools.client.inputs import InferRequest, array_inputs, random_inputs, read_document, typed_inputs

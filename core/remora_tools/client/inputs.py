@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from remora.api.models import NOT_DESCRIBED, Argument, FunctionArguments
 from remora.calls import ModelInfo, TensorInfo
-from remora.config.function_arguments import NOT_DESCRIBED, Argument, FunctionArguments
 from remora.errors import InvalidArgumentError
 from remora.messages import DTYPES, Array, Parameter, Tensor
 from remora.system.json_text import read_json

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, quantiles
 from typing import NamedTuple
 
+from remora.api.models import BatchQueue
 from remora.calls import ModelStats
 from remora.config import BatchPolicy, QueuePolicy, batch_policy
 from remora.management.explanation import Explanation, Measured, Prediction
 from remora.models.served_model import ServedModel
-from remora.scheduling.batching import BatchQueue
 from remora.statistics import RanBatch
 from remora_tools.deciders.simulation import Simulated, arrivals, request_at, simulate
 

@@ -12,9 +12,9 @@ from functools import partial
 from random import Random
 from typing import NamedTuple
 
+from remora.api.models import BatchQueue
 from remora.config import BatchPolicy
 from remora.messages import Ticket
-from remora.scheduling.batching import BatchQueue
 from remora_tools.deciders.simulation import Cost, request_at
 
 _WARM_UP = 5

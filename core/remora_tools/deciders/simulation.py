@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
+from remora.api.models import Plan
 from remora.messages import InferForm, Request, Ticket
-from remora.scheduling.batching import Plan
 
 Cost = Callable[[int], float]
 """Duration of a batch in nanoseconds by its rows."""

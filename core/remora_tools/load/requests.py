@@ -13,12 +13,12 @@ from urllib.parse import SplitResult
 
 import numpy as np
 
+from remora.api.http import serialized
+from remora.api.models import NOT_DESCRIBED
 from remora.calls import ModelInfo
 from remora.cli.client import ApiClient, call_json, model_path, split_url
 from remora.cli.output import UsageError
-from remora.config.function_arguments import NOT_DESCRIBED
 from remora.errors import InvalidArgumentError
-from remora.protocols.rest.response import serialized
 from remora.system.json_text import read_json
 from remora_tools.client.infer import arguments_of, encode_request, make_request, read_metadata
 from remora_tools.client.inputs import InferRequest, read_document

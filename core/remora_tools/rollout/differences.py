@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from remora.api.models import TraceWriter
 from remora.errors import ConfigError
 from remora.messages import Data, InferForm, Tensor
 from remora.system.clock import Clock
-from remora.tracing.writer import TraceWriter
 from remora_tools.traffic.captured import CapturedTensor, printed
 from remora_tools.traffic.line_file import LineFile, Redactions, bytes_of, content_of, hidden_in, utc
 

@@ -13,25 +13,25 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
-from remora.calls import ReleaseShare
-from remora.errors import InternalError, InvalidArgumentError, NotFoundError, RemoraError
-from remora.model_files import RELEASE_FILE
-from remora.models.load_log import occasion
-from remora.models.release_members import (
+from remora.api.models import (
     CANARY_MEMBERS,
     SHADOW_MEMBERS,
+    ModelTable,
+    ReleaseStore,
     declared_release,
     flag_of,
     missing_version,
+    occasion,
     plan_of,
     shadow_of,
     text_of,
     unstored_rollback,
     version_of,
 )
-from remora.models.release_store import ReleaseStore
-from remora.models.table import ModelTable
-from remora.repository.catalog import name_of
+from remora.api.storage import name_of
+from remora.calls import ReleaseShare
+from remora.errors import InternalError, InvalidArgumentError, NotFoundError, RemoraError
+from remora.model_files import RELEASE_FILE
 from remora.system.clock import Clock
 from remora.traffic import releases
 from remora.traffic.releases import CANARY, RUNNING, SETTLED, Release, Shadow

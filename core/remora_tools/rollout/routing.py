@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
+from remora.api.models import Carrier
 from remora.errors import RemoraError, RetiredError
 from remora.messages import Data, InferForm, Outcome, Reply, Ticket, split_outcome
-from remora.models.rollout import Carrier
 from remora.models.served_model import ServedModel
 from remora.traffic.releases import (
     BY_REQUEST,

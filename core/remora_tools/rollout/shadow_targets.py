@@ -15,13 +15,13 @@ from urllib.parse import quote, urlsplit
 
 import numpy as np
 
+from remora.api.models import ModelTable
+from remora.api.storage import name_of
+from remora.api.system import SHADOW_PROCESSORS
 from remora.errors import ConfigError, InternalError, NotFoundError, RemoraError, UnavailableError
 from remora.messages import Data, InferForm, Outcome, Parameter, Response, Tensor, Ticket, split_outcome
 from remora.models.served_model import ServedModel
-from remora.models.table import ModelTable
 from remora.options import EngineOptions
-from remora.options.observation import SHADOW_PROCESSORS
-from remora.repository.catalog import name_of
 from remora.system.clock import Clock
 from remora.traffic.releases import HUNDRED, Shadow
 from remora_tools.rollout.comparing import Comparison, Outputs, difference

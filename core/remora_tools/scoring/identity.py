@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from remora.api.storage import sources_in
 from remora.model_files import (
     CONFIG_FILENAMES,
     MODEL_FILE,
@@ -21,7 +22,6 @@ from remora.model_files import (
     path_of_parameter,
 )
 from remora.proto.model_config_pb2 import ModelConfig
-from remora.repository.functions import sources_in
 
 if TYPE_CHECKING:
     from remora.models.served_model import ServedModel

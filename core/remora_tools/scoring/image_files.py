@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol, TypeVar
 
+from remora.api.system import usable_cpus
 from remora.errors import InvalidArgumentError
 from remora.storage import Storage, StoredObject
-from remora.system.cpus import usable_cpus
 from remora_tools.scoring.identity import WHOLE_BYTES, digest_of_input
 
 SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"))

@@ -12,11 +12,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from remora.api.functions import decode_image
+from remora.api.system import usable_cpus
 from remora.calls import ModelInfo
 from remora.errors import InvalidArgumentError, UnsupportedError
-from remora.functions.images import decode_image
 from remora.messages import Array
-from remora.system.cpus import usable_cpus
 from remora.system.install_advice import install_command
 from remora_tools.scoring import CHUNK_BYTES, Chunk, Refusal, Values
 from remora_tools.scoring.image_files import MOST_FILE_BYTES, ImageFiles, ReadAhead

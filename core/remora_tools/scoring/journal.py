@@ -18,9 +18,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from remora.api.system import locks
 from remora.cli.output import synchronise
 from remora.errors import InvalidArgumentError, RemoraError, UnavailableError
-from remora.system import locks
 from remora.system.json_text import read_json
 from remora_tools.scoring import Refusal
 from remora_tools.scoring.identity import as_stored

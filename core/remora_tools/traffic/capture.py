@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from remora.api.models import DroppedError, TraceWriter
+from remora.api.system import TemporaryFolder
 from remora.errors import ConfigError, RemoraError, UnsupportedError
 from remora.messages import Data, InferForm, Outcome, Reply, Response, Ticket, split_outcome
 from remora.options import EngineOptions
 from remora.system.clock import Clock
 from remora.system.install_advice import install_command
-from remora.system.temporary_folders import TemporaryFolder
 from remora.system.url_secrets import shown_place
-from remora.tracing.writer import DroppedError, TraceWriter
 from remora_tools.traffic.captured import CapturedTensor, Exchange, line_of
 from remora_tools.traffic.line_file import (
     LineFile,
@@ -91,7 +91,7 @@ def open_capture(options: EngineOptions, clock: Clock) -> Capture:
     )
     if "://" not in options.capture:
         return Capture(settings, clock)
-    from remora.repository.clouds import open_storage  # imported here, because most captures are local
+    from remora.api.storage import open_storage  # imported here, because most captures are local
 
     if open_storage(options.capture)[1].cloud == "http":  # raises for any other URL
         raise ConfigError(

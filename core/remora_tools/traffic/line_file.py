@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from remora.api.models import open_private
 from remora.errors import ConfigError
 from remora.messages import InferForm, Parameter
-from remora.tracing.trace_file import open_private
 
 T = TypeVar("T")
 _SECRETS = frozenset(("authorization", "cookie", "proxy-authorization", "x-api-key"))

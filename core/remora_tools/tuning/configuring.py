@@ -6,17 +6,13 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remora.backends.onnxruntime.plan import OPENVINO_PROVIDER, TENSORRT_PROVIDER, concurrent_instances
+from remora.api.backends import OPENVINO_PROVIDER, TENSORRT_PROVIDER, concurrent_instances
+from remora.api.storage import LocalRepository, function_source, is_archive, is_url, recognise
 from remora.cli.output import write_whole
 from remora.config import batch_policy, find_config, parse_config, placements, read_config, to_text
 from remora.errors import ConfigError
 from remora.model_files import parse_version
 from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
-from remora.repository.files import recognise
-from remora.repository.local import LocalRepository
-from remora.repository.sources import function_source
-from remora.storage.archive import is_archive
-from remora.storage.location import is_url
 from remora_tools.tuning import Runtime, Settings
 
 if TYPE_CHECKING:

@@ -17,18 +17,15 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remora import calls
+from remora.api.http import LoopMailbox
+from remora.api.models import function_arguments, step_models
+from remora.api.system import run_in_daemon, usable_cpus, usage_with_children
 from remora.config import to_dict
-from remora.config.function_arguments import function_arguments
 from remora.errors import InvalidArgumentError, NotFoundError, RemoraError
 from remora.in_process import as_form
 from remora.messages import Data, InferForm, InputSpec, Outcome, Ticket
-from remora.models.ensembles import step_models
 from remora.proto.model_config_pb2 import ModelConfig
-from remora.server.loop import LoopMailbox
 from remora.system.clock import SystemClock
-from remora.system.cpus import usable_cpus
-from remora.system.machine import usage_with_children
-from remora.system.threads import run_in_daemon
 from remora_tools.client.infer import make_request
 from remora_tools.deciders.arrivals import POISSON, arrivals
 from remora_tools.deciders.latencies import Histogram, merge

@@ -13,17 +13,26 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from remora.api.backends import (
+    CPU_PROVIDER,
+    CUDA,
+    CUDA_PROVIDER,
+    HOST,
+    SessionPlan,
+    free_gpu_bytes,
+    health_of,
+    import_onnxruntime,
+    memory_of,
+    open_session,
+    require_cuda,
+    usable_providers,
+)
+from remora.api.system import memory_bytes, memory_in_use_bytes, memory_limit_bytes
 from remora.backends import Instance, Placement, Source
-from remora.backends.gpu_health import free_gpu_bytes, health_of
 from remora.backends.model_files import require_file
-from remora.backends.onnxruntime.opening import import_onnxruntime, open_session, require_cuda, usable_providers
-from remora.backends.onnxruntime.plan import CPU_PROVIDER, CUDA_PROVIDER, SessionPlan
 from remora.errors import ConfigError
 from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from remora.system.clock import SystemClock
-from remora.system.cpus import memory_in_use_bytes, memory_limit_bytes
-from remora.system.machine import memory_bytes
-from remora.tensors.device import CUDA, HOST, memory_of
 from remora_llm.backends.onnx.folder import (
     CONFIG_FILENAME,
     DecoderFolder,

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from remora.api.backends import HOST, Memory
 from remora.errors import ConfigError
-from remora.tensors.device import HOST, Memory
 from remora_llm.backends.onnx.folder import DecoderFolder
 from remora_llm.generation import Extension, Logits, StepResult
 from remora_llm.generation.tasks import ModelFacts

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from remora.api.backends import GpuHealth, GpuInstance
 from remora.backends import Capabilities, Execution, Instance, Placement
-from remora.backends.gpu_health import GpuHealth, GpuInstance
 from remora.errors import CancelledError, ConfigError, InternalError, InvalidArgumentError, RemoraError
 from remora.messages import Array, Request, Response, Streamed, Tensor
 from remora.proto.model_config_pb2 import DataType, ModelConfig, ModelInstanceGroup

@@ -11,12 +11,12 @@ import importlib
 import time
 from typing import Any
 
+from remora.api.system import start_vllm_processes_afresh
 from remora.backends import Instance, Placement, Source
 from remora.backends.model_files import import_framework, model_path, require_file
 from remora.errors import ConfigError, InternalError
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.system.clock import SystemClock
-from remora.system.environment import start_vllm_processes_afresh
 from remora_llm.backends.onnx.folder import read_object
 from remora_llm.backends.onnx.settings import GenerationSettings, parse_settings
 from remora_llm.backends.onnx.tensors import complete_config, open_instance

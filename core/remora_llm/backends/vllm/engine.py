@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from remora.api.system import start_daemon
 from remora.errors import InternalError, InvalidArgumentError
-from remora.system.threads import start_daemon
 from remora_llm.generation import EngineStats, Sink, Tokens
 from remora_llm.generation.grammar_limits import GRAMMAR_STACK_BYTES
 from remora_llm.generation.library_answers import LibraryAnswer, LibraryAnswers
