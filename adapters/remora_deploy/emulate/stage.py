@@ -41,21 +41,20 @@ class Stage:
         self.platform = platform
         self.settings = settings
         self.boot: list[Seen] = []
-        self.ready = False
         self.facts: dict[str, object] = {}
         self.callee: object = None
         self._resources = ExitStack()
-        self._folder = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="remora-emulate-"))
+        folder = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="remora-emulate-"))
         self._process: Process | None = None
         self._model_at_first = _fingerprint(settings.model)
         try:
-            self._start()
+            self._start(Path(folder))
         except BaseException:
             self._resources.close()
             raise
 
-    def _start(self) -> None:
-        folder, settings = Path(self._folder), self.settings
+    def _start(self, folder: Path) -> None:
+        settings = self.settings
         self.mounts = folder / "mounts"
         self.mounts.mkdir()
         self.launch = self.platform.launch(settings, free_port(), self.mounts)
@@ -76,6 +75,11 @@ class Stage:
         if self._process is not None:
             self._process.kill()
         self._resources.close()
+
+    @property
+    def ready(self) -> bool:
+        """True if the last startup probe passed."""
+        return bool(self.boot) and self.platform.probe.passes(self.boot[-1].answer.status)
 
     @property
     def process(self) -> Process:
@@ -118,8 +122,7 @@ class Stage:
                 self._find_port()
             answer = self.ask("GET", probe.path, timeout_s=self.probe_s)
             self.boot.append(Seen(at_s, answer))
-            if probe.passes(answer.status):
-                self.ready = True
+            if self.ready:
                 return
             time.sleep(_LOOK_S)
 

@@ -89,15 +89,17 @@ class Supervisor:
         self._changed = threading.Condition()
         self._state = _State("it is being started", starting=True)
         self._closing = threading.Event()
-        self.in_memory = settings.transport != "pipe" and hasattr(os, "memfd_create") and hasattr(os, "eventfd")
-        """True if messages travel through shared memory."""
         self._steps: Steps | None = None  # sent to a new process before it serves
         self._current: WorkerConnection | None = None
         self._answered = False  # by the process that has ended
         self._lines = {1: Lines(), 2: Lines()}
         self._thread = threading.Thread(target=self._run, name=f"remora worker {name}", daemon=True)
-        self._log = callbacks.logger
         self._thread.start()
+
+    @property
+    def in_memory(self) -> bool:
+        """True if messages travel through shared memory."""
+        return self._settings.transport != "pipe" and hasattr(os, "memfd_create") and hasattr(os, "eventfd")
 
     # -- for callers ------------------------------------------------------------------------------------------------
 
@@ -175,7 +177,7 @@ class Supervisor:
                 self._set(_State(reason))
                 return
             delay = backoff.delay_s(answered=self._answered)
-            self._log.error(
+            self._callbacks.logger.error(
                 "instance '%s' is not healthy: %s; starting it again%s", self.name, reason,
                 f" in {delay:g} s" if delay else "",
             )  # fmt: skip
@@ -258,7 +260,7 @@ class Supervisor:
 
     def _prepared(self, connection: WorkerConnection, error: BaseException | None) -> None:
         if error is None:
-            self._log.info("instance '%s' serves again", self.name)
+            self._callbacks.logger.info("instance '%s' serves again", self.name)
             self._set(_State("", connection))
         elif not connection.ended.is_set():
             connection.reason = f"it could not be started again: {error}"
