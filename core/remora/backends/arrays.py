@@ -173,7 +173,6 @@ class ArrayInstance:
         self._outputs = output_names(config)
 
     def execute(self, execution: Execution) -> list[Outcome]:
-        """Run the requests (``Instance.execute``)."""
         requests = execution.requests
         if len(requests) == 1:
             return [self._answer(execution, requests[0])]
@@ -191,7 +190,6 @@ class ArrayInstance:
         return cast("list[Outcome]", scatter(outputs, requests, batches=True))
 
     def close(self) -> None:
-        """Release the resources of this instance alone."""
         if self._close is not None:
             self._close()
 

@@ -170,7 +170,6 @@ class LocalCache:
         self._epoch = 0
 
     def lookup(self, key: bytes) -> Response | None:
-        """See `ResponseCache`."""
         begin_ns = self._now()
         with self._lock:
             entry = self._entries.get(key)
@@ -184,7 +183,6 @@ class LocalCache:
         return Response(outputs, dict(entry.parameters))
 
     def insert(self, key: bytes, response: Response) -> None:
-        """See `ResponseCache`."""
         begin_ns = self._now()
         cost = cost_of(response)
         if cost is None or cost > self._size or not self._reserve(key, cost):
@@ -221,7 +219,6 @@ class LocalCache:
             return True
 
     def scope(self, model: str, version: int, fingerprint: bytes = b"") -> bytes:
-        """See `ResponseCache`."""
         return repr((model, version, next(self._loads))).encode()
 
     def run(self, work: Callable[[], None]) -> None:
@@ -232,16 +229,13 @@ class LocalCache:
         """See `ResponseCache`."""
 
     def models_changed(self) -> None:
-        """See `ResponseCache`."""
         self._epoch = next(self._epochs)
 
     @property
     def epoch(self) -> int:
-        """See `ResponseCache`."""
         return self._epoch
 
     def stats(self) -> CacheStats:
-        """See `ResponseCache`."""
         with self._lock:
             counts = self._counts
             return CacheStats(

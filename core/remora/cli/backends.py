@@ -69,7 +69,6 @@ def _installed_version(distribution: str) -> str | None:
 
 
 def _backends_in(directory: str) -> list[str]:
-    """Return the names of the backends in a backend directory."""
     if not directory:
         return []
     found = []

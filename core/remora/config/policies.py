@@ -57,7 +57,6 @@ class BatchPolicy(NamedTuple):
         return max(self.priority_levels, 1)
 
     def queue_at(self, level: int) -> QueuePolicy:
-        """Return the queue policy of a level."""
         return dict(self.level_queues).get(level, self.queue)
 
 

@@ -114,7 +114,6 @@ class ModelCalls:
         self._lifecycle.unload(model, unload_dependents=unload_dependents)
 
     def is_ready(self, model: str, version: int) -> bool:
-        """Return True if this version would accept a request."""
         try:
             return self._lifecycle.resolve(model, version).says_ready()
         except RemoraError:

@@ -285,7 +285,6 @@ class ModelLoads:
         self._close(key, retired)
 
     def _close(self, key: str, models: Iterable[ServedModel]) -> None:
-        """Close models in the background."""
         threads: list[threading.Thread] = []
         for model in models:
             successors = [other for other in self._table.serving(key).values() if other.predecessor is model]

@@ -179,7 +179,6 @@ class ModelSet:
     # -- interface for ensembles: see ``ensembles.Table`` --------------------------------------------------------------
 
     def acquire(self, name: str, version: int = -1) -> ServedModel:
-        """Acquire a version (see `ModelTable.acquire`)."""
         return self.table.acquire(name, version)
 
     def open(self, name: str, plan: LoadPlan, steps: Steps | None) -> None:
@@ -206,19 +205,15 @@ class ModelSet:
         return plan is not None and plan.sent
 
     def unload_key(self, name: str) -> None:
-        """Unload all versions of a model."""
         self.loads.unload(name)
 
     def configs(self, name: str) -> dict[int, ModelConfig]:
-        """Return the complete configurations of a model's ready versions."""
         return {number: model.config for number, model in self.table.serving(name).items()}
 
     def newest(self, name: str) -> ServedModel | None:
-        """Return the newest ready version of a model."""
         return self.table.newest(name)
 
     def failure(self, name: str) -> str:
-        """Return the error of a model's last load, or "" if it succeeded."""
         return self.table.failure(name)
 
     def near(self, name: str, ensemble: str) -> str:

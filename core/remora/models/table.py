@@ -166,7 +166,6 @@ class ModelState(NamedTuple):
 
 
 def _ready(versions: Mapping[int, VersionState]) -> dict[int, ServedModel]:
-    """Return the versions that serve."""
     return {number: row.model for number, row in versions.items() if row.state is State.READY and row.model is not None}
 
 

@@ -180,7 +180,6 @@ class KeyEntry(NamedTuple):
 
     @property
     def limits(self) -> Limits:
-        """Limits of the key."""
         return Limits(self.requests_per_second, self.burst, self.concurrent)
 
 

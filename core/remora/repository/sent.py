@@ -79,7 +79,6 @@ class SentModel:
         self._files = {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}
 
     def models(self, name: str = "") -> dict[str, list[ModelFolder]]:
-        """Return the one model."""
         return {self._folder.name: [self._folder]} if name in ("", self._folder.name) else {}
 
     def fingerprint(self, name: str) -> Fingerprint:

@@ -55,12 +55,10 @@ class AdmittingQueue:
 
     @property
     def oldest_ns(self) -> int:
-        """See `BatchQueue.oldest_ns`."""
         return self._inner.oldest_ns
 
     @property
     def rows_ahead(self) -> int:
-        """See `BatchQueue.rows_ahead`."""
         return self._inner.rows_ahead
 
     def push(self, ticket: Ticket) -> None:
@@ -75,7 +73,6 @@ class AdmittingQueue:
         self._rows[ticket.level] += ticket.request.rows
 
     def poll(self, now_ns: int) -> Plan:
-        """See `BatchQueue.poll`."""
         loaded = self._rows.total() >= max(self._policy.max_batch_size, 1)
         plan = self._inner.poll(now_ns)
         self._subtract_rows([*plan.tickets, *(ticket for ticket, _ in plan.dropped)])
@@ -104,32 +101,26 @@ class AdmittingQueue:
                 del self._rows[ticket.level]
 
     def drop_cancelled(self) -> list[tuple[Ticket, RemoraError]]:
-        """See `BatchQueue.drop_cancelled`."""
         dropped = self._inner.drop_cancelled()
         self._subtract_rows(ticket for ticket, _ in dropped)
         return dropped
 
     @property
     def has_timeouts(self) -> bool:
-        """See `BatchQueue.has_timeouts`."""
         return self._inner.has_timeouts
 
     def next_refusal_ns(self) -> int:
-        """See `BatchQueue.next_refusal_ns`."""
         return self._inner.next_refusal_ns()
 
     def drop_expired(self, now_ns: int) -> list[tuple[Ticket, RemoraError]]:
-        """See `BatchQueue.drop_expired`."""
         dropped = self._inner.drop_expired(now_ns)
         self._subtract_rows(ticket for ticket, _ in dropped)
         return dropped
 
     def stop_waiting(self) -> None:
-        """See `BatchQueue.stop_waiting`."""
         self._inner.stop_waiting()
 
     def drain(self) -> list[Ticket]:
-        """See `BatchQueue.drain`."""
         self._rows.clear()
         return self._inner.drain()
 

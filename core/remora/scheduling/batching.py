@@ -260,7 +260,6 @@ class BatchQueue:
         return Plan([], dropped=dropped)
 
     def drop_cancelled(self) -> list[tuple[Ticket, RemoraError]]:
-        """Remove the cancelled tickets and return each with its error."""
         dead = [ticket for ticket in self._waiting if ticket.request.cancelled]
         if dead:
             self._discard(dead)
@@ -314,7 +313,6 @@ class BatchQueue:
         return dropped
 
     def _discard(self, dead: list[Ticket]) -> None:
-        """Remove these tickets."""
         self._waiting.discard_all(dead)
         self._rows -= sum(ticket.request.rows for ticket in dead)
 

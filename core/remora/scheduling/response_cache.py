@@ -114,17 +114,14 @@ class CachedScheduler:
 
     @property
     def pending(self) -> int:
-        """Queued requests [P04]."""
         return self.inner.pending
 
     @property
     def oldest_ns(self) -> int:
-        """Arrival of the queued request that has waited longest, or 0."""
         return self.inner.oldest_ns
 
     @property
     def running(self) -> int:
-        """Requests in an execution."""
         return self.inner.running
 
     def stop(self, timeout_s: float | None = None) -> bool:
@@ -136,7 +133,6 @@ class CachedScheduler:
         return self.inner.stop(timeout_s)
 
     def fail_pending(self, error: RemoraError) -> None:
-        """Answer all queued requests with ``error``."""
         self.inner.fail_pending(error)
 
 
@@ -219,7 +215,6 @@ class OffLoopScheduler:
 
     @property
     def running(self) -> int:
-        """Requests in an execution."""
         return self.inner.running
 
     def stop(self, timeout_s: float | None = None) -> bool:
@@ -235,5 +230,4 @@ class OffLoopScheduler:
         return self.inner.stop(None if timeout_s is None else max(timeout_s - (self._now() - begin_ns) / 1e9, 0.0))
 
     def fail_pending(self, error: RemoraError) -> None:
-        """Answer all queued requests with ``error``."""
         self.inner.fail_pending(error)

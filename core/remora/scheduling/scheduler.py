@@ -227,12 +227,10 @@ class Scheduler:
 
     @property
     def pending(self) -> int:
-        """Queued requests [P04]."""
         return len(self._pool.queue)
 
     @property
     def oldest_ns(self) -> int:
-        """Arrival of the queued request that has waited longest, or 0."""
         with self._pool.lock:
             return self._pool.queue.oldest_ns
 

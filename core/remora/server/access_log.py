@@ -342,7 +342,6 @@ class _LoggedService:
         return self.bind(head)(body, exchange)
 
     def bind(self, head: Head) -> Answerer:
-        """See `BindingService.bind`."""
         return partial(_answer, self._log, self._log.line(head), self._bind(head))
 
 
@@ -444,24 +443,20 @@ class _LoggedCall(Stream):
     # -- for the connection ----------------------------------------------------------------------------------------
 
     def received(self, data: bytes, ended: bool) -> None:
-        """See `Receiver`."""
         if self._call is not None:
             self._call.received(data, ended)
 
     def lost(self) -> None:
-        """See `Receiver`."""
         call = self._call
         if call is not None:
             self._end(_CANCELLED)
             call.lost()
 
     def sent(self, size: int) -> None:
-        """See `Receiver`."""
         if self._call is not None:
             self._call.sent(size)
 
     def stalls(self) -> bool:
-        """See `Receiver`."""
         return self._call is not None and self._call.stalls()
 
     # -- for the call ----------------------------------------------------------------------------------------------

@@ -245,7 +245,6 @@ class Connections:
             listener.closing = True
 
     def stop_accepting(self) -> None:
-        """See `Drainable.stop_accepting`."""
         for port in self._ports:
             port.close()
 
@@ -262,7 +261,6 @@ class Connections:
         return True
 
     def close(self) -> bool:
-        """See `Drainable.close`."""
         self._return_at = inf  # the executor may soon take no more work, and the process returns all its memory
         if self._sweeper is not None:
             self._sweeper.cancel()

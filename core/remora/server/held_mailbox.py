@@ -42,11 +42,9 @@ class HeldMailbox:
 
     @property
     def watcher(self) -> Watcher | None:
-        """See ``Mailbox.watcher``."""
         return self._inner.watcher
 
     def defer(self, work: Callable[[], None]) -> bool:
-        """See ``Mailbox.defer``."""
         return self._inner.defer(work)
 
     def post(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:

@@ -36,11 +36,9 @@ class LoopMailbox:
 
     @property
     def watcher(self) -> LoopMailbox:
-        """See ``Mailbox.watcher``."""
         return self
 
     def watch(self, fd: int, work: Callable[[int], None]) -> Callable[[], None]:
-        """See ``Watcher.watch``."""
         own = os.dup(fd)
         self._loop.add_reader(own, work, own)
 
@@ -57,11 +55,9 @@ class LoopMailbox:
         return end_soon
 
     def call_next(self, work: Callable[[], None]) -> None:
-        """See ``Watcher.call_next``."""
         self._loop.call_soon(work)
 
     def collect(self, work: Callable[[], None]) -> bool:
-        """See ``Watcher.collect``."""
         if threading.get_ident() != self._thread or (not self._inside and self.alone()):
             return False
         self._loop.call_soon(self._submit, work)
@@ -78,12 +74,10 @@ class LoopMailbox:
                 deferred()
 
     def is_current(self) -> bool:
-        """See ``Watcher.is_current``."""
         # The next loop may run in the same thread, or in one with the same identifier.
         return threading.get_ident() == self._thread and self._loop.is_running()
 
     def is_closed(self) -> bool:
-        """See ``Watcher.is_closed``."""
         return self._loop.is_closed()
 
     def post(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:
@@ -131,7 +125,6 @@ class PerTurn:
         self._value: bytes | None = None
 
     def get(self) -> bytes:
-        """Return the bytes."""
         watcher = self._watcher
         if watcher is None or not watcher.is_current():
             return self._compute()

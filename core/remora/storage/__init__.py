@@ -61,7 +61,6 @@ class Secret:
         self._value = value
 
     def reveal(self) -> str:
-        """Return the value."""
         return self._value
 
     def __bool__(self) -> bool:

@@ -156,7 +156,6 @@ def _unpack_tar(archive: Path, folder: Path, allowance: _Allowance) -> None:
 
 
 def _open_tar_stream(archive: Path) -> IO[bytes]:
-    """Open the uncompressed bytes of a tar archive."""
     with archive.open("rb") as file:
         begin = file.read(8)
     module = next((module for mark, module in _COMPRESSED if begin.startswith(mark)), "builtins")

@@ -20,7 +20,6 @@ class LocalFile:
 
     @property
     def location(self) -> str:
-        """The path."""
         return str(self._path)
 
     @property

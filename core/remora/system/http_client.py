@@ -282,5 +282,4 @@ class Connection:
             raise _no_answer(error, self._timeout_s) from error
 
     def close(self) -> None:
-        """Close the connection."""
         self._inner.close()

@@ -49,7 +49,6 @@ class SharedMemory:
         self._regions: dict[str, tuple[AnyRegion, _Memory]] = {}
 
     def register(self, region: AnyRegion, /) -> None:
-        """Open a region (see `Regions.register`)."""
         with self._lock:
             if region.name in self._regions:
                 raise AlreadyExistsError(f"shared memory region '{region.name}' already in manager")
@@ -83,7 +82,6 @@ class SharedMemory:
         return _HostMemory(region, descriptor)
 
     def status(self, kind: type[R], name: str = "", /) -> Sequence[R]:
-        """Return one region of a kind or all, sorted by name."""
         with self._lock:
             regions = [region for _, (region, _) in sorted(self._regions.items()) if name in ("", region.name)]
         found = [region for region in regions if isinstance(region, kind)]
@@ -92,7 +90,6 @@ class SharedMemory:
         return found
 
     def unregister(self, kind: type[R], name: str = "", /) -> None:
-        """Unregister one region of a kind or all."""
         with self._lock:
             for key in [name] if name else list(self._regions):
                 if key in self._regions and isinstance(self._regions[key][0], kind):
@@ -103,7 +100,6 @@ class SharedMemory:
         return self._found(place).view(place.offset, place.byte_size)
 
     def target(self, place: Place, /) -> Target:
-        """Return a place to write to."""
         return self._found(place).target(place.offset, place.byte_size)
 
     def _found(self, place: Place) -> _Memory:

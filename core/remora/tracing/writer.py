@@ -84,12 +84,10 @@ class _SizedQueue(Generic[T]):
         self.size = 0
 
     def add(self, item: T) -> None:
-        """Append an item."""
         self.items.append(item)
         self.size += item.size
 
     def take_all(self) -> list[T]:
-        """Remove and return all items."""
         items = list(self.items)
         self.items.clear()
         self.size = 0

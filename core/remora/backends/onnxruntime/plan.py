@@ -122,7 +122,6 @@ class ProviderPlan(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the providers."""
         return tuple(name for name, _ in self.chain)
 
     @property

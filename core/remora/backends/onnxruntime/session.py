@@ -197,7 +197,6 @@ class OnnxSession:
 
 
 def _encoded(value: Array) -> Array:
-    """Return an array of bytes for text."""
     encoded = np.empty(value.size, object)
     encoded[:] = [text.encode() for text in value.ravel()]
     return encoded.reshape(value.shape)

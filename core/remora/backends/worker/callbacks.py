@@ -243,7 +243,6 @@ class _Metrics:
         {"increment": series.increment, "set": series.set, "observe": series.observe}[fields["do"]](fields["value"])
 
     def retire(self) -> None:
-        """Remove all metrics."""
         REGISTRY.retire(self)
         self._claims.clear()
         self._series.clear()

@@ -299,7 +299,6 @@ class ServerCalls:
         self._requests.request(MessageKind.MODEL_CALL, Draft(head(**fields)))
 
     def is_ready(self, model: str, version: int) -> bool:
-        """Return True if a request to this version would be accepted."""
         answer = self._requests.request(
             MessageKind.MODEL_CALL, Draft(head(do="is_ready", model=model, version=version))
         )

@@ -438,7 +438,6 @@ def _infer_pieces(
     parameters: Mapping[str, Parameter],
     places: Mapping[str, Target],
 ) -> list[bytes | memoryview]:
-    """Return the pieces of a ModelInferResponse."""
     # Checked before copying, because an output may be a view that takes no memory yet.
     sent = (output for output in response.outputs if output.datatype != "BYTES" and output.name not in places)
     _check_size(name, sum(output.data.nbytes for output in sent))

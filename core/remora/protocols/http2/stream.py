@@ -140,7 +140,6 @@ class Stream(Flow):
 
     @property
     def peer(self) -> str:
-        """Address of the client."""
         return self._connection.handler.peer
 
     def hold(self, size: int) -> bool:
@@ -233,7 +232,6 @@ class Stream(Flow):
             self._connection.wake()
 
     def reset(self, code: int) -> None:
-        """Reset the stream."""
         if self.is_open:
             self._connection.reset(self, code)
             self._connection.wake()

@@ -90,7 +90,6 @@ def _kinds(values: list[Any]) -> set[type]:
 
 
 def _joined(rows: list[list[Any]]) -> list[Any]:
-    """Return the elements of all rows."""
     elements: list[Any] = []
     extend(elements, _elements_of(rows), sum(sum(map(len, some)) for some in _parts(rows)))
     return elements

@@ -145,7 +145,6 @@ def _instances(message: Any) -> list[Any] | Mapping[str, Any]:
 
 
 def _names(values: Mapping[str, Any], inputs: Sequence[TensorInfo], optional: frozenset[str]) -> list[TensorInfo]:
-    """Return the inputs that an object has values for."""
     names = {row.name for row in inputs}
     unknown = sorted(str(name) for name in values if name not in names)
     missing = sorted(row.name for row in inputs if row.name not in values and row.name not in optional)

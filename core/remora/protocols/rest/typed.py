@@ -261,7 +261,6 @@ def _tensors(
 
 
 def _array(rows: list[Any], field: Field) -> Array:
-    """Return the rows of an input as one array."""
     if field.is_document:
         array = np.empty(len(rows), object)
         array[:] = [orjson.dumps(row) for row in rows]

@@ -478,7 +478,6 @@ def _passed(array: Any, devices: frozenset[DeviceId], *, shared: bool) -> Array:
 
 
 def _read_only(array: Array) -> Array:
-    """Return a read-only view of the array."""
     if array.flags.writeable:
         array = array.view()
         array.flags.writeable = False

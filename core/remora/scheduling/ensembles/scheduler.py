@@ -113,7 +113,6 @@ class EnsembleScheduler:
 
     @property
     def running(self) -> int:
-        """Requests in flight."""
         return len(self._requests)
 
     open_sequences = 0

@@ -86,7 +86,6 @@ class DirectQueue:
         return Plan(tickets, len(tickets), reason, dropped)
 
     def drop_cancelled(self) -> list[tuple[Ticket, RemoraError]]:
-        """Remove the cancelled tickets and return each with its error."""
         cancelled = [slot for slot, ticket in self._ready.items() if ticket.request.cancelled]
         tickets = [self._ready.pop(slot) for slot in cancelled]
         return [(ticket, cancelled_in_queue(ticket)) for ticket in tickets]
@@ -107,7 +106,6 @@ class DirectQueue:
         self._held = lambda: False
 
     def drain(self) -> list[Ticket]:
-        """Remove and return all tickets."""
         tickets = list(self._ready.values())
         self._ready.clear()
         return tickets

@@ -287,28 +287,23 @@ class SequenceScheduler:
 
     @property
     def pending(self) -> int:
-        """Queued requests [P04]."""
         return self._table.waiting + sum(lane.pending for lane in self._lanes)
 
     @property
     def oldest_ns(self) -> int:
-        """Arrival of the queued request that has waited longest, or 0."""
         with self._changed:
             waiting_ns = self._table.oldest_ns
         return min((ns for ns in (waiting_ns, *(lane.oldest_ns for lane in self._lanes)) if ns), default=0)
 
     @property
     def running(self) -> int:
-        """Requests in an execution."""
         return sum(lane.running for lane in self._lanes)
 
     @property
     def open_sequences(self) -> int:
-        """Number of live sequences."""
         return self._table.count
 
     def keeps_sequence(self, sequence_id: int | str) -> bool:
-        """Return True if there is a sequence of this id."""
         return self._table.is_live(sequence_id)
 
     def report(self) -> SequenceReport:

@@ -124,7 +124,6 @@ class StatefulInstance:
         self.quick = inner.quick
 
     def execute(self, execution: Execution) -> Sequence[Outcome | None]:
-        """Run the batch. See ``Instance.execute``."""
         requests = execution.requests
         execution.send = partial(self._send, execution.send, requests)
         execution.send_soon = partial(self._send, execution.send_soon, requests)
@@ -144,5 +143,4 @@ class StatefulInstance:
         send(index, shown)
 
     def close(self) -> None:
-        """Close the wrapped instance."""
         self._inner.close()

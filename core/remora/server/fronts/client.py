@@ -300,7 +300,6 @@ class RelayedRequest:
         self._reported = 0  # and those that the engine knows to be sent
 
     def cancel(self) -> None:
-        """Cancel the request."""
         self._client.cancel(self._number)
 
     def take(self, message: Message) -> bool:
@@ -393,7 +392,6 @@ class RelayedCall:
         self._link.headers(trailers(RESOURCE_EXHAUSTED, TEXT, alone=True), end=True)
 
     def cancel(self) -> None:
-        """Cancel the call."""
         self.lost()
 
     def sent(self, size: int) -> None:

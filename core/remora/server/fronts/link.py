@@ -481,7 +481,6 @@ class _BatchMailbox:
 
     @property
     def watcher(self) -> Watcher | None:
-        """See ``Mailbox.watcher``."""
         return self._inner.watcher
 
     def post(self, deliveries: list[tuple[Ticket, Outcome]]) -> None:

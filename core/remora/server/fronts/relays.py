@@ -99,11 +99,9 @@ class RelayExchange:
 
     @property
     def unsent(self) -> int:
-        """See `exchange.Flow`."""
         return self._unsent
 
     def when_sent(self, resume: Callable[[], None]) -> None:
-        """See `exchange.Flow`."""
         self._resume = resume
 
     def give_up(self, reason: str) -> None:

@@ -367,7 +367,6 @@ class _InferCall(UnaryCall):
         self.relay_message(self._received)
 
     def relay_message(self, message: bytes) -> None:
-        """Relay the call with its message."""
         if self._ended:
             return
         service, link = self._service, self._link

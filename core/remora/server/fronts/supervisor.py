@@ -165,7 +165,6 @@ class _FrontProcess:
 
     @property
     def pid(self) -> int:
-        """Process number."""
         return self._popen.pid
 
     @property
@@ -238,7 +237,6 @@ class _FrontProcess:
         return self._popen.wait()
 
     def kill(self) -> None:
-        """End the process at once."""
         self._popen.kill()
 
 
@@ -491,12 +489,10 @@ class Fronts(Connections):
         self._send_all(Kind.ANNOUNCE)
 
     def stop_accepting(self) -> None:
-        """See `Drainable.stop_accepting`."""
         super().stop_accepting()
         self._stopping = True
 
     async def drain(self, end: float) -> bool:
-        """See `Drainable.drain`."""
         loop = asyncio.get_running_loop()
         self.hand_held()
         self._send_all(Kind.DRAIN)
@@ -505,7 +501,6 @@ class Fronts(Connections):
         return True
 
     def close(self) -> bool:
-        """See `Drainable.close`."""
         answered = not self._held and not any(front.link.open for front in self._fronts)
         for _, connection in self._held:
             connection.close()

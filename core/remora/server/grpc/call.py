@@ -124,7 +124,6 @@ class GrpcCall:
     # -- in the loop ------------------------------------------------------------------------------------------------
 
     def fail(self, status: int, text: str) -> None:
-        """End the call with a status."""
         raise NotImplementedError
 
     def lost(self) -> None:
@@ -267,7 +266,6 @@ class UnaryCall(GrpcCall):
         self._link.spend(time_ns)
 
     def answer(self, message: bytes) -> None:
-        """End the call with its answer."""
         if self.coding:
             self.answer_later(lambda: message)
             return

@@ -81,7 +81,6 @@ class _Streams:
             )
 
     def discard(self, call: Streaming) -> None:
-        """Remove a stream."""
         self.silent.discard(call)
         self.begun.pop(call, None)
 
@@ -411,7 +410,6 @@ class InferenceCall(UnaryCall):
             self._front.start(self, self.body, self.known)
 
     def refuse(self, error: RemoraError) -> None:
-        """Answer it with the error of a full queue."""
         self.ticket = None
         self.fail(*status_of_error(error))
 

@@ -326,19 +326,15 @@ class _StreamThreads:
         self._ended = True
 
     def hold(self) -> _HeldAnswers:
-        """See `stream.StreamCall.hold`."""
         return _HeldAnswers(self._work, self._context.cancel)
 
     def send(self, message: bytes) -> None:
-        """See `stream.StreamCall.send`."""
         self._out.append(message)
 
     def end(self, error: RemoraError | None) -> None:
-        """See `stream.StreamCall.end`."""
         self._ended, self._error = True, error
 
     def consumed(self, size: int) -> None:
-        """See `stream.StreamCall.consumed`."""
         self._read.give(size)
 
     def when_sent(self, resume: Callable[[], None]) -> None:
@@ -346,12 +342,9 @@ class _StreamThreads:
         resume()
 
     def post(self, work: Callable[..., object], *arguments: Any) -> None:
-        """See `stream.StreamCall.post`."""
         self._work.put(partial(work, *arguments))
 
     def wait(self, work: Callable[[], object], then: Callable[[Exception | None], None]) -> None:
-        """See `stream.StreamCall.wait`."""
-
         def waited() -> None:
             try:
                 work()
@@ -372,7 +365,6 @@ class _QueueMailbox:
         self._work = work
 
     def post(self, deliveries: Answers) -> None:
-        """See ``Mailbox.post``."""
         self._work.put(partial(run_replies, deliveries))
 
     def defer(self, _work: Callable[[], None]) -> bool:
@@ -403,11 +395,9 @@ class _HeldAnswers(_QueueMailbox):
         super().post(deliveries)
 
     def release_with(self, request: Request) -> None:
-        """See `stream.Hold.release_with`."""
         request.when_cancelled(self._room.close)
 
     def sent(self) -> None:
-        """See `stream.Hold.sent`."""
         self._room.give()
 
     def end(self) -> None:

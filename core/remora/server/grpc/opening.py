@@ -102,11 +102,9 @@ class NoGrpc:
     starts_late = False
 
     async def listen(self) -> int:
-        """Return 0."""
         return 0
 
     async def start(self) -> int:
-        """Return 0."""
         return 0
 
     def share_port(self, _service: Service) -> Handover:

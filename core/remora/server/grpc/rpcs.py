@@ -315,11 +315,9 @@ class _OpenStreams:
         self._opening = 0
 
     def all(self) -> list[InferStream]:
-        """Return the open streams."""
         return list(self._streams)
 
     def add(self, stream: InferStream) -> None:
-        """Add an open stream."""
         self._streams.add(stream)
 
     def discard(self, stream: InferStream) -> None:

@@ -229,7 +229,6 @@ class Streaming(GrpcCall):
         return self._link.connection
 
     def hold(self) -> HeldMailbox:
-        """See `stream.StreamCall.hold`."""
         return HeldMailbox(self.mailbox, self)
 
     def consumed(self, size: int) -> None:
@@ -251,8 +250,6 @@ class Streaming(GrpcCall):
         self._front.post(work, *arguments)
 
     def wait(self, work: Callable[[], object], then: Callable[[Exception | None], None]) -> None:
-        """See `stream.StreamCall.wait`."""
-
         def waited() -> Exception | None:
             try:
                 work()
@@ -263,7 +260,6 @@ class Streaming(GrpcCall):
         self._front.convert(self, waited, then)
 
     def send(self, message: bytes) -> None:
-        """Send an answer."""
         if self._ended:
             return
         if self._coding:
@@ -275,7 +271,6 @@ class Streaming(GrpcCall):
             self._send(framed(message))
 
     def end(self, error: RemoraError | None) -> None:
-        """End the call with the error's status, or with success."""
         status = (0, "") if error is None else status_of_error(error)
         if self._packing:
             self._ending = self._ending or status
@@ -326,15 +321,12 @@ class Streaming(GrpcCall):
 
     @property
     def unsent(self) -> int:
-        """See `exchange.Flow`."""
         return 0 if self._ended else self.paused + self._link.backlog
 
     def when_sent(self, resume: Callable[[], None]) -> None:
-        """Call ``resume`` once, when all answers are sent or the call has ended."""
         self._resumes.append(resume)
 
     def give_up(self, reason: str) -> None:
-        """See `exchange.Flow`."""
         _log.warning("a client of gRPC %s: its call is ended", reason)
         self.fail(CANCELLED, ENDED)
 

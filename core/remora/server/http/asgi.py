@@ -287,7 +287,6 @@ class _FutureExchange:
         self._resume: Callable[[], None] | None = None  # called when the client has read all bytes
 
     def transfer(self) -> Transfer:
-        """Return the transfer of this request."""
         if self._transfer is None:
             self._transfer = self._transfers.open()
             self._transfer.set_unread(self._held)
@@ -345,20 +344,16 @@ class _FutureExchange:
 
     @property
     def flow(self) -> _FutureExchange:
-        """See `exchange.Flow`."""
         return self
 
     @property
     def unsent(self) -> int:
-        """See `exchange.Flow`."""
         return 0 if self.gone else self._held
 
     def when_sent(self, resume: Callable[[], None]) -> None:
-        """See `exchange.Flow`."""
         self._resume = resume
 
     def give_up(self, reason: str) -> None:
-        """See `exchange.Flow`."""
         _log.warning("a client %s: its request is cancelled", reason)
         self.leave()
 

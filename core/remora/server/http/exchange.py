@@ -101,33 +101,26 @@ class ForwardingExchange:
 
     @property
     def receiving_since(self) -> float:
-        """See `Exchange.receiving_since`."""
         return self._exchange.receiving_since
 
     @property
     def peer(self) -> str:
-        """See `Exchange.peer`."""
         return self._exchange.peer
 
     @property
     def flow(self) -> Flow | None:
-        """See `Exchange.flow`."""
         return self._exchange.flow
 
     def respond(self, answer: HttpAnswer) -> None:
-        """Send the whole answer."""
         self._exchange.respond(answer)
 
     def begin(self, status: int, headers: Headers) -> None:
-        """Begin an answer whose body comes in pieces."""
         self._exchange.begin(status, headers)
 
     def send(self, piece: Buffer) -> None:
-        """Send the next piece of the body."""
         self._exchange.send(piece)
 
     def finish(self) -> None:
-        """End the body."""
         self._exchange.finish()
 
 

@@ -230,7 +230,6 @@ class CapacityWait:
             self._refuse(BadRequest(503, TEXT))
 
     def end(self) -> None:
-        """Stop waiting."""
         self._held.stop_waiting(self._retry)
         self._timer.cancel()
 

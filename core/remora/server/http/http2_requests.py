@@ -186,15 +186,12 @@ class _Request:
 
     @property
     def unsent(self) -> int:
-        """See `exchange.Flow`."""
         return self._unsent + self._link.backlog
 
     def when_sent(self, resume: Callable[[], None]) -> None:
-        """See `exchange.Flow`."""
         self._resume = resume
 
     def give_up(self, reason: str) -> None:
-        """See `exchange.Flow`."""
         _log.warning("a client %s: its request is cancelled", reason)
         self._link.reset(CANCEL)
         self.lost()

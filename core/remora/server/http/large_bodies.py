@@ -311,7 +311,6 @@ class LargeBodies:
 
 
 def _answer_to(error: BaseException, refuse: Callable[[E], HttpAnswer]) -> HttpAnswer:
-    """Return the answer to an error of a body."""
     if isinstance(error, Refusal | RemoraError):
         return refuse(cast(E, error))
     _log.error("a request body cannot be decoded", exc_info=error)
@@ -328,7 +327,6 @@ class _Decoding:
         self.ticket: Cancellable | None = None
 
     def cancel(self) -> None:
-        """Cancel the request."""
         self.cancelled = True
         if self.account is not None:
             self.account.close()
@@ -351,6 +349,5 @@ class _Counted(ForwardingExchange):
         self._exchange.respond(answer)
 
     def finish(self) -> None:
-        """End the body."""
         self._account.close()
         self._exchange.finish()

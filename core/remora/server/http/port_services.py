@@ -80,14 +80,12 @@ class _LoopbackService:
         return answer(body, exchange)
 
     def bind(self, head: Head) -> Answerer:
-        """See `BindingService.bind`."""
         reason = refuse_host(head.get, self._allowed)
         if reason:
             return partial(respond, failure(403, reason, plain=True, headers=_INERT))
         return self._bind(head)
 
     def reads_body(self, head: Head) -> bool:
-        """See `HeadReadingService`."""
         return not refuse_host(head.get, self._allowed) and self._reads_body(head)
 
 

@@ -197,7 +197,6 @@ class TypedRoutes:
         self._predictor = Predictor(parts, engine, parts.mailbox, limit, typed, names, streams=True)
 
     def bind(self, head: Head) -> Answerer:
-        """See `OpenGroup.bind`."""
         try:
             where = typed_route(head.path)
         except Refusal as refusal:

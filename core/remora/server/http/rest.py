@@ -554,7 +554,6 @@ class _Repeated:
             self.cancel()
 
     def refuse(self, error: RemoraError) -> None:
-        """Answer it with the error of a full queue."""
         self.exchange.respond(encode_error(error, plain=False))
 
 
