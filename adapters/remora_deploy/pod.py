@@ -30,10 +30,14 @@ _DRAIN_MARGIN_S = 10
 _PORT = 8080
 SCRAPED_PORT = "user-port"
 """Knative gives the port this name and refuses one in the manifest; in Standard mode the manifest has it."""
-_USER = {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
+_USER = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+"""The image names a numeric user; without a number here clusters such as OpenShift's may choose another one."""
 _MODELS = "/models"
 GPU = "nvidia.com/gpu"
 """Resource of a whole GPU, and taint of the nodes that have GPUs."""
+_REQUIRED_GPU = {"REMORA_REQUIRE_GPU": "true"}
+_GPU_START_S = 900
+"""Least time limit of a start on a GPU, whose node may have to come first."""
 LIVENESS = {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6}
 """A busy server may answer late; its process is replaced after a minute without an answer."""
 
@@ -72,6 +76,7 @@ class Pod:
         environ: environment of the server.
         node_labels: labels of the nodes; empty for any node.
         tolerations: tolerations beside that of GPUs.
+        tolerates_gpus: False for clusters whose nodes with GPUs have no taint.
     """
 
     image: str
@@ -87,6 +92,7 @@ class Pod:
     environ: tuple[tuple[str, str], ...] = ()
     node_labels: tuple[tuple[str, str], ...] = ()
     tolerations: tuple[Mapping[str, str], ...] = ()
+    tolerates_gpus: bool = True
 
     @property
     def resources(self) -> Object | None:
@@ -101,7 +107,8 @@ class Pod:
     @property
     def placement(self) -> Object:
         """Account, node labels and tolerations."""
-        gpu = [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}] if self.gpus else []
+        tolerates = self.gpus and self.tolerates_gpus
+        gpu = [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}] if tolerates else []
         return _present(
             serviceAccountName=self.account,
             nodeSelector=dict(self.node_labels),
@@ -135,6 +142,19 @@ class Scaling:
             return {}
         rows, instances = self.batch
         return {"remora.dev/max-batch-size": str(rows), "remora.dev/instances": str(instances)}
+
+
+def start_limit(start_s: int, gpus: int) -> int:
+    """Return the time limit of a start, which is longer where a node with GPUs may have to come."""
+    return max(start_s, _GPU_START_S) if gpus else start_s
+
+
+def with_required_gpu(environ: Mapping[str, str], *, gpu: bool) -> dict[str, str]:
+    """Return the environment of a server, which with GPUs is ready only while a model uses one.
+
+    A value that the user gave wins.
+    """
+    return {**(_REQUIRED_GPU if gpu else {}), **environ}
 
 
 def load_target(concurrency: int) -> int:
@@ -333,7 +353,7 @@ def _container(
 def _spec(pod: Pod, container: Object, more: Mapping[str, Any]) -> Object:
     """Return the pod's specification around a container."""
     # The group lets the server read a claim; without one the container's context is enough.
-    group = {"runAsGroup": 10001, "fsGroup": 10001, "fsGroupChangePolicy": "OnRootMismatch"}
+    group = {"fsGroup": 10001, "fsGroupChangePolicy": "OnRootMismatch"}
     return _present(
         **pod.placement,
         **more,

@@ -28,11 +28,16 @@ locals {
   packed = [for key in sort(keys(var.components)) : {
     image_uri   = coalesce(var.components[key].image_uri, var.image_uri)
     model_uri   = var.components[key].model_uri
-    environment = var.components[key].environment
+    environment = merge(local.gpu && coalesce(var.components[key].accelerators, 1) > 0 ? local.required : {}, var.components[key].environment)
   }]
+  # On GPUs a server that cannot use one is not ready, instead of serving by the processors.
+  required = { REMORA_REQUIRE_GPU = "true" }
+  on_gpu   = local.gpu && var.mode != "serverless" && (!local.component || local.accelerators > 0)
   # Every release, the current one first, and every further component, with the name of its model. Names are made of the
   # content.
-  containers = [for each in concat([local.current], var.previous, local.packed) : merge(each, {
+  containers = [for each in concat([for one in concat([local.current], var.previous) : merge(one, {
+    environment = merge(local.on_gpu ? local.required : {}, one.environment)
+    })], local.packed) : merge(each, {
     archive = endswith(each.model_uri, ".tar.gz")
     bucket  = split("/", trimprefix(each.model_uri, "s3://"))[0]
     key     = join("/", slice(split("/", trimprefix(each.model_uri, "s3://")), 1, length(split("/", trimprefix(each.model_uri, "s3://")))))
@@ -121,22 +126,24 @@ resource "aws_sagemaker_model" "this" {
   execution_role_arn = local.role_arn
   tags               = var.tags
 
-  enable_network_isolation = var.network_isolation
+  # A serverless endpoint refuses a model without a network.
+  enable_network_isolation = var.network_isolation && var.mode != "serverless"
 
   primary_container {
     image       = each.value[0].image_uri
     environment = each.value[0].environment
-    # Archives below a prefix, which SageMaker brings when a request names one.
+    # Archives below a prefix, which SageMaker brings when a request names one, or the one archive: serverless endpoints
+    # and batch transform take no other form.
     mode           = local.multi_model ? "MultiModel" : null
-    model_data_url = local.multi_model ? each.value[0].model_uri : null
+    model_data_url = local.multi_model || each.value[0].archive ? each.value[0].model_uri : null
 
     dynamic "model_data_source" {
-      for_each = local.multi_model ? [] : [each.value[0]]
+      for_each = local.multi_model || each.value[0].archive ? [] : [each.value[0]]
       content {
         s3_data_source {
           s3_uri           = model_data_source.value.model_uri
-          s3_data_type     = model_data_source.value.archive ? "S3Object" : "S3Prefix"
-          compression_type = model_data_source.value.archive ? "Gzip" : "None"
+          s3_data_type     = "S3Prefix"
+          compression_type = "None"
         }
       }
     }

@@ -56,6 +56,10 @@ variable "mode" {
     error_message = "mode: one of realtime, async, serverless, scale-to-zero, multi-model."
   }
   validation {
+    condition     = var.mode != "serverless" || endswith(var.model_uri, ".tar.gz")
+    error_message = "mode: serverless takes one archive as model_uri (tar -czf models.tar.gz -C models .), not a prefix."
+  }
+  validation {
     condition     = var.mode != "multi-model" || !endswith(var.model_uri, ".tar.gz")
     error_message = "mode: multi-model takes the prefix of the archives as model_uri, not one archive."
   }
@@ -253,7 +257,7 @@ variable "security_group_ids" {
 }
 
 variable "network_isolation" {
-  description = "Give the container no network: SageMaker brings models and requests. false for Python models that call others, and for scripts whose requirements.txt is installed at the start."
+  description = "Give the container no network: SageMaker brings models and requests. Serverless endpoints cannot have it. false for Python models that call others, and for scripts whose requirements.txt is installed at the start."
   type        = bool
   default     = true
 }

@@ -90,9 +90,10 @@ resource "azapi_resource" "deployment" {
     kind = "Managed"
     sku  = { name = "Default", capacity = each.value.instances.min }
     properties = {
-      endpointComputeType  = "Managed"
-      environmentId        = azapi_resource.environment[each.key].id
-      environmentVariables = each.value.environment
+      endpointComputeType = "Managed"
+      environmentId       = azapi_resource.environment[each.key].id
+      # On GPUs a server that cannot use one is not ready, instead of serving by the processors.
+      environmentVariables = merge(can(regex("(?i)^standard_n", each.value.instance_type)) ? { REMORA_REQUIRE_GPU = "true" } : {}, each.value.environment)
       instanceType         = each.value.instance_type
       model                = azapi_resource.model[local.versions[each.key]].id
       modelMountPath       = "/models"
@@ -135,14 +136,15 @@ resource "azapi_resource" "deployment" {
   }
 }
 
-# Traffic is given when the deployments are there, and taken before they go.
+# Traffic is given when the deployments are there, and taken before they go. azapi reads the endpoint, merges this body
+# into it and sends the whole: a share or a mirror ends by its 0, never by being left out.
 resource "azapi_update_resource" "traffic" {
   type        = azapi_resource.endpoint.type
   resource_id = azapi_resource.endpoint.id
   body = {
     properties = {
-      traffic       = { for name, each in var.deployments : name => each.traffic if each.traffic > 0 }
-      mirrorTraffic = { for name, each in var.deployments : name => each.mirror if each.mirror > 0 }
+      traffic       = { for name, each in var.deployments : name => each.traffic }
+      mirrorTraffic = { for name, each in var.deployments : name => each.mirror }
     }
   }
   depends_on = [azapi_resource.deployment]

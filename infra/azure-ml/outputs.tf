@@ -29,7 +29,7 @@ output "model_versions" {
 }
 
 output "invoke" {
-  description = "A command that asks the endpoint, with a token of the caller's own identity. `az ml online-endpoint invoke` posts to the bare address, where V2 has no route."
+  description = "A command that asks the endpoint, with a token of the caller's own identity. `az ml online-endpoint invoke` posts to the bare address, which is /score."
   value       = "curl '${trimsuffix(local.scoring_uri, "/")}/score' --json @request.json -H \"Authorization: Bearer $(az account get-access-token --resource https://ml.azure.com --query accessToken --output tsv)\""
 }
 

@@ -38,7 +38,7 @@ variable "model_uri" {
 }
 
 variable "deployments" {
-  description = "Deployments by name: image (from containers/azureml, by digest), where its models are (model_uri of the module without it), instance type and count, share of traffic, and settings. Give measured values: remora explain and docs/costs.md. With none ({}), what they need is made first: workspace, registry, endpoint."
+  description = "Deployments by name: image (from containers/azureml, by digest), where its models are (model_uri of the module without it), instance type and count, share of traffic, and settings. Give measured values: remora explain and docs/costs.md. One with a share or a mirror is taken out in two applies: first with traffic = 0 and mirror = 0, then without it. With none ({}), what they need is made first: workspace, registry, endpoint."
   type = map(object({
     image_uri       = string
     gpu_image       = optional(bool, false)

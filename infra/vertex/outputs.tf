@@ -12,12 +12,15 @@ locals {
   # One model for each image and place of models, because Vertex AI refuses an id that is taken.
   model_id = "${var.name}-${substr(sha256("${var.image_uri} ${var.model_uri}"), 0, 8)}"
   host     = var.dedicated ? google_vertex_ai_endpoint.this.dedicated_endpoint_dns : "${var.region}-aiplatform.googleapis.com"
-  upload = [
+  upload = concat([
     "gcloud ai models upload --project=${var.project_id} --region=${var.region} --model-id=${local.model_id} --display-name=${var.name}",
     "--container-image-uri=${var.image_uri} --artifact-uri=${var.model_uri}",
     "--container-command=python,-m,remora_adapters.vertex",
     "--container-ports=8080 --container-health-route=/health --container-predict-route=/predict",
-  ]
+    ],
+    # On GPUs a server that cannot use one is not ready, instead of serving by the processors.
+    var.machine.accelerator == null ? [] : ["--container-env-vars=REMORA_REQUIRE_GPU=true"],
+  )
   deploy = concat([
     "gcloud ai endpoints deploy-model ${var.name} --project=${var.project_id} --region=${var.region}",
     "--model=${local.model_id} --display-name=${var.name} --service-account=${local.account}",

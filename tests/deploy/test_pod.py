@@ -109,7 +109,20 @@ def test_models_of_a_claim_are_mounted_and_may_be_read_by_the_servers_group() ->
     assert "--model-repository=/models" in container["args"]
     assert container["volumeMounts"][0] == {"name": "models", "mountPath": "/models", "readOnly": True}
     assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
-    assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsUser"]
+    assert pod["securityContext"]["fsGroup"] == 10001
+
+
+@pytest.mark.parametrize("claim", ["", "models"])
+def test_no_pod_has_a_fixed_user_which_some_clusters_refuse_and_none_runs_as_root(claim: str) -> None:
+    """OpenShift: "unable to validate against any security context constraint: runAsUser: Invalid value"."""
+    pod = deployment(LABELLED, Pod("remora", claim=claim), Scaling(), 2)["spec"]["template"]["spec"]
+    contexts = [
+        pod.get("securityContext", {}),
+        *(each["securityContext"] for each in (*pod["containers"], *containers())),
+    ]
+    assert not any("runAsUser" in each or "runAsGroup" in each for each in contexts)
+    assert any(each.get("runAsNonRoot") for each in contexts)
+    assert ("fsGroup" in contexts[0]) == bool(claim)
 
 
 def test_an_objects_fields_without_a_value_are_left_out() -> None:

@@ -27,6 +27,8 @@ class FakeCluster(Local):
         super().__init__()
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.count = 0
+        self.features: dict[str, str] = {}
+        """Knative's config-features, all of which are disabled by default."""
 
     # -- kubectl -----------------------------------------------------------------------------------------------------
 
@@ -35,6 +37,8 @@ class FakeCluster(Local):
             return self.http(call)
         assert call.target == "kubectl", call
         words = list(call.arguments["words"])
+        if "--namespace=knative-serving" in words:
+            return {"data": self.features}
         at = words.index("--namespace")
         assert words[at + 1] == "default"
         del words[at : at + 2]
@@ -138,6 +142,8 @@ class FakeCluster(Local):
         name = service["metadata"]["name"]
         template = service["spec"]["template"]
         revision = template["metadata"]["name"]
+        if template["spec"].get("tolerations") and self.features.get("kubernetes.podspec-tolerations") != "enabled":
+            raise refuse("invalid", "admission webhook denied the request: must not set the field(s): tolerations")
         if (REVISION, revision) not in self.objects:
             self.count += 1
             metadata = {"name": revision, "creationTimestamp": f"2026-01-01T00:00:{self.count:02}Z"}

@@ -210,8 +210,8 @@ def _container_rules(manifest: Manifest) -> Iterator[str]:
     pod = pod_of(manifest)
     for each in containers(manifest):
         context = pod.get("securityContext", {}) | each.get("securityContext", {})
-        if not (context.get("runAsNonRoot") and isinstance(context.get("runAsUser"), int) and context["runAsUser"]):
-            yield "runs as root, or as a user without a number"
+        if not context.get("runAsNonRoot") or "runAsUser" in context:
+            yield "runs as root, or as a user that a cluster may refuse"
         if not context.get("readOnlyRootFilesystem") or context.get("allowPrivilegeEscalation") is not False:
             yield "may write to its root, or gain rights"
         if context.get("capabilities", {}).get("drop") != ["ALL"]:

@@ -46,7 +46,6 @@ WHOLE = f"""
 module "whole" {{
   source            = "./aws-sagemaker"
   name              = "whole"
-  mode              = "serverless"
   model_uri         = "s3://whole-models/repository/"
   image_uri         = "{IMAGE}"
   environment       = {{ REMORA_LOG_LEVEL = "warn" }}
@@ -210,17 +209,15 @@ def test_a_serverless_endpoint_says_its_memory_and_no_instance(applied: Applied)
 
 
 def test_models_come_as_a_prefix_or_as_an_archive(applied: Applied) -> None:
-    sources = {
-        name: one(applied.made["models"], name)["PrimaryContainer"]["ModelDataSource"]["S3DataSource"]
-        for name in ("remora-realtime", "remora-serverless")
-    }
-    prefix, archive = sources.values()
+    prefix = one(applied.made["models"], "remora-realtime")["PrimaryContainer"]["ModelDataSource"]["S3DataSource"]
     assert (prefix["S3Uri"], prefix["S3DataType"], prefix["CompressionType"]) == (
         "s3://example-models/repository/",
         "S3Prefix",
         "None",
     )
-    assert (archive["S3DataType"], archive["CompressionType"]) == ("S3Object", "Gzip")
+    archive = one(applied.made["models"], "remora-serverless")["PrimaryContainer"]
+    assert archive["ModelDataUrl"] == "s3://example-models/small.tar.gz"
+    assert "ModelDataSource" not in archive, "serverless endpoints and batch transform do not take it"
 
 
 def test_the_containers_environment_is_what_was_given(applied: Applied) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from remora.system.json_text import read_json
 from remora_deploy.deploy.plan import digest_of, find
+from remora_deploy.pod import with_required_gpu
 
 _GPU = re.compile(r"standard_n", re.IGNORECASE)
 _SETTINGS = "remora"
@@ -68,9 +69,7 @@ class Settings:
     def deployment(self, location: str, model: str, environment: str) -> dict[str, Any]:
         """Return the document of a deployment of a model's and an environment's version."""
         probe = {"initialDelay": "PT5S", "period": "PT5S", "timeout": "PT5S"}
-        variables = dict(self.environ)
-        if self.gpu:
-            variables["REMORA_REQUIRE_GPU"] = "true"
+        variables = with_required_gpu(dict(self.environ), gpu=self.gpu)
         collection = {"dataCollectionMode": "Enabled", "samplingRate": self.capture_share / 100}
         # These two names collect the payloads; others belong to scoring scripts that log by Azure's SDK.
         captured = {"collections": {"request": collection, "response": collection}}

@@ -43,6 +43,7 @@ from remora_deploy.deploy.shares import (
     tagged,
 )
 from remora_deploy.deploy.uploads import Source, source_of, upload_steps
+from remora_deploy.pod import with_required_gpu
 
 add_place, connect = google.add_place, google.connect
 _HOST = "run.googleapis.com"
@@ -232,10 +233,9 @@ class CloudRun:
         """Return the template of a revision, which is named by its digest."""
         cpu, memory = _GPU_CPUS.get(wanted.gpu, (wanted.cpu, wanted.memory))
         limits = {"cpu": cpu, "memory": memory}
-        variables = {_MODELS: wanted.source.location, **dict(wanted.environ)}
+        variables = {_MODELS: wanted.source.location, **with_required_gpu(dict(wanted.environ), gpu=bool(wanted.gpu))}
         if wanted.gpu:
             limits["nvidia.com/gpu"] = "1"
-            variables["REMORA_REQUIRE_GPU"] = "true"
         probe = {"path": "/v2/health/ready", "port": 8080}
         container = {
             "image": wanted.image,

@@ -21,6 +21,7 @@ from remora_deploy.deploy.images import Needs, problem_of
 from remora_deploy.deploy.plan import BUSY, Call, Check, Read, State, Step, desired, find
 from remora_deploy.deploy.programs import Programs, body_of, command, http
 from remora_deploy.deploy.uploads import Source, digest_of, upload_steps
+from remora_deploy.pod import with_required_gpu
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?")
 _DOCUMENTS, _VERSION, _PREFIX = "remora.documents", "remora.version", "remora."
@@ -127,7 +128,8 @@ class Compose:
         """Return the container of the Compose file, without its labels."""
         models = wanted.source.location
         local = "://" not in models
-        variables = {"REMORA_MODEL_REPOSITORY": "/models" if local else models, **dict(wanted.environ)}
+        environ = with_required_gpu(dict(wanted.environ), gpu=wanted.gpus > 0)
+        variables = {"REMORA_MODEL_REPOSITORY": "/models" if local else models, **environ}
         document: dict[str, Any] = {
             "image": wanted.image,
             "container_name": self._container,
@@ -155,7 +157,6 @@ class Compose:
         if local:
             document["volumes"] = [f"{models.rstrip('/')}:/models:ro"]
         if wanted.gpus:
-            variables["REMORA_REQUIRE_GPU"] = "true"
             device = {"driver": "nvidia", "count": wanted.gpus, "capabilities": ["gpu"]}
             document["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
         return document

@@ -51,7 +51,9 @@ class Knative:
 
     def checks(self) -> Sequence[Check]:
         """Return the checks before a deployment."""
-        return kubernetes.cluster_checks(self.place, self._replicas().pod, _KIND, _KIND, _INSTALL)
+        pod = self._replicas().pod
+        checks = kubernetes.cluster_checks(self.place, pod, _KIND, _KIND, _INSTALL)
+        return [*checks, *kubernetes.feature_check(self.place, pod)]
 
     def settled(self, found: State) -> Knative:
         """Return the deployment with the image's digest."""
@@ -91,20 +93,21 @@ class Knative:
             raise RefusedError(f"--traffic needs a service that serves another version; {self.name} has none")
         final = split(stable, revision, replicas.traffic)
         record = versions.after(history, shares, revision, replicas.traffic)
-        if shares == final and state["service"] is not None and self._is_ready(state) and record == history:
+        is_recorded = record == history.observed(shares)  # what serves alone is known without a record
+        if shares == final and state["service"] is not None and self._is_ready(state) and is_recorded:
             return [*steps, *golden_step(replicas.golden, self.ask(state, self._golden_body()), body_of)]
         waiting = shares if stable else {revision: 100}
         targets = find(state, "service.spec.traffic", [])
         is_tagged = any(each.get(_REVISION_KEY) == revision and each.get("tag") == _TAG for each in targets)
         if shares != waiting or revision not in self._revisions(state) or not is_tagged:
             service["spec"]["traffic"] = _targets(waiting, revision)
-            service["metadata"]["annotations"] = kubernetes.record(history if stable else record)
+            service["metadata"] |= kubernetes.annotated(history)
             steps.append(Step("deploy", self.place.apply(service), undo=self._undo(state, revision)))
         steps.append(self._wait_revision(revision, replicas.scaling.start_s))
         steps.append(kubernetes.route_step(self.place, _KIND, self.name, self._tag_url))
         url, host = kubernetes.ROUTE
         steps += golden_step(replicas.golden, self._request(url, self._golden_body(), host), body_of)
-        if final != waiting or record != history:
+        if final != waiting or (stable and not is_recorded):
             change = _change(_targets(final, revision), record)
             back = _change(_targets(waiting, revision), history)
             patch = self.place.patch(_KIND, self.name, change)

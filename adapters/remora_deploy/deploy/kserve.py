@@ -67,7 +67,9 @@ class KServe:
 
     def checks(self) -> Sequence[Check]:
         """Return the checks before a deployment."""
-        return kubernetes.cluster_checks(self.place, self._replicas().pod, _KIND, _KIND, _INSTALL)
+        pod = self._replicas().pod
+        checks = kubernetes.cluster_checks(self.place, pod, _KIND, _KIND, _INSTALL)
+        return [*checks, *(kubernetes.feature_check(self.place, pod) if self.mode is Mode.KNATIVE else [])]
 
     def settled(self, found: State) -> KServe:
         """Return the deployment with the image's digest."""

@@ -18,7 +18,7 @@ from remora_deploy.deploy.programs import Programs, command, http
 from remora_deploy.deploy.shares import check_replicas, check_share, limits_of
 from remora_deploy.deploy.uploads import Source, source_of
 from remora_deploy.deploy.versions import History, history_of, texts_of
-from remora_deploy.pod import CONTAINER, GPU, Pod, Scaling
+from remora_deploy.pod import CONTAINER, GPU, Pod, Scaling, start_limit
 
 MANAGER = "remora"
 _ANNOTATIONS = "remora.dev/"
@@ -30,6 +30,7 @@ _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _SCHEMES = ("s3://", "gs://", "az://", "https://")
 _LOG_LINES = 200
 _MOST = 4
+_LONGEST_IDLE_S = 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,34 @@ def cluster_checks(place: Place, pod: Pod, crd: str, resource: str, install: str
     return [*checks, image_check(pod.image, Needs("container", gpu=pod.gpus > 0))]
 
 
+def feature_check(place: Place, pod: Pod) -> list[Check]:
+    """Return the check that Knative accepts the fields of a pod's placement."""
+    features = [
+        f"kubernetes.podspec-{each.lower()}" for each in ("tolerations", "nodeSelector") if pod.placement.get(each)
+    ]
+    if not features:
+        return []
+
+    def judge(answer: Any) -> str:
+        known = find(answer, "data", {})
+        lost = [each for each in features if known.get(each) not in ("enabled", "allowed")]
+        return f"Knative refuses the pod's fields: {', '.join(lost)} are not enabled" if lost else ""
+
+    words = ["get", "configmap", "config-features", "--namespace=knative-serving", "--output=json"]
+    patch = json.dumps({"data": dict.fromkeys(features, "enabled")})
+    return [
+        Check(
+            "Knative's features",
+            command("kubectl", [*words, *([f"--context={place.context}"] if place.context else [])]),
+            judge,
+            cure=f"kubectl patch configmap config-features --namespace knative-serving --patch '{patch}'; or pass "
+            "--no-tolerations, if the nodes with GPUs have no taint",
+            needed=False,
+            absent="",
+        )
+    ]
+
+
 def quota_problem(answer: Any, pod: Pod) -> str:
     """Return which quota of the namespace a pod exceeds, or ""."""
     wanted = {"requests.cpu": pod.cpu, "requests.memory": pod.memory, f"requests.{pod.gpu_resource}": str(pod.gpus)}
@@ -227,8 +256,13 @@ def history(service: Any) -> History:
 
 
 def record(found: History) -> dict[str, str]:
-    """Return the annotations that retain a history."""
-    return texts_of(found, _ANNOTATIONS)
+    """Return the annotations that retain a history; none for an empty one."""
+    return texts_of(found, _ANNOTATIONS) if found.served else {}
+
+
+def annotated(found: History) -> dict[str, Any]:
+    """Return the part of an object's metadata that retains a history."""
+    return {"annotations": record(found)} if found.served else {}
 
 
 def pods_read(place: Place, selector: str) -> Read:
@@ -272,6 +306,7 @@ def add_pod_flags(parser: argparse.ArgumentParser, least: int) -> None:
     add("--cpu", default="2", metavar="N", help="processors (default %(default)s)")
     add("--memory", default="4Gi", metavar="SIZE", help="memory (default %(default)s)")
     add("--gpus", type=int, default=0, metavar="N", help="GPUs of a replica (default 0)")
+    add("--no-tolerations", action="store_true", help="for clusters whose nodes with GPUs have no taint")
     add("--gpu-resource", default=GPU, metavar="NAME", help="resource of a GPU, such as a MIG profile")
     parser.set_defaults(limits=(least, _MOST))
     add("--min", type=int, metavar="N", help=f"least replicas (default: as what serves, {least} for a new service)")
@@ -309,9 +344,12 @@ def replicas_of(options: argparse.Namespace, golden: Golden | None) -> Replicas:
         account=options.service_account,
         secret=options.storage_secret,
         environ=options.environ,
+        tolerates_gpus=not options.no_tolerations,
     )
     requested = (options.min, options.max)
-    scaling = Scaling(*limits_of(requested, options.limits), options.concurrency, options.startup_timeout)
+    start_s = start_limit(options.startup_timeout, options.gpus)
+    idle_s = min(start_s, _LONGEST_IDLE_S)  # because a replica that goes sooner costs more than one that stays
+    scaling = Scaling(*limits_of(requested, options.limits), options.concurrency, start_s, idle_s)
     replicas = Replicas(pod, source, scaling, options.traffic, golden, requested)
     replicas.check()
     return replicas

@@ -517,7 +517,7 @@ def build(options: argparse.Namespace, golden: Golden | None) -> SageMaker:
     memory, _, concurrency = options.serverless.partition(":")
     if options.serverless and not (memory.isdigit() and concurrency.isdigit()):
         raise ValueError(f"--serverless={options.serverless}: expected MB:CONCURRENCY, such as 2048:20")
-    source = source_of(options.model, options.bucket, options.name, "s3://")
+    source = source_of(options.model, options.bucket, options.name, "s3://", packed=bool(options.serverless))
     least = 1 if options.instances is None else options.instances
     plan = Plan(
         options.name,

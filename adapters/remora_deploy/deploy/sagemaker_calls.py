@@ -13,6 +13,7 @@ from typing import Any
 from remora.system.url_secrets import shown_place
 from remora_deploy.deploy.plan import Call, Kept, digest_of
 from remora_deploy.deploy.shares import check_share
+from remora_deploy.pod import with_required_gpu
 
 NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,51}")
 """Pattern that leaves room for the digest within the 63 characters of a name."""
@@ -24,6 +25,8 @@ GPU = re.compile(r"ml\.(?:g|gr|p)[0-9]")
 _GPU_AMI = "al2023-ami-sagemaker-inference-gpu-4-1"
 """AMI with a driver for CUDA 13, which current runtimes require."""
 _ARCHIVES = (".tar.gz", ".tgz")
+_DATA_URL = ".tar.gz"
+"""End of an archive's name that every kind of endpoint and batch transform take; the latter two take no folder."""
 _DIMENSION = "sagemaker:variant:DesiredInstanceCount"
 _CONCURRENCY = "SageMakerVariantConcurrentRequestsPerModelHighResolution"
 _OUT_S = 60
@@ -82,6 +85,7 @@ class Plan:
         count: instances at the start, 0 for the minimum.
         target: concurrent requests per instance that scaling aims at; queued ones for an asynchronous endpoint.
         startup_s: startup timeout of a container, 60 to 3600.
+        download_s: time limit of the models' download, 0 for that of the startup.
         multi_model: True if ``model`` is a prefix of archives that are loaded on demand.
         answers: S3 location of an asynchronous endpoint's answers; "" for a synchronous one.
         serverless: memory in MB and maximum concurrency, None for instances.
@@ -113,6 +117,7 @@ class Plan:
     capture_share: int = 100
     sized: bool = True
     count: int = 0
+    download_s: int = 0
 
     def check(self) -> None:
         """Raise ValueError for values that the platform would refuse, or accept and not serve."""
@@ -153,6 +158,11 @@ class Plan:
             raise ValueError(f"--capture-percent={self.capture_share}: expected 1 to 100 percent")
         self._check_shares()
         self.rollout.check()
+        if self.serverless and not self.model.endswith(_DATA_URL):
+            raise ValueError(
+                f"--serverless --model={shown_place(self.model)}: a serverless endpoint takes one archive, "
+                "NAME.tar.gz: pass the folder with --bucket, which packs it, or tar -czf model.tar.gz -C FOLDER ."
+            )
 
     def _check_shares(self) -> None:
         check_share(self.traffic)
@@ -362,9 +372,14 @@ def wake_alarm(name: str) -> str:
 
 def container_of(plan: Plan) -> dict[str, Any]:
     """Return the container of the model."""
-    container: dict[str, Any] = {"Image": plan.image, "Environment": dict(plan.environ)}
+    container: dict[str, Any] = {
+        "Image": plan.image,
+        "Environment": with_required_gpu(dict(plan.environ), gpu=plan.gpu),
+    }
     if plan.multi_model:
         return {**container, "Mode": "MultiModel", "ModelDataUrl": plan.model}
+    if plan.model.endswith(_DATA_URL):
+        return {**container, "ModelDataUrl": plan.model}
     packed = plan.model.endswith(_ARCHIVES)
     source = {
         "S3Uri": plan.model if packed else f"{plan.model.rstrip('/')}/",
@@ -384,7 +399,7 @@ def _variant(plan: Plan) -> dict[str, Any]:
         "InitialInstanceCount": plan.count or max(plan.least, 1),
         "InitialVariantWeight": 1.0,
         "ContainerStartupHealthCheckTimeoutInSeconds": plan.startup_s,
-        "ModelDataDownloadTimeoutInSeconds": plan.startup_s,
+        "ModelDataDownloadTimeoutInSeconds": plan.download_s or plan.startup_s,
         "RoutingConfig": {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"},
     }
     if plan.gpu:

@@ -129,7 +129,8 @@ def statements_of(wanted: Wanted) -> list[dict[str, Any]]:
     """Return the least policy: read the model, pull the image, write logs and metrics."""
     plan = wanted.plan
     bucket, _, prefix = wanted.source.location.removeprefix("s3://").partition("/")
-    parent = prefix if plan.multi_model or not wanted.source.folder else f"{prefix.rstrip('/').rpartition('/')[0]}/"
+    folder = prefix if prefix.endswith("/") else prefix.rpartition("/")[0]  # an archive is in the folder of its digest
+    parent = prefix if plan.multi_model or not wanted.source.folder else f"{folder.rstrip('/').rpartition('/')[0]}/"
     repository = re.match(r"(\d+)\.dkr\.ecr\.([\w-]+)\.amazonaws\.com/([^:@]+)", plan.image)
     ecr = "arn:aws:ecr:{1}:{0}:repository/{2}".format(*repository.groups()) if repository else "*"
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from remora.api.storage import is_url, parse_location, settings_for
 from remora.errors import RemoraError
@@ -21,6 +22,8 @@ from remora_deploy.deploy.plan import Call, CallError, Progress, Step
 
 _PIECE_BYTES = 1 << 20
 _DIGEST_LETTERS = 16
+_ARCHIVE = "model.tar.gz"
+"""Name of a folder that is uploaded as one archive, as SageMaker names it."""
 
 
 class Source(NamedTuple):
@@ -30,8 +33,11 @@ class Source(NamedTuple):
     folder: str = ""
 
 
-def source_of(model: str, bucket: str, name: str, scheme: str) -> Source:
-    """Return the source of a model that is a folder or a URL. Raises ValueError."""
+def source_of(model: str, bucket: str, name: str, scheme: str, *, packed: bool = False) -> Source:
+    """Return the source of a model that is a folder or a URL. Raises ValueError.
+
+    With ``packed`` a folder is uploaded as one archive.
+    """
     if not model:
         raise ValueError(f"--model: expected a folder or a location such as {scheme}bucket/models/{name}/")
     if is_url(model):
@@ -49,7 +55,7 @@ def source_of(model: str, bucket: str, name: str, scheme: str) -> Source:
         raise ValueError(
             f"--bucket={bucket}: expected a location for the folder {model}, such as {scheme}bucket/models"
         )
-    return Source(f"{bucket.rstrip('/')}/{name}/{digest_of(folder)}/", str(folder))
+    return Source(f"{bucket.rstrip('/')}/{name}/{digest_of(folder)}/{_ARCHIVE if packed else ''}", str(folder))
 
 
 def digest_of(folder: Path) -> str:
@@ -101,6 +107,8 @@ def upload(folder: str, location: str, environ: Mapping[str, str]) -> str:
         store = open_store(
             obstore.store, place, settings_for(place, environ, lambda path: Path(path).read_text("utf-8")), 3
         )
+        if location.endswith(_ARCHIVE):
+            return _put_archive(obstore, store, Path(folder), place.path)
         pages = obstore.list(store, place.path)
         existing = {str(each["path"]): int(each["size"]) for page in pages for each in page}
         missing = [
@@ -116,6 +124,19 @@ def upload(folder: str, location: str, environ: Mapping[str, str]) -> str:
         raise _error_of(location, error) from None
     size = sum(path.stat().st_size for _, path in missing)
     return f"{len(missing)} files, {size / 1e6:.1f} MB" if missing else "already there"
+
+
+def _put_archive(obstore: Any, store: Any, folder: Path, name: str) -> str:
+    """Upload a folder as one archive, if no archive has its name."""
+    if any(str(each["path"]) == name for page in obstore.list(store, name.rpartition("/")[0]) for each in page):
+        return "already there"
+    with TemporaryDirectory(prefix="remora-archive-") as scratch:
+        archive = Path(scratch) / _ARCHIVE
+        with tarfile.open(archive, "w:gz") as packed:
+            for inner, path in files_of(folder):
+                packed.add(path, inner)
+        obstore.put(store, name, archive)
+        return f"1 archive, {archive.stat().st_size / 1e6:.1f} MB"
 
 
 def _copied(folder: Path, target: Path) -> str:

@@ -35,6 +35,7 @@ from remora_deploy.deploy.programs import body_of
 from remora_deploy.deploy.rest import rest
 from remora_deploy.deploy.shares import check_share, limits_of, split
 from remora_deploy.deploy.uploads import Source, source_of, upload_steps
+from remora_deploy.pod import with_required_gpu
 
 add_place, connect = google.add_place, google.connect
 _API = "aiplatform.googleapis.com"
@@ -325,9 +326,7 @@ class Vertex:
         return Step("traffic", call, undo=(Step("traffic", back),))
 
     def _container(self, wanted: Wanted) -> dict[str, Any]:
-        variables = dict(wanted.environ)
-        if wanted.accelerator:
-            variables["REMORA_REQUIRE_GPU"] = "true"
+        variables = with_required_gpu(dict(wanted.environ), gpu=bool(wanted.accelerator))
         spec = {
             "imageUri": wanted.image,
             "command": ["python", "-m", "remora_adapters.vertex"],

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from remora.system.url_secrets import shown_place
@@ -26,6 +27,12 @@ _ROOM = 2.0
 """Factor for the memory under load over that after startup."""
 
 
+_CUDA_MIB = 4096
+"""Main memory of a process that uses CUDA, whose libraries and context take 1 to 4 GiB."""
+_GPU_START_S = 300
+"""Least time limit of a start with a GPU."""
+_SLOW_MIB_PER_S = 10
+"""Bandwidth to a bucket on a bad day, a tenth of the usual one."""
 SPOT = {
     "eks": {"eks.amazonaws.com/capacityType": "SPOT"},
     "gke": {"cloud.google.com/gke-spot": "true"},
@@ -117,7 +124,8 @@ class Facts(NamedTuple):
     """All inputs of the renderers.
 
     ``load_s`` is the time until all models were ready on this machine, ``memory_mib`` the memory of the process then.
-    ``location`` is where the deployment finds the models, ``image`` the container image.
+    ``location`` is where the deployment finds the models, ``image`` the container image, and ``weights_mib`` the size
+    of the models' files.
     """
 
     name: str
@@ -127,6 +135,7 @@ class Facts(NamedTuple):
     load_s: float
     memory_mib: int
     choices: Choices = Choices()
+    weights_mib: int = 0
 
     @property
     def busiest(self) -> Model:
@@ -160,13 +169,12 @@ class Facts(NamedTuple):
         return {
             "containerConcurrency": f"Two batches of {rows} for each of {model.instances} instances of "
             f"'{model.name}': one runs while the next fills. {MOST_IN_POD} are the most.",
-            "resources": f"The process had {self.memory_mib} MiB with all models loaded; twice that, in quarters of "
-            "a GiB.",
+            "resources": self.memory_reason,
             "livenessProbe": "Alive as soon as the port is open, so a slow load is not restarted.",
             "autoscaling.knative.dev/target-utilization-percentage": f"Another pod comes at {FULL_PERCENT} % of "
             "containerConcurrency: the rest is room until it is there.",
             "autoscaling.knative.dev/scale-to-zero-pod-retention-period": "Ten times as long as a start may take "
-            f"({self.patience_s} s): going sooner costs more than staying.",
+            f"({self.measured_s} s): going sooner costs more than staying.",
             "serving.knative.dev/progress-deadline": f"Loading took {self.load_s:.2f} s on the machine that wrote "
             "this; images and models must come as well.",
         }
@@ -175,14 +183,37 @@ class Facts(NamedTuple):
     def patience_s(self) -> int:
         """Startup timeout in seconds, ten times the load time here and at least a minute.
 
-        Other machines are slower, and models may have to be downloaded.
+        Other machines are slower, and models may have to be downloaded. With GPUs it is at least five minutes, because
+        the measurement has neither the start of the driver nor the way of the weights to the GPU.
         """
+        return max(_GPU_START_S if self.gpu else 0, self.measured_s)
+
+    @property
+    def measured_s(self) -> int:
+        """Ten times the load time here, and at least a minute."""
         return max(60, math.ceil(10 * self.load_s))
 
     @property
+    def download_s(self) -> int:
+        """Time limit of a download of the models, in seconds, at a tenth of a usual bandwidth."""
+        return max(60, math.ceil(self.weights_mib / _SLOW_MIB_PER_S))
+
+    @property
     def memory(self) -> int:
-        """Memory request in MiB, twice the measured memory in quarters of a GiB."""
-        return max(2 * _QUARTER_GIB, math.ceil(self.memory_mib * _ROOM / _QUARTER_GIB) * _QUARTER_GIB)
+        """Memory request in MiB, twice the measured memory in quarters of a GiB.
+
+        With GPUs it is at least 4 GiB and the weights, because CUDA takes main memory that a processor does not.
+        """
+        least = _CUDA_MIB + self.weights_mib if self.gpu else 2 * _QUARTER_GIB
+        return math.ceil(max(least, self.memory_mib * _ROOM) / _QUARTER_GIB) * _QUARTER_GIB
+
+    @property
+    def memory_reason(self) -> str:
+        """Comment on the memory."""
+        measured = f"The process had {self.memory_mib} MiB with all models loaded; twice that, in quarters of a GiB."
+        if not self.gpu:
+            return measured
+        return f"{measured} Measured without a GPU: at least {_CUDA_MIB // 1024} GiB for CUDA, and the weights."
 
 
 def measure(paths: Sequence[str], name: str, image: str, location: str, choices: Choices = Choices()) -> Facts:
@@ -207,7 +238,15 @@ def measure(paths: Sequence[str], name: str, image: str, location: str, choices:
         load_s = time.monotonic() - begin
         models = tuple(_model(model.config, written.get(model.name), choices.gpus) for model in engine.models())
         resident_mib = usage_with_children().resident_bytes // _MIB
-        return Facts(name, image, location, models, load_s, resident_mib, choices)
+        return Facts(name, image, location, models, load_s, resident_mib, choices, _size_mib(paths, resident_mib))
+
+
+def _size_mib(paths: Sequence[str], resident_mib: int) -> int:
+    """Return the size of the models' files in MiB; for a bucket the memory of the process."""
+    if any("://" in each for each in paths):
+        return resident_mib
+    files = (file for each in paths for file in ([Path(each)] if Path(each).is_file() else Path(each).rglob("*")))
+    return math.ceil(sum(file.stat().st_size for file in files if file.is_file()) / _MIB)
 
 
 def _written(options: EngineOptions, gpus: int) -> Mapping[str, ModelConfig]:

@@ -39,7 +39,7 @@ def render(facts: Facts) -> str:
 
 def service(facts: Facts) -> dict[str, Any]:
     """Return the Service."""
-    start_s, idle_s = max(_LONGEST_S, 2 * facts.patience_s), min(10 * facts.patience_s, 3600)
+    start_s, idle_s = max(_LONGEST_S, 2 * facts.patience_s), min(10 * facts.measured_s, 3600)
     scaling = pods.scaling_of(facts, facts.replicas(0, 4), start_s, idle_s)
     found = knative_service(pods.metadata(facts), pods.pod_of(facts), scaling, facts.choices.port_name)
     if facts.choices.canary is not None:

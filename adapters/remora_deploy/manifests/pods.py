@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from remora_deploy.manifests.facts import MOST_IN_POD, SPOT, Facts
-from remora_deploy.pod import Pod, Scaling
+from remora_deploy.pod import Pod, Scaling, start_limit
 
 SPOT_TOLERATION = {
     "key": "kubernetes.azure.com/scalesetpriority",
@@ -40,4 +40,5 @@ def pod_of(facts: Facts) -> Pod:
 def scaling_of(facts: Facts, replicas: tuple[int, int], start_s: int, idle_s: int = 0) -> Scaling:
     """Return the limits of the replicas and of their load."""
     batch = (max(facts.busiest.max_batch_size, 1), facts.busiest.instances)
+    start_s = start_limit(start_s, facts.gpus)
     return Scaling(*replicas, min(facts.concurrency, MOST_IN_POD), start_s, idle_s, batch)

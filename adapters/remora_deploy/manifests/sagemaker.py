@@ -80,7 +80,7 @@ def plan_of(facts: Facts) -> Plan:
         most=most,
         target=float(load_target(facts.concurrency)),
         startup_s=min(facts.patience_s, _LONGEST_S),
-        environ=(("REMORA_REQUIRE_GPU", "true"),) if facts.gpu else (),
+        download_s=min(facts.download_s, _LONGEST_S),
     )
 
 
@@ -101,7 +101,7 @@ def _reasons(facts: Facts, plan: Plan) -> Mapping[str, str]:
             f"Loading took {facts.load_s:.2f} s on the machine that wrote this: {plan.startup_s} s until something is "
             "wrong."
         ),
-        "ModelDataDownloadTimeoutInSeconds": "As long again for the models to come from S3.",
+        "ModelDataDownloadTimeoutInSeconds": f"For {facts.weights_mib} MiB at a tenth of S3's usual speed.",
         "RoutingStrategy": "A batch keeps an instance busy for longer: the next request goes to the idlest.",
         "TargetValue": (
             f"Two batches of {max(busiest.max_batch_size, 1)} for each of {busiest.instances} instances of "

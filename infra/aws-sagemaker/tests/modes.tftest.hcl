@@ -83,8 +83,21 @@ run "an_archive_is_unpacked" {
     model_uri = "s3://example-models/models.tar.gz"
   }
   assert {
-    condition     = aws_sagemaker_model.this[local.model_name].primary_container[0].model_data_source[0].s3_data_source[0].compression_type == "Gzip"
-    error_message = "an archive is unpacked by SageMaker"
+    condition     = aws_sagemaker_model.this[local.model_name].primary_container[0].model_data_url == "s3://example-models/models.tar.gz" && length(aws_sagemaker_model.this[local.model_name].primary_container[0].model_data_source) == 0
+    error_message = "batch transform takes no model_data_source"
+  }
+}
+
+run "a_gpu_that_is_not_used_is_not_ready" {
+  command = plan
+  variables {
+    instance_type = "ml.g5.xlarge"
+    gpu_image     = true
+    environment   = { A = "1" }
+  }
+  assert {
+    condition     = aws_sagemaker_model.this[local.model_name].primary_container[0].environment == tomap({ A = "1", REMORA_REQUIRE_GPU = "true" })
+    error_message = "the processors would serve instead"
   }
 }
 
@@ -230,7 +243,12 @@ run "a_role_made_here_keeps_within_the_boundary" {
 run "serverless_has_no_instances" {
   command = plan
   variables {
-    mode = "serverless"
+    mode      = "serverless"
+    model_uri = "s3://example-models/models.tar.gz"
+  }
+  assert {
+    condition     = length(aws_sagemaker_model.this[local.model_name].primary_container[0].model_data_source) == 0 && !aws_sagemaker_model.this[local.model_name].enable_network_isolation
+    error_message = "a serverless endpoint takes an archive by its URL, and no isolation"
   }
   assert {
     condition     = !contains(keys(local.production_variants[0]), "InstanceType") && length(aws_appautoscaling_target.variant) == 0
@@ -310,7 +328,7 @@ run "several_models_share_the_instances" {
     error_message = "each component has a separate model"
   }
   assert {
-    condition     = aws_sagemaker_model.this[jsondecode(aws_cloudformation_stack.component["large"].template_body).Resources.Component.Properties.Specification.ModelName].primary_container[0].environment == tomap({ REMORA_LOG_LEVEL = "warn" })
+    condition     = aws_sagemaker_model.this[jsondecode(aws_cloudformation_stack.component["large"].template_body).Resources.Component.Properties.Specification.ModelName].primary_container[0].environment == tomap({ REMORA_LOG_LEVEL = "warn", REMORA_REQUIRE_GPU = "true" })
     error_message = "a component has the model that it names"
   }
   assert {

@@ -72,10 +72,19 @@ run "async_without_a_place_for_answers" {
   expect_failures = [var.async]
 }
 
+run "serverless_with_a_prefix" {
+  command = plan
+  variables {
+    mode = "serverless"
+  }
+  expect_failures = [var.mode]
+}
+
 run "serverless_with_an_odd_memory" {
   command = plan
   variables {
     mode       = "serverless"
+    model_uri  = "s3://example-models/models.tar.gz"
     serverless = { memory_mb = 4000, max_concurrency = 5 }
   }
   expect_failures = [var.serverless]
@@ -238,8 +247,9 @@ run "a_component_with_more_copies_at_least_than_at_most" {
 run "a_schedule_for_what_has_no_instances" {
   command = plan
   variables {
-    mode     = "serverless"
-    schedule = { night = { at = "cron(0 19 * * ? *)", min = 1, max = 2 } }
+    mode      = "serverless"
+    model_uri = "s3://example-models/models.tar.gz"
+    schedule  = { night = { at = "cron(0 19 * * ? *)", min = 1, max = 2 } }
   }
   expect_failures = [var.schedule]
 }

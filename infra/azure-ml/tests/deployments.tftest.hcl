@@ -26,7 +26,7 @@ run "traffic_goes_where_it_is_sent" {
     }
   }
   assert {
-    condition     = azapi_update_resource.traffic.body.properties.traffic == { blue = 100 } && azapi_update_resource.traffic.body.properties.mirrorTraffic == { green = 20 }
+    condition     = azapi_update_resource.traffic.body.properties.traffic == { blue = 100, green = 0 } && azapi_update_resource.traffic.body.properties.mirrorTraffic == { blue = 0, green = 20 }
     error_message = "a mirrored deployment gets copies and no share of the traffic"
   }
   assert {
@@ -36,6 +36,31 @@ run "traffic_goes_where_it_is_sent" {
   assert {
     condition     = local.versions["blue"] != local.versions["green"]
     error_message = "a version cannot be changed, so that other models are another version"
+  }
+}
+
+run "traffic_moves_by_a_zero_that_is_merged" {
+  command = plan
+  variables {
+    deployments = {
+      blue  = { image_uri = "registry.example/remora@sha256:0000000000000000000000000000000000000000000000000000000000000000", traffic = 0 }
+      green = { image_uri = "registry.example/remora@sha256:0000000000000000000000000000000000000000000000000000000000000000", traffic = 100 }
+    }
+  }
+  assert {
+    condition     = merge({ blue = 100 }, azapi_update_resource.traffic.body.properties.traffic) == { blue = 0, green = 100 } && merge({ green = 20 }, azapi_update_resource.traffic.body.properties.mirrorTraffic) == { blue = 0, green = 0 }
+    error_message = "azapi merges the body into what the endpoint has, and Azure wants shares that sum to 100"
+  }
+}
+
+run "a_gpu_that_is_not_used_is_not_ready" {
+  command = plan
+  variables {
+    deployments = { blue = { image_uri = "registry.example/remora@sha256:0000000000000000000000000000000000000000000000000000000000000000", gpu_image = true, instance_type = "Standard_NC4as_T4_v3", traffic = 100 } }
+  }
+  assert {
+    condition     = azapi_resource.deployment["blue"].body.properties.environmentVariables.REMORA_REQUIRE_GPU == "true"
+    error_message = "the processors would serve instead"
   }
 }
 

@@ -79,10 +79,15 @@ def test_the_pod_has_the_account_the_secret_and_a_required_gpu(stage: Deployment
     cluster: Any = stage.cloud
     image = cluster.image
     cluster.image = lambda name: {**image(name), "labels": {"remora.cuda": "12"}}
-    flags = ["--service-account", "reader", "--storage-secret", "keys", "--gpus", "1", "--startup-timeout", "900"]
+    flags = ["--service-account", "reader", "--storage-secret", "keys", "--gpus", "1"]
     nodes = {"status": {"nodeInfo": {"architecture": "amd64"}, "allocatable": {"nvidia.com/gpu": "1"}}}
     get = cluster.do_get
     cluster.do_get = lambda words, *rest: {"items": [nodes]} if words[:1] == ["nodes"] else get(words, *rest)
+    assert not stage.deploy("v1", *flags)
+    assert "kubernetes.podspec-tolerations are not enabled" in stage.text(), "Knative's webhook would refuse the pod"
+    assert stage.deploy("v1", *flags, "--no-tolerations"), stage.text()
+    assert "tolerations" not in cluster.objects[KSVC, "digits"]["spec"]["template"]["spec"]
+    cluster.features = {"kubernetes.podspec-tolerations": "enabled"}
     assert stage.deploy("v1", *flags), stage.text()
     template = cluster.objects[KSVC, "digits"]["spec"]["template"]
     container = template["spec"]["containers"][0]
@@ -90,7 +95,10 @@ def test_the_pod_has_the_account_the_secret_and_a_required_gpu(stage: Deployment
     assert container["envFrom"] == [{"secretRef": {"name": "keys"}}]
     assert "--require-gpu" in container["args"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
-    assert template["metadata"]["annotations"]["serving.knative.dev/progress-deadline"] == "900s"
+    annotations = template["metadata"]["annotations"]
+    assert annotations["serving.knative.dev/progress-deadline"] == "900s", "a node with a GPU may have to come"
+    assert annotations["autoscaling.knative.dev/scale-to-zero-pod-retention-period"] == "900s"
+    assert "runAsUser" not in container["securityContext"], "OpenShift chooses the user"
     assert "@sha256:" in container["image"]
 
 

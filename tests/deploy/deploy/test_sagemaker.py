@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[depl
 from conftest import ROOT
 from deploy_clouds.aws import FakeAws, problems
 from deploy_clouds.journeys import Deployments, changing
+from remora_deploy.deploy.command import parse
 from remora_deploy.deploy.plan import CallError, find
 from remora_deploy.deploy.sagemaker_calls import (
     Plan,
@@ -37,7 +39,7 @@ PLANS = {
     "scaled": replace(PLAN, most=4),
     "many": replace(PLAN, multi_model=True),
     "async": replace(PLAN, answers="s3://bucket/answers/", least=0, most=2),
-    "serverless": replace(PLAN, serverless=(2048, 20)),
+    "serverless": replace(PLAN, serverless=(2048, 20), model="s3://bucket/digits.tar.gz"),
     "canary": replace(PLAN, rollout=Rollout("canary", 10, 60, ("errors",))),
     "linear": replace(PLAN, rollout=Rollout("linear", 50, 60, ("errors",))),
     "rolling": replace(PLAN, rollout=Rollout("rolling", 50, 60, ("errors",))),
@@ -68,7 +70,27 @@ def test_a_folder_is_not_packed_and_an_archive_is() -> None:
     folder, archive = (model_call(PLANS[kind]).arguments for kind in ("plain", "archive"))
     source = folder["PrimaryContainer"]["ModelDataSource"]["S3DataSource"]
     assert source == {"S3Uri": "s3://bucket/models/digits/", "S3DataType": "S3Prefix", "CompressionType": "None"}
-    assert archive["PrimaryContainer"]["ModelDataSource"]["S3DataSource"]["CompressionType"] == "Gzip"
+    assert archive["PrimaryContainer"]["ModelDataUrl"] == "s3://bucket/digits.tar.gz"
+    assert "ModelDataSource" not in archive["PrimaryContainer"], "batch transform does not take it"
+
+
+def test_a_serverless_endpoint_gets_an_archive_and_never_the_source_that_it_does_not_support(tmp_path: Path) -> None:
+    """ContainerDefinition: "you cannot use ModelDataSource in conjunction with ... SageMaker serverless endpoints"."""
+    container = model_call(PLANS["serverless"]).arguments["PrimaryContainer"]
+    assert (container["ModelDataUrl"], "ModelDataSource" in container) == ("s3://bucket/digits.tar.gz", False)
+    with pytest.raises(ValueError, match="takes one archive"):
+        replace(PLAN, serverless=(2048, 20)).check()
+    (tmp_path / "model.onnx").write_bytes(b"weights")
+    words = ["sagemaker", "digits", "--image", IMAGE, "--model", str(tmp_path), "--bucket", "s3://bucket/models"]
+    module, _, options = parse([*words, "--region", "eu-west-1", "--serverless", "2048:20"])
+    platform: Any = module.build(options, None)
+    assert re.fullmatch(r"s3://bucket/models/digits/[0-9a-f]{16}/model\.tar\.gz", platform.wanted.plan.model)
+    assert platform.wanted.source.folder == str(tmp_path)
+
+
+def test_a_gpu_that_is_not_used_is_not_served_by_the_processors() -> None:
+    environment = {kind: model_call(PLANS[kind]).arguments["PrimaryContainer"]["Environment"] for kind in PLANS}
+    assert [kind for kind, found in environment.items() if "REMORA_REQUIRE_GPU" in found] == ["gpu"]
 
 
 def test_a_gpu_gets_the_image_whose_driver_the_runtimes_need() -> None:
@@ -119,7 +141,7 @@ def test_a_shadow_gets_copies_and_the_current_variant_answers() -> None:
         ({"target": float("nan")}, "expected a positive"),
         ({"least": 0}, "only an asynchronous endpoint"),
         ({"least": 3}, "the maximum must be at least"),
-        ({"serverless": (1000, 5)}, "1024, 2048"),
+        ({"serverless": (1000, 5), "model": "s3://bucket/digits.tar.gz"}, "1024, 2048"),
         ({"serverless": (1024, 5), "most": 2}, "scales by itself"),
         ({"answers": "/tmp"}, "expected an S3 location"),
         ({"multi_model": True, "instance": "ml.g5.xlarge"}, "only Triton's container"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,6 +104,16 @@ def test_a_folder_is_sent_whole_and_then_only_what_is_missing(store: ObjectStore
     store.requests.clear()
     assert upload(str(folder), location, environ(store)).startswith("1 files")
     assert [seen.key for seen in store.requests if seen.method == "PUT"] == [f"bucket/{base}/1/model.onnx"]
+
+
+def test_a_folder_is_sent_as_one_archive_once(store: ObjectStore, folder: Path) -> None:
+    source = source_of(str(folder), "s3://bucket/models", "digits", "s3://", packed=True)
+    assert upload(source.folder, source.location, environ(store)).startswith("1 archive")
+    assert upload(source.folder, source.location, environ(store)) == "already there"
+    ((name, body),) = store.buckets["bucket"].items()
+    assert name == f"models/digits/{digest_of(folder)}/model.tar.gz"
+    with tarfile.open(fileobj=io.BytesIO(body)) as packed:
+        assert packed.getnames() == ["digits/1/model.onnx", "digits/config.pbtxt"]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
