@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conftest import needs
 from onnx_models import Dims, graph, onnx, open_model, value
 from remora import Engine
 from remora.calls import ModelExplain
@@ -65,6 +66,7 @@ def test_a_trial_that_the_model_refuses_prints_nothing(tmp_path: Path, capfd: py
     assert capfd.readouterr().err == ""
 
 
+@needs("remora_tools")
 def test_the_log_and_the_explanation_give_the_choice_and_its_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -61,6 +61,7 @@ def product(engine: Engine) -> int:
     return int(engine.infer("e", {"IN": np.array([[1]], np.int32)})["OUT"][0, 0])
 
 
+@needs("remora_tools")
 def test_an_answer_is_that_of_the_new_version_as_soon_as_it_is_loaded(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +73,7 @@ def test_an_answer_is_that_of_the_new_version_as_soon_as_it_is_loaded(
         assert product(engine) == 2
 
 
+@needs("remora_tools")
 def test_an_answer_is_that_of_a_version_that_is_loaded_beside_the_others(repository: Path) -> None:
     with cached_engine(repository) as engine:
         add_version(repository, 2)
@@ -89,6 +91,7 @@ def test_an_answer_is_that_of_the_version_that_a_release_makes_stable(repository
         assert product(engine) == 2
 
 
+@needs("remora_tools")
 def test_an_answer_stays_cached_while_another_model_fails_to_load(repository: Path) -> None:
     with cached_engine(repository) as engine:
         hits = engine.resolve("e").statistics.snapshot("e", "1").cache_hit.count

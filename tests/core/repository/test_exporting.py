@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conftest import needs
 from remora import Engine
 from remora.config import read_config
 from remora.functions import Pipeline, model
@@ -93,6 +94,7 @@ def test_only_named_models_are_written_and_plain_functions_can_be_named(app: Pat
         assert engine.infer("plain", {"x": ["[1]"]})["output"].tolist() == [b"[1]"]
 
 
+@needs("remora_tools")
 def test_an_exported_repository_needs_neither_the_source_nor_the_folder(app: Path, tmp_path: Path) -> None:
     done = _export("remora", "export", str(tmp_path / "out"), f"{app}:scale")
     assert done.returncode == 0, done.stderr
@@ -102,6 +104,7 @@ def test_an_exported_repository_needs_neither_the_source_nor_the_folder(app: Pat
         assert engine.infer("scale", {"x": [2.0]})["output"].tolist() == [6.0]
 
 
+@needs("remora_tools")
 def test_an_exported_model_runs_without_remora(app: Path, tmp_path: Path) -> None:
     """The version folder is on Triton's path, and only numpy and Triton's module are installed there."""
     assert _export("remora", "export", str(tmp_path / "out"), f"{app}:scale").returncode == 0
@@ -167,6 +170,7 @@ def test_the_only_model_can_get_another_name(app: Path, tmp_path: Path) -> None:
         assert engine.infer("other", {"x": [2.0]})["output"].tolist() == [6.0]
 
 
+@needs("remora_tools")
 def test_a_step_that_another_module_defines_is_imported_from_there(tmp_path: Path) -> None:
     (tmp_path / "steps.py").write_text(
         "import remora\n\n@remora.model(isolation='thread')\ndef half(x: float) -> float:\n    return x / 2\n"
@@ -190,6 +194,7 @@ def test_a_step_without_a_variable_is_refused(tmp_path: Path) -> None:
     assert "no variable of its module" in done.stderr
 
 
+@needs("remora_tools")
 def test_two_files_of_one_name_are_refused(app: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
@@ -212,6 +217,7 @@ def test_a_pipeline_names_its_tensors_that_hold_json() -> None:
     assert config["parameters"]["JSON_TENSORS"] == {"string_value": "answer"}
 
 
+@needs("remora_tools")
 def test_copied_models_have_a_configuration_that_triton_reads(app: Path, tmp_path: Path) -> None:
     assert _export("remora", "export", str(tmp_path / "out"), f"{app}:negate").returncode == 0
     assert _linked(tmp_path / "linked", f"{app}:negate").returncode == 0

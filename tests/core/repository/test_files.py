@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import Serving
+from conftest import Serving, needs
 from device_models import double
 from live_server import client
 from remora.engine import Engine
@@ -216,6 +216,7 @@ def test_an_onnx_file_of_mlflow_is_served_without_it(tmp_path: Path) -> None:
         assert engine.infer("twice", {"x": np.ones((1, 2), np.float32)})["y"].tolist() == [[2, 2]]
 
 
+@needs("remora_runtimes")
 def test_a_joblib_file_is_served_over_http(tmp_path: Path, serving: Serving) -> None:
     joblib = pytest.importorskip("joblib", reason="scikit-learn is not installed here: make test-formats")
     linear = pytest.importorskip("sklearn.linear_model", reason="scikit-learn is not installed here: make test-formats")

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import needs
 from eventually import eventually_in_loop
 from fakes import FakeExchange, FakeService
 from http1_bench import answers_of, benches
@@ -310,6 +311,7 @@ def limited(access: KeyCheck, **limits: Any) -> Usage:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/openai/v1/chat/completions", "/tokenize", "/rerank"])
+@needs("remora_llm")
 def test_openais_clients_get_openais_error_object(path: str, tmp_path: Path) -> None:
     write(tmp_path / "keys.json", entry("ann")._replace(requests_per_second=1.0, burst=1))
     service = access_of(tmp_path / "keys.json").over(Echo())
@@ -592,8 +594,7 @@ def test_a_remembered_decision_is_what_would_be_decided_now(
         compare(asked, answer, partial(service.handle, asked.head()))
     for step in steps:
         if isinstance(step, Callers):
-            callers = step
-            change(check, tokens, callers)
+            change(check, tokens, callers := step)
             continue
         place = step % len(requests)
         compare(requests[place], partial(service.handle, requests[place].head()), bound[place])

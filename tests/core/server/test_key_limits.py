@@ -7,6 +7,7 @@ import hashlib
 import orjson
 import pytest
 
+from conftest import needs
 from fakes import FakeExchange
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
@@ -41,16 +42,16 @@ class OfKServe(Service):
     ("service", "method", "path", "is_openais"),
     [
         (Service(), "POST", "/v1/models/m:predict", False),
-        (Service(), "POST", "/v1/chat/completions", True),
-        (Service(), "GET", "/v1/models", True),
-        (Service(), "GET", "/v1/no-such-route", True),
-        (Service(), "POST", "/score", True),
+        pytest.param(Service(), "POST", "/v1/chat/completions", True, marks=needs("remora_llm")),
+        pytest.param(Service(), "GET", "/v1/models", True, marks=needs("remora_llm")),
+        pytest.param(Service(), "GET", "/v1/no-such-route", True, marks=needs("remora_llm")),
+        pytest.param(Service(), "POST", "/score", True, marks=needs("remora_llm")),
         (Service(), "POST", "/scores", False),
         (Service(), "POST", "/models/m", False),
         (OfAzure(), "POST", "/score", False),
         (OfKServe(), "POST", "/v1/models/m:predict", False),
         (OfKServe(), "GET", "/v1/models", False),
-        (OfKServe(), "GET", "/openai/v1/models", True),
+        pytest.param(OfKServe(), "GET", "/openai/v1/models", True, marks=needs("remora_llm")),
     ],
 )
 def test_a_refusal_has_the_form_of_the_routes_own_protocol(

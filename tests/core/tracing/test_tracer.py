@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import free_ports
+from conftest import free_ports, needs
 from eventually import eventually
 from fakes import DOUBLER, FakeBackend, FakeClock, write_model
 from remora.calls import RecentTraces
@@ -344,6 +344,7 @@ def test_a_model_that_is_not_traced_is_handed_out_as_it_is(models: Path, tmp_pat
         assert [engine.traces.wrap_model(model) is model for _ in range(4)] == [True, False, True, False]
 
 
+@needs("remora_adapters")
 def test_spans_have_tritons_names_parents_and_attributes(models: Path) -> None:
     with collector() as received:
         more = (f"opentelemetry,url={received.url}", "opentelemetry,resource=service.version=7")
@@ -373,6 +374,7 @@ def test_spans_have_tritons_names_parents_and_attributes(models: Path) -> None:
     assert received.resource["service.version"] == "7"
 
 
+@needs("remora_adapters")
 def test_a_failure_is_an_error_of_its_spans(models: Path, backend: FakeBackend) -> None:
     with collector() as received:
         more = f"opentelemetry,url={received.url}"
@@ -389,6 +391,7 @@ def test_a_failure_is_an_error_of_its_spans(models: Path, backend: FakeBackend) 
     assert attributes(spans[1])["triton.request_id"] == "r?"
 
 
+@needs("remora_adapters")
 def test_at_rate_0_a_context_that_says_so_is_what_makes_a_trace(models: Path) -> None:
     with collector() as received:
         more = f"opentelemetry,url={received.url}"
@@ -399,6 +402,7 @@ def test_at_rate_0_a_context_that_says_so_is_what_makes_a_trace(models: Path) ->
         assert len(received.spans(3)) == 3
 
 
+@needs("remora_adapters")
 def test_a_caller_that_decided_against_a_trace_is_heard(models: Path) -> None:
     with collector() as received:
         more = f"opentelemetry,url={received.url}"
@@ -408,6 +412,7 @@ def test_a_caller_that_decided_against_a_trace_is_heard(models: Path) -> None:
         assert len(received.spans(3)) == 3
 
 
+@needs("remora_adapters")
 def test_a_collector_that_is_down_costs_no_answer_and_is_reported_once(
     models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from gzip import GzipFile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from remora.backends import Source
@@ -144,6 +145,9 @@ def printed(python: Path, code: str) -> str:
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.skipif(
+    not Path(np.__file__).is_relative_to(sys.prefix), reason="this environment finds numpy in another one"
+)
 def test_requirements_get_an_environment_that_has_them_and_the_servers_packages(
     tmp_path: Path, package: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from conftest import needs
 from fakes import FakeExchange
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
@@ -48,6 +49,7 @@ def test_only_a_short_printable_id_is_accepted(value: bytes | None, text: str) -
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/openai/v1/models", "/v1/unknown", "/tokenize"])
 @pytest.mark.parametrize("streams", [False, True])
+@needs("remora_llm")
 def test_every_answer_of_openais_paths_has_the_clients_id_or_a_new_one(path: str, streams: bool) -> None:
     service = Answering(streams=streams)
     assert ids_of(service, path, (b"x-request-id", b"mine")) == [b"mine"]
@@ -72,6 +74,7 @@ class Platform(Answering):
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT"])
+@needs("remora_llm")
 def test_a_path_of_the_platform_has_the_ids_of_its_contract_alone(method: str) -> None:
     for service, wanted in ((Platform(), []), (Answering(), [b"mine"])):
         exchange = FakeExchange()
@@ -80,6 +83,7 @@ def test_a_path_of_the_platform_has_the_ids_of_its_contract_alone(method: str) -
         assert [value for name, value in exchange.answers[0].headers if name == ID_HEADER] == wanted
 
 
+@needs("remora_llm")
 def test_ids_differ_from_request_to_request() -> None:
     service = IdentifyingService(Answering())
     found = set()

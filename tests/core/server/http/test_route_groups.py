@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import needs
 from fakes import FakeExchange
 from remora.engine import Engine
 from remora.messages import Buffer
@@ -146,6 +147,7 @@ def test_a_group_that_cannot_be_loaded_is_left_out(
     assert "the routes 'broken' cannot be loaded" in caplog.text
 
 
+@needs("remora_llm")
 def test_no_entry_point_is_read_for_a_path_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     def entry_points(**_: object) -> list[EntryPoint]:
         raise AssertionError("entry points are read")
@@ -158,10 +160,10 @@ def test_no_entry_point_is_read_for_a_path_of_the_server(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("path", "action"),
     [
-        ("/v1/chat/completions", "generate"),
-        ("/v1/models", "server_metadata"),
-        ("/v1/models/m/load", "load"),
-        ("/v1/nothing", None),
+        pytest.param("/v1/chat/completions", "generate", marks=needs("remora_llm")),
+        pytest.param("/v1/models", "server_metadata", marks=needs("remora_llm")),
+        pytest.param("/v1/models/m/load", "load", marks=needs("remora_llm")),
+        pytest.param("/v1/nothing", None, marks=needs("remora_llm")),
         ("/models/m", "infer"),
         ("/models/m/versions/1", "infer"),
         ("/models/m/other", None),
