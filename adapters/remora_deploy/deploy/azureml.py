@@ -132,6 +132,7 @@ class AzureMl:
                 lambda answer: "" if _may(answer, _ACTION) else f"denied: {_ACTION}",
                 cure='az role assignment create --assignee YOU --role "AzureML Data Scientist" '
                 f"--scope {self.workspace.path}",
+                needed=False,  # because that role itself does not read permissions
             ),
             Check(
                 f"quota of {settings.instance}",

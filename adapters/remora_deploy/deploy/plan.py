@@ -75,6 +75,12 @@ class Progress(NamedTuple):
     failure: str = ""
 
 
+class Unknown(str):
+    """Verdict of a check that cannot know, with what it did not find."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """Check before a deployment.
@@ -82,7 +88,7 @@ class Check:
     Attributes:
         what: subject, shown with the result.
         call: the request that gets the answer.
-        judge: returns the problem in the answer, or "".
+        judge: returns the problem in the answer, or "", or `Unknown`.
         cure: what to do about a problem, as a command where there is one.
         needed: False if the deployment may go on when the answer cannot be had; the check is then shown as skipped.
         absent: the problem if the object does not exist; "" if that is right.

@@ -21,6 +21,7 @@ from remora_deploy.deploy.plan import (
     RefusedError,
     State,
     Step,
+    Unknown,
     resolve,
 )
 from remora_deploy.deploy.versions import different
@@ -210,7 +211,7 @@ class Runner:
         if check.keep:
             found[check.keep] = answer
         problem = check.judge(answer)
-        return problem, "ok"
+        return ("", problem) if isinstance(problem, Unknown) else (problem, "ok")
 
     def _run(self, steps: Sequence[Step]) -> None:
         for step in steps:

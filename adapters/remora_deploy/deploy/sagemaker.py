@@ -50,6 +50,8 @@ from remora_deploy.deploy.sagemaker_scaling import instance_of, scale_steps, uns
 from remora_deploy.deploy.shares import shown
 from remora_deploy.deploy.uploads import source_of, upload_steps
 
+_LEAST_CANARY = 2
+"""Instances of which a canary can be a part."""
 add_place = aws.add_place
 _WAITING = ("Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting")
 
@@ -157,8 +159,10 @@ class SageMaker:
         version = serving.version_of(self.name, plan.model_name)
         if plan.is_trial and serving.is_alone(self.name, state) == version:
             raise RefusedError(f"--traffic and --shadow need another version that serves; {self.name} has none")
+        if exists and plan.rollout.kind == "canary" and max(plan.count, plan.least) < _LEAST_CANARY:
+            raise RefusedError("--rollout canary moves at most half of the instances first, and there is one instance")
         current = serving.running_config(state) if exists else {}
-        config = config_call(plan, current.pop("ProductionVariants", ()), _without_shadows(current))
+        config = config_call(plan, current.pop("ProductionVariants", ()), serving.without_shadows(current))
         name = config.arguments["EndpointConfigName"]
         before = serving.observed(self.name, state) if exists else versions.History()
         place = serving.place_of(self.name, name)
@@ -177,7 +181,7 @@ class SageMaker:
             variant = VARIANT if plan.traffic == 100 else CANARY
             if plan.traffic != 100:
                 ask = ask._replace(arguments={**ask.arguments, "TargetVariant": CANARY})
-            steps += golden_step(wanted.golden, ask, lambda answer: _answer_by(variant, answer))
+            steps += golden_step(wanted.golden, ask, lambda answer: serving.answer_by(variant, answer))
         if exists:
             steps += serving.record_steps({**state, "tags": {"Tags": serving.tags_of(before)}}, final)
         return [*steps, *scale_steps(plan, state), *self._prune(plan, name, final, state)]
@@ -209,6 +213,9 @@ class SageMaker:
         """Return the steps that create the endpoint, or bring it to another configuration."""
         scales = find(state, "scaling.ScalableTargets.0") is not None
         instances = serving.main_count(state) if scales and (plan.is_trial or not plan.sized or plan.most > 1) else 0
+        several = len(serving.counts(state)) > 1
+        if several:  # because guardrails exclude an endpoint with several variants
+            plan = replace(plan, rollout=Rollout())
         change = endpoint_call(plan, config, exists=exists, instances=instances)
         if not exists:
             undo = tuple(self._delete_endpoint())
@@ -451,18 +458,6 @@ class SageMaker:
             return Progress(answer is None, "deleted" if answer is None else str(answer.get("EndpointStatus")))
 
         return [delete, Step("deploy", self._describe(), until, accepts=GONE)]
-
-
-def _without_shadows(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key != "ShadowProductionVariants"}
-
-
-def _answer_by(variant: str, answer: Any) -> bytes:
-    """Return the body of an invocation. Raises CallError if another variant answered."""
-    by = answer.get("InvokedProductionVariant", variant)
-    if by != variant:
-        raise CallError("failed", f"the variant {by} answered, not {variant}")
-    return bytes(answer.get("Body", b""))
 
 
 def _is_quiet(state: State) -> bool:

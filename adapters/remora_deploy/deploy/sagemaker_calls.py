@@ -41,6 +41,8 @@ RETAINED = {
 """Members of an update that retain the instance counts, and nothing else."""
 _CONTENT_LETTERS, _COUNT_LETTERS = 6, 4
 _SERVERLESS_MB = range(1024, 6145, 1024)
+_LEAST_LINEAR = 10
+"""Least LinearStepSize, in percent."""
 _ROLLOUTS = ("all-at-once", "canary", "linear", "rolling")
 
 
@@ -60,12 +62,19 @@ class Rollout:
     bake_s: int = 300
     alarms: tuple[str, ...] = ()
 
+    @property
+    def is_guarded(self) -> bool:
+        """True if an update has deployment guardrails."""
+        return self.kind != "all-at-once" or bool(self.alarms)
+
     def check(self) -> None:
         """Raise ValueError for values that the platform would refuse."""
         if self.kind not in _ROLLOUTS:
             raise ValueError(f"--rollout={self.kind}: expected one of {', '.join(_ROLLOUTS)}")
         if not 5 <= self.share <= 50 and self.kind != "all-at-once":
             raise ValueError(f"--rollout-step={self.share}: expected 5 to 50 percent")
+        if self.kind == "linear" and self.share < _LEAST_LINEAR:
+            raise ValueError(f"--rollout-step={self.share}: a linear rollout has steps of 10 to 50 percent")
         if not 0 <= self.bake_s <= 3600:
             raise ValueError(f"--bake={self.bake_s}: expected 0 to 3600 seconds")
 
@@ -166,6 +175,11 @@ class Plan:
 
     def _check_shares(self) -> None:
         check_share(self.traffic)
+        if self.is_trial and self.rollout.is_guarded:
+            raise ValueError(
+                "--rollout and --alarm need the variant that the endpoint has: --traffic and --shadow add another one, "
+                "so pass them without guardrails"
+            )
         if not 0 <= self.shadow <= 100:
             raise ValueError(f"--shadow={self.shadow}: expected 0 to 100 percent")
         if self.shadow and self.traffic != 100:

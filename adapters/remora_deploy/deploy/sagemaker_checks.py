@@ -11,7 +11,7 @@ from typing import Any
 from remora_deploy.deploy.aws import account_checks, allow, bucket_check, trust_check
 from remora_deploy.deploy.golden import Golden
 from remora_deploy.deploy.images import Needs, image_check
-from remora_deploy.deploy.plan import Call, Check
+from remora_deploy.deploy.plan import Call, Check, Unknown
 from remora_deploy.deploy.sagemaker_calls import Plan
 from remora_deploy.deploy.uploads import Source
 
@@ -74,7 +74,9 @@ def _quota(plan: Plan) -> Check:
     def judge(answer: Any) -> str:
         quotas = {each.get("QuotaName"): each for each in answer.get("Quotas", [])}
         found = quotas.get(label)
-        if found is None or found.get("Value", 0) >= max(plan.least, 1):
+        if found is None:
+            return Unknown("not checked: the account lists no value, and AWS's default may be 0")
+        if found.get("Value", 0) >= max(plan.least, 1):
             return ""
         return f"{found['Value']:g} instances of {plan.instance} are allowed, and {max(plan.least, 1)} are needed"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from remora_deploy.deploy.plan import Call, State, Step, find
+from remora_deploy.deploy.plan import Call, CallError, State, Step, find
 from remora_deploy.deploy.sagemaker_calls import VARIANT, named_config
 from remora_deploy.deploy.versions import History, alone, history_of, texts_of
 
@@ -154,3 +154,16 @@ def config_back(name: str, state: State, version: str) -> Call:
 def is_alone(name: str, state: State) -> str:
     """Return the version that answers all requests without copies to another one, or ""."""
     return "" if copies(name, state) else alone(shares(name, state))
+
+
+def without_shadows(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration without its shadows."""
+    return {key: value for key, value in config.items() if key != "ShadowProductionVariants"}
+
+
+def answer_by(variant: str, answer: Any) -> bytes:
+    """Return the body of an invocation. Raises CallError if another variant answered."""
+    by = answer.get("InvokedProductionVariant", variant)
+    if by != variant:
+        raise CallError("failed", f"the variant {by} answered, not {variant}")
+    return bytes(answer.get("Body", b""))

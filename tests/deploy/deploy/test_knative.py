@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deploy_clouds.cluster import KSVC, REVISION, FakeCluster
-from deploy_clouds.journeys import Deployments
+from deploy_clouds.journeys import Deployments, refuse
 
 
 @pytest.fixture
@@ -57,6 +57,21 @@ def test_a_share_of_the_traffic_is_promoted_and_rolled_back(stage: Deployments) 
     assert stage.deploy("v2", "--traffic", "10"), stage.text()
     assert stage.deploy("v2"), stage.text()
     assert cluster.serving() == {"v2": 100}
+
+
+def test_the_rights_of_a_namespace_are_enough_to_deploy(stage: Deployments) -> None:
+    """The cluster role `edit` does not read definitions, which belong to the cluster."""
+    cluster: Any = stage.cloud
+    get = cluster.do_get
+
+    def without(words: Any, *rest: Any) -> Any:
+        if words[0] in ("crd", "nodes"):
+            raise refuse("denied", f'User "u" cannot get resource "{words[0]}" at the cluster scope')
+        return get(words, *rest)
+
+    cluster.do_get = without
+    assert stage.deploy("v1"), stage.text()
+    assert "definition services.serving.knative.dev: not checked" in stage.text()
 
 
 def test_a_gateway_gets_the_services_name_as_host(stage: Deployments) -> None:

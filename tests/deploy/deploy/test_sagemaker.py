@@ -154,6 +154,9 @@ def test_a_shadow_gets_copies_and_the_current_variant_answers() -> None:
         ({"traffic": 10, "serverless": (1024, 5)}, "synchronous endpoint"),
         ({"rollout": Rollout("blue")}, "expected one of"),
         ({"rollout": Rollout("canary", 60)}, "5 to 50 percent"),
+        ({"rollout": Rollout("linear", 5)}, "steps of 10 to 50 percent"),
+        ({"rollout": Rollout("rolling", 25), "traffic": 10}, "pass them without guardrails"),
+        ({"rollout": Rollout(alarms=("errors",)), "shadow": 10}, "pass them without guardrails"),
         ({"rollout": Rollout("canary", 10, 9999)}, "0 to 3600 seconds"),
     ],
 )
@@ -221,6 +224,30 @@ def test_a_trial_leaves_the_fleet_and_the_scaling_of_what_serves(stage: Deployme
     assert (aws.counts()["v1"], aws.target, aws.policies) == (4, *before)
     assert stage.rollback("v1"), stage.text()
     assert (aws.counts(), aws.target, aws.policies) == ({"v1": 4}, *before)
+
+
+def test_a_canary_of_one_instance_is_refused_before_the_update(stage: Deployments) -> None:
+    aws: Any = stage.cloud
+    assert stage.deploy("v1"), stage.text()
+    assert not stage.deploy("v2", "--rollout", "canary")
+    assert "there is one instance" in stage.text()
+    aws.scale(2)
+    assert stage.deploy("v2", "--rollout", "canary"), stage.text()
+
+
+def test_a_share_is_promoted_without_guardrails_which_exclude_several_variants(stage: Deployments) -> None:
+    aws: Any = stage.cloud
+    assert stage.deploy("v1", "--instances", "2"), stage.text()
+    assert stage.deploy("v2", "--traffic", "10"), stage.text()
+    aws.calls.clear()
+    assert stage.deploy("v2", "--rollout", "rolling"), stage.text()
+    (update,) = [call for call in aws.calls if call.operation == "update_endpoint"]
+    assert "DeploymentConfig" not in update.arguments
+
+
+def test_a_quota_that_is_not_listed_is_not_checked(stage: Deployments) -> None:
+    assert stage.deploy("v1", "--instance-type", "ml.c6i.2xlarge"), stage.text()
+    assert "quota of ml.c6i.2xlarge for endpoint usage: not checked" in stage.text()
 
 
 def test_an_undo_returns_to_the_count_that_ran(stage: Deployments) -> None:
