@@ -11,7 +11,6 @@ import pytest
 
 from conftest import needs
 from live_server import write_version
-from released_engine import released_engine
 from remora.calls import ModelRelease
 from remora.engine import Engine
 from remora.errors import RemoraError
@@ -45,7 +44,8 @@ def repository(tmp_path: Path) -> Path:
 def cached_engine(repository: Path) -> Iterator[Engine]:
     """Return an engine that has cached the first version's answer."""
     settings = {"model_control_mode": "explicit", "load_model": ("e",), "cache_config": ("local,size=100000",)}
-    with released_engine(repository, **settings) as engine:
+    settings.setdefault("backend_config", ("python,isolation=thread",))
+    with Engine(options=None, model_repository=(repository,), **settings) as engine:
         assert [product(engine), product(engine)] == [1, 1]
         yield engine
 
