@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from separate_python import make_environment  # noqa: E402
+from support.process.separate_python import make_environment  # noqa: E402
 
 OTHERS = (
     *(f"core/remora_{name}/" for name in ("llm", "runtimes", "tools")),

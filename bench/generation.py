@@ -22,14 +22,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from generation_client import Times, over_http, prompt_of
-from generation_models import tiny
-from hosting import running
 from remora.engine import Engine
 from remora.server.host import Host
 from remora_llm.generation import Extension, Generation
 from remora_llm.generation.step_loop import StepLoop
 from remora_llm.generation.tasks import Sampling, Task
 from remora_llm.testing import Collector
+from support.models.generation_models import tiny
+from support.servers.hosting import running
 
 ROUNDS, STREAMS, TOKENS = 5, 16, 64
 ROUND = count(1)

@@ -21,7 +21,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import numpy as np
 
-import hosting
 from generation import ROUNDS, TOKENS, compare, in_process
 from generation_client import Times, over_http, prompt_of
 from generation_vllm import VLLM_ENVIRONMENT
@@ -31,6 +30,7 @@ from remora_llm.backends.openvino_genai.engine import OpenVinoEngine, generation
 from remora_llm.backends.vllm.engine import VllmEngine
 from remora_llm.generation import Generation
 from remora_llm.generation.tasks import Sampling, Task
+from support.servers import hosting
 
 hosting.PATIENCE_S = 600.0  # for vLLM's start
 for name, value in VLLM_ENVIRONMENT.items():

@@ -15,7 +15,6 @@ import hpack
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from fakes import FakeTransport
 from remora.engine import Engine
 from remora.messages import Outcome, Ticket
 from remora.proto import inference_pb2 as pb
@@ -42,6 +41,7 @@ from remora.server.http.http2 import Http2Listener
 from remora.server.http.port_services import port_service
 from remora.server.http.rest import RestService
 from remora.server.loop import LoopMailbox
+from support.engine.fakes import FakeTransport
 
 _LOOK_S = 0.2
 _MOST_TURNS = 200_000

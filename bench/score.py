@@ -24,8 +24,8 @@ import pyarrow.parquet
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import onnx_models
 from coldstart import REMORA
+from support.models import onnx_models
 
 ROWS, WIDTH, ROUNDS, BATCH = (100_000, 1_000_000), 20, 5, 1024
 LOOP = """

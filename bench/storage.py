@@ -23,13 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from coldstart import REMORA, first_answer_ms, free_port
 from models import mlp
-from object_store import ObjectStore, Seen, object_store
 from remora.storage import Secret
 from remora.storage.cache import ModelCache
 from remora.storage.credentials import AwsKeys, StorageSettings
 from remora.storage.downloads import ranges_of
 from remora.storage.location import parse_location
 from remora.storage.objects import ObjectStorage
+from support.servers.object_store import ObjectStore, Seen, object_store
 
 HERE = Path(__file__).resolve().parent
 MOTO = HERE.parent / ".venv-storage" / "bin" / "python"

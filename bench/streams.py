@@ -29,13 +29,13 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from conftest import free_ports
-from generation_models import tiny
-from hosting import running
 from remora.engine import Engine
 from remora.server.host import Host
 from remora_llm.generation import Sink
 from remora_llm.generation.measurements import Measurements
 from remora_llm.generation.tasks import End, EngineStats, ModelFacts, Piece, Task, Usage
+from support.models.generation_models import tiny
+from support.servers.hosting import running
 
 ROUNDS, STREAMS = 7, 16
 PACES = {"free running": (0.0, 4000), "16 tokens every 4 ms": (0.004, 500)}

@@ -30,7 +30,7 @@ from remora_tools.deciders.objective import Slo
 from remora_tools.tuning import Goal, LoadResult, LoadTrial, Point
 from remora_tools.tuning.measuring import TrialEngine, loop_in_thread
 from remora_tools.tuning.search import Search, describe
-from tuning_grid import MARGIN, Grid
+from support.engine.tuning_grid import MARGIN, Grid
 
 WINDOW_S = 0.3
 PAIRS = 7

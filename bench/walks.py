@@ -24,8 +24,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from conftest import ROOT, free_ports
-from generation_models import tiny
 from models import mlp
+from support.models.generation_models import tiny
 
 ROUNDS = 15
 PAUSE_S = 0.05

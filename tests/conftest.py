@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import HealthCheck, settings
 
-from eventually import eventually
-from python_models import Models
 from remora.plugins import is_present
+from support.models.python_models import Models
+from support.process.eventually import eventually
 
 EXTRA_FLAGS = tuple(os.environ.get("SERVER_FLAGS", "").split())
 """Flags for every server of the tests, such as --frontends=2 (`make test-fronts`)."""
@@ -245,7 +245,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return a CUDA runtime over host memory; see `cuda_stand_in`."""
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler (cc) for the stand-in of the CUDA runtime")
-    from cuda_stand_in import StandIn
+    from support.models.cuda_stand_in import StandIn
 
     return StandIn(tmp_path_factory.mktemp("cuda"))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fakes import FakeClock
-from interleaving import DeadlockError, Interleaving
+from support.engine.fakes import FakeClock
+from support.engine.interleaving import DeadlockError, Interleaving
 
 
 def taken_twice(kind: str) -> None:

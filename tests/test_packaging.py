@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from makefiles import included
+from support.process.makefiles import included
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

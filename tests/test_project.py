@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from conftest import LONG_FILES
-from makefiles import described, included, make_text
+from support.process.makefiles import described, included, make_text
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = sorted(
@@ -189,7 +189,7 @@ def test_the_clock_is_read_in_one_place() -> None:
 
 def test_no_test_sleeps_but_in_eventually() -> None:
     """Clients that run in another process are not tests."""
-    others = ("tests/eventually.py", "tests/oracle/", "tests/deploy/emulate/faulty_")
+    others = ("tests/support/process/eventually.py", "tests/oracle/", "tests/deploy/emulate/faulty_")
     found = [
         f"{name_of(path)}:{line}"
         for path in sorted((ROOT / "tests").rglob("*.py"))
@@ -197,7 +197,7 @@ def test_no_test_sleeps_but_in_eventually() -> None:
         for name, line in attributes_of(ast.parse(path.read_text()), "time")
         if name == "sleep"
     ]
-    assert not found, "wait with tests/eventually.py"
+    assert not found, "wait with tests/support/process/eventually.py"
 
 
 def test_threads_start_in_named_places() -> None:

@@ -11,8 +11,8 @@ import pytest
 from remora_tools.deciders.objective import Slo
 from remora_tools.tuning import CostResult, Load, LoadResult, LoadTrial, Plan, Point, Refused, Result, System, Trial
 from remora_tools.tuning.candidates import ladder
-from served_model_formula import Formula, goal_of
-from tuning_grid import MARGIN, Found, Grid
+from support.engine.served_model_formula import Formula, goal_of
+from support.engine.tuning_grid import MARGIN, Found, Grid
 
 
 def servers(count: int, noise: float) -> list[tuple[Formula, Slo]]:

@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import ROOT
-from hosting import retire_once, write_scale, write_words
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError
 from remora_adapters.aws_lambda import PAYLOAD_LIMIT, Function, Settings, base_path_of, flush_telemetry, load
-from trace_receiver import collector
+from support.servers.hosting import retire_once, write_scale, write_words
+from support.servers.trace_receiver import collector
 
 pytest.importorskip("mangum", reason="mangum is not installed: pip install '.[lambda]'")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")

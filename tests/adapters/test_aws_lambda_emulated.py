@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from conftest import ROOT, end, free_ports
-from hosting import write_scale, write_words
+from support.servers.hosting import write_scale, write_words
 
 PEERS = Path(os.environ.get("REMORA_LAMBDA_VENV", ROOT / ".venv-lambda"))
 PYTHON, EMULATOR, EVENTS = PEERS / "bin" / "python", PEERS / "bin" / "aws-lambda-rie", PEERS / "events"

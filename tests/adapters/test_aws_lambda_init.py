@@ -12,8 +12,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from hosting import write_scale
 from remora_adapters.aws_lambda import load, own_processors
+from support.servers.hosting import write_scale
 
 pytest.importorskip("mangum", reason="mangum is not installed: pip install '.[lambda]'")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from azure_scripts import PLAIN, Case, Deployed, deployed, environment, wait_until_healthy
 from conftest import ROOT, end, free_ports
-from hosting import Got, ask, hosted, running, v2_request, write_scale
-from live_server import reset_at_close
 from remora import __version__
 from remora_adapters import azureml
 from remora_adapters.azureml.entry_script import EntryScript
 from remora_adapters.azureml.raw_http import AMLRequest
+from support.servers.azure_scripts import PLAIN, Case, Deployed, deployed, environment, wait_until_healthy
+from support.servers.hosting import Got, ask, hosted, running, v2_request, write_scale
+from support.servers.live_server import reset_at_close
 
 REFERENCE = Path(os.environ.get("REMORA_AZUREML_VENV", ROOT / ".venv-azureml"))
 """An environment with azureml-inference-server-http: `make test-azureml`."""

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hosting import write_scale, write_words
 from remora_adapters.azureml import batch_score
+from support.servers.hosting import write_scale, write_words
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 

@@ -19,11 +19,11 @@ import pytest
 import yaml
 
 from conftest import ROOT
-from hosting import ask, hosted, v2_request, write_scale
 from remora.cli import main
 from remora_adapters import azureml
 from remora_deploy.manifests import find_renderer
 from remora_deploy.manifests.facts import Facts, Model
+from support.servers.hosting import ask, hosted, v2_request, write_scale
 
 PEER = Path(os.environ.get("REMORA_AZURE_AI_ML_VENV", ROOT / ".venv-azure-ai-ml")) / "bin" / "python"
 

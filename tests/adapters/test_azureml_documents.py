@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hosting import ask, running, write_scale
 from remora_adapters import azureml
 from remora_adapters.azureml.raw_http import AMLRequest, AMLResponse, UploadedFile, register_modules
 from remora_adapters.azureml.swagger import ANYTHING, Named, NoDocumentError, find_document, schemas_of
+from support.servers.hosting import ask, running, write_scale
 
 # -- documents ---------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hosting import retire_once, write_scale
+from support.servers.hosting import retire_once, write_scale
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 

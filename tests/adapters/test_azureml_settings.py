@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from azure_scripts import PLAIN, environment, wait_until_healthy
 from conftest import free_ports
-from hosting import ask, hosted, running, v2_request, write_scale
 from remora_adapters import azureml
+from support.servers.azure_scripts import PLAIN, environment, wait_until_healthy
+from support.servers.hosting import ask, hosted, running, v2_request, write_scale
 
 # -- without a script -------------------------------------------------------------------------------------------------
 

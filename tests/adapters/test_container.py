@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from conftest import end, free_ports, wait_until_ready
-from eventually import eventually
 from remora import Engine
 from remora_adapters import container
+from support.process.eventually import eventually
 
 
 def test_it_listens_on_all_interfaces_at_tritons_ports() -> None:

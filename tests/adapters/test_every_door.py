@@ -23,7 +23,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hosting import PATIENCE_S, Got, ask, running, write_scale
 from remora.engine import Engine
 from remora.errors import RetiredError
 from remora.messages import Array, Ticket
@@ -34,6 +33,7 @@ from remora.server.host import Host, find_adapter
 from remora.server.main import Ports
 from remora.tracing.settings import TraceSetting
 from remora_adapters.aws_lambda import Function, Settings
+from support.servers.hosting import PATIENCE_S, Got, ask, running, write_scale
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 pytest.importorskip("mangum", reason="mangum is not installed: pip install '.[lambda]'")

@@ -17,9 +17,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from eventually import eventually
-from hosting import PATIENCE_S, Got, ask, running, v2_request, write_scale
-from issuer import AUDIENCE, ISSUER, Key, KeyServer, key_set, token
 from remora.engine import Engine
 from remora.options.roles import ROLES
 from remora.proto import inference_pb2 as pb
@@ -27,6 +24,9 @@ from remora.server.host import Host, find_adapter
 from remora.server.http.pages import home_page
 from remora.server.main import Ports
 from remora_adapters.aws_lambda import Function, Settings
+from support.process.eventually import eventually
+from support.servers.hosting import PATIENCE_S, Got, ask, running, v2_request, write_scale
+from support.servers.issuer import AUDIENCE, ISSUER, Key, KeyServer, key_set, token
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 grpcio = pytest.importorskip("grpc", reason="grpcio is not installed: pip install '.[grpcio]'")

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from conftest import free_ports
-from eventually import eventually
-from hosting import PATIENCE_S, ask, hosted, v2_request, write_scale
 from remora_adapters import azureml, cloud_run, knative, kserve, sagemaker, vertex
 from remora_deploy.emulate import grpc_health
 from remora_deploy.emulate.asking import Address
+from support.process.eventually import eventually
+from support.servers.hosting import PATIENCE_S, ask, hosted, v2_request, write_scale
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 

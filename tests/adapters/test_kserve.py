@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 from conftest import end, free_ports
-from eventually import eventually
-from hosting import Got, ask, hosted, running, v2_request, write_scale, write_words
 from remora.options import EngineOptions
 from remora_adapters import kserve as adapter
+from support.process.eventually import eventually
+from support.servers.hosting import Got, ask, hosted, running, v2_request, write_scale, write_words
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 

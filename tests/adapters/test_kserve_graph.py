@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from conftest import ROOT
-from hosting import ask, hosted, write_scale
+from support.servers.hosting import ask, hosted, write_scale
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 

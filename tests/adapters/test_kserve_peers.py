@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from conftest import ROOT, end, free_ports, wait_until_ready
-from hosting import write_scale
-from moto_server import CREDENTIALS, moto_version, running_moto, wait_for
+from support.servers.hosting import write_scale
+from support.servers.moto_server import CREDENTIALS, moto_version, running_moto, wait_for
 
 boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[deploy-sagemaker]'")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from fakes import FakeBackend, FakeExchange, write_model
 from remora.engine import Engine
 from remora.models import loader as loading
 from remora.options import ServerOptions
@@ -26,6 +25,7 @@ from remora.server.http.exchange import Service
 from remora.server.http.rest import RestService
 from remora.server.key_check import permission_of_head
 from remora.server.loop import LoopMailbox
+from support.engine.fakes import FakeBackend, FakeExchange, write_model
 
 ADAPTERS = Path(__file__).parents[2] / "adapters" / "remora_adapters"
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS")

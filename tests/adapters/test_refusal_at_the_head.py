@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import pytest
 
-from hosting import PATIENCE_S, running, running_container, v2_request, write_scale
 from remora.server.host import find_adapter
 from remora.server.main import Ports
+from support.servers.hosting import PATIENCE_S, running, running_container, v2_request, write_scale
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 h2_connection = pytest.importorskip("h2.connection", reason="h2 is not installed: pip install '.[dev]'")

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from eventually import eventually
-from hosting import PATIENCE_S, ask, running, write_scale
 from remora.server.host import find_adapter
 from remora.server.main import Ports
 from remora.server.tls import make_self_signed
 from remora.system import logs
+from support.process.eventually import eventually
+from support.servers.hosting import PATIENCE_S, ask, running, write_scale
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 grpcio = pytest.importorskip("grpc", reason="grpcio is not installed: pip install '.[grpcio]'")

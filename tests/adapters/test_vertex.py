@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hosting import PATIENCE_S, ask, hosted, v2_request, write_parts, write_scale, write_words
 from remora.server.http.large_bodies import LARGE_BYTES, LargeBodies
 from remora_adapters import vertex
+from support.servers.hosting import PATIENCE_S, ask, hosted, v2_request, write_parts, write_scale, write_words
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 
@@ -52,7 +52,7 @@ def test_health_is_not_good_before_the_models_are_there(tmp_path: Path) -> None:
     (folder / "bad" / "1" / "model.onnx").write_bytes(b"garbage")
     from dataclasses import replace
 
-    from hosting import running
+    from support.servers.hosting import running
 
     host = vertex.host({"AIP_STORAGE_URI": str(folder)})
     with running(replace(host, engine=replace(host.engine, exit_on_error=False))) as ports:
@@ -63,7 +63,7 @@ def test_the_models_are_fetched_from_the_storage_that_the_platform_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[gcs]'")
-    from object_store import object_store
+    from support.servers.object_store import object_store
 
     write_scale(tmp_path / "scale")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

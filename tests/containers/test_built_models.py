@@ -13,7 +13,7 @@ import pytest
 from conftest import free_ports
 from containers.conftest import unpacked
 from remora.cli import main
-from small_wheels import write_wheel
+from support.process.small_wheels import write_wheel
 
 APP = """
 import remora

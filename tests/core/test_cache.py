@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from fakes import FakeClock
 from remora.cache import ENTRY_BYTES, KEY_BYTES, TENSOR_BYTES, CacheStats, LocalCache, cost_of, request_key
 from remora.messages import Array, InferForm, Request, Response, Tensor
 from remora.options import EngineOptions, cache_settings, cache_size
+from support.engine.fakes import FakeClock
 
 KEYS = st.integers(0, 9).map(lambda number: bytes([number]) * KEY_BYTES)
 

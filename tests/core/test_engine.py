@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 
 from conftest import needs
-from eventually import eventually
-from fakes import DOUBLER, UNTRACED, FakeBackend, FakeClock, write_model
 from remora.calls import (
     Call,
     IndexEntry,
@@ -49,6 +47,8 @@ from remora.messages import InferForm, InputSpec, Response
 from remora.models import loader as loading
 from remora.options import EngineOptions
 from remora.system.gpus import GpuReading, Gpus
+from support.engine.fakes import DOUBLER, UNTRACED, FakeBackend, FakeClock, write_model
+from support.process.eventually import eventually
 
 PATIENCE_S = 30.0
 ALL = DOUBLER + "version_policy { all { } }"

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eventually import eventually
 from remora import Engine
 from remora.errors import CancelledError, InternalError, RemoraError
 from remora.messages import InferForm, InputSpec, Outcome, Streamed, Ticket
+from support.process.eventually import eventually
 
 WAIT_S = 60.0
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eventually import eventually
 from remora import Engine
 from remora.errors import RemoraError
+from support.process.eventually import eventually
 
 WAIT_S = 60.0
 

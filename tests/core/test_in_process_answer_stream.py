@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fakes import ticket_of
 from remora.calls import ModelStatistics
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError, NotFoundError, RemoraError, UnavailableError, UnsupportedError
 from remora.in_process import AnswerStream
 from remora.messages import Outcome, Response, Streamed, Tensor
+from support.engine.fakes import ticket_of
 
 PATIENCE_S = 30.0
 

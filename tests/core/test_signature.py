@@ -8,7 +8,7 @@ import pytest
 from remora.calls import TensorInfo
 from remora.errors import InvalidArgumentError
 from remora.messages import InferForm, InputSpec, Tensor
-from signatures import (
+from support.models.signatures import (
     ADDSUB,
     ANON,
     BYTES,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from remora.errors import InvalidArgumentError
 from remora.messages import Data, InputSpec
-from signatures import (
+from support.models.signatures import (
     ADDSUB,
     BYTES,
     FIT,

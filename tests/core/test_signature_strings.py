@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.messages import Data
-from signatures import ANON, BYTES, ask, form, refusal, spec
+from support.models.signatures import ANON, BYTES, ask, form, refusal, spec
 
 
 def packed(*elements: bytes) -> bytes:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import FakeClock
 from remora.startup import Ledger, as_document, over_budget, verdict
+from support.engine.fakes import FakeClock
 
 
 def ledger_of(clock: FakeClock) -> Ledger:

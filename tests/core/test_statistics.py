@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from fakes import FakeClock, ticket_of
 from remora.backends import Execution
 from remora.calls import BatchStats, Duration, ResponseStats
 from remora.errors import CancelledError, InternalError, NotFoundError, RemoraError, UnavailableError
@@ -23,6 +22,7 @@ from remora.statistics import (
     Phases,
 )
 from remora.statistics.recorder import FailureLog, StatisticsRecorder
+from support.engine.fakes import FakeClock, ticket_of
 
 PHASES = Phases(1000, 1100, 1400, 1500)
 

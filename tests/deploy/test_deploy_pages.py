@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 
 from conftest import ROOT, Digits
-from hosting import write_scale
-from makefiles import make_text
 from remora.cli import build_parser, main
 from remora.plugins import HOSTS
 from remora_adapters.aws_lambda import Function, Settings
 from remora_deploy.deploy import command as deploy_command
 from remora_deploy.deploy import find_platform
+from support.process.makefiles import make_text
+from support.servers.hosting import write_scale
 
 pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[deploy-sagemaker]'")
 

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import ROOT
-from hosting import write_scale
 from infra import manifests
 from remora.cli import main
 from remora_deploy.deploy.plan import Call
 from remora_deploy.deploy.sagemaker_calls import calls_of, scaling_of
 from remora_deploy.manifests import PLATFORMS, find_renderer, sagemaker
 from remora_deploy.manifests.facts import Choices, Facts, Model, measure
+from support.servers.hosting import write_scale
 
 SCHEMAS = Path(os.environ.get("CRD_SCHEMAS", ROOT.parent / "shared" / "schemas"))
 # libyaml's, because reading takes most of these tests' time.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conftest import free_ports
-from live_server import ask, client, free_port, process, until, write_version
+from support.servers.live_server import ask, client, free_port, process, until, write_version
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

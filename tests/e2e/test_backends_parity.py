@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import parity_models as parity
 from remora.backends.registry import find_backend
 from remora.engine import Engine
 from remora.errors import RemoraError
 from remora.messages import Response
 from remora.testing.backend import Example, check_backend, open_model, request_of, run
+from support.models import parity_models as parity
 
 # Frameworks warn at export; the calls of the backends may not warn.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from conftest import ROOT, free_ports
-from eventually import eventually
-from live_server import process, until
+from support.process.eventually import eventually
+from support.servers.live_server import process, until
 from test_docs import blocks_of
 
 # Not looked up here, because CI installs nginx while `make unit` collects this file.

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from eventually import eventually
-from live_server import ask, client, free_port, process, until, write_version
 from remora.cli import main
+from support.process.eventually import eventually
+from support.servers.live_server import ask, client, free_port, process, until, write_version
 
 
 def lines(path: Path) -> list[dict[str, object]]:

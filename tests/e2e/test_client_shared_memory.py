@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from conftest import RunningServer, Serving
-from cuda_stand_in import StandIn
+from support.models.cuda_stand_in import StandIn
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="POSIX shared memory is looked for in /dev/shm")
 ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)

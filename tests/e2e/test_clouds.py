@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from live_server import PATIENCE_S
-from object_store import ObjectStore, object_store
+from support.servers.live_server import PATIENCE_S
+from support.servers.object_store import ObjectStore, object_store
 
 
 @pytest.fixture

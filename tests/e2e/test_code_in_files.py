@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from small_wheels import write_wheel
+from support.process.small_wheels import write_wheel
 
 BERT = {
     "config.json": '{"architectures": ["BertForSequenceClassification"], "model_type": "bert"}',

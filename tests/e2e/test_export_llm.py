@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from hf_models import write_hf
 from remora import Engine
 from remora.cli import main
 from remora_llm.export_llm import install_exporter
 from remora_llm.generation.tasks import Sampling, Task
 from remora_llm.testing import Collector
+from support.models.hf_models import write_hf
 
 pytestmark = [
     pytest.mark.skipif(not os.environ.get("TEST_EXPORT_LLM"), reason="installs 2 GB: run make test-export-llm"),

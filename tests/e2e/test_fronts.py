@@ -20,8 +20,18 @@ import numpy as np
 import pytest
 
 from conftest import free_ports
-from eventually import eventually
-from live_server import BODY, PATIENCE_S, ask, client, free_port, process, status_of, until, write_version
+from support.process.eventually import eventually
+from support.servers.live_server import (
+    BODY,
+    PATIENCE_S,
+    ask,
+    client,
+    free_port,
+    process,
+    status_of,
+    until,
+    write_version,
+)
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="front processes need Linux")
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from conftest import free_ports
-from eventually import eventually
-from live_server import client, process, replace, until
+from support.process.eventually import eventually
+from support.servers.live_server import client, process, replace, until
 
 APP = """
 import numpy as np

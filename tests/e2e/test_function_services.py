@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from conftest import EXTRA_FLAGS, free_ports
-from eventually import eventually
-from live_server import child, client, process, replace, until
+from support.process.eventually import eventually
+from support.servers.live_server import child, client, process, replace, until
 
 KINDS = """
 import dataclasses

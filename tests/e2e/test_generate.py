@@ -17,8 +17,8 @@ from contextlib import closing
 import pytest
 
 from conftest import RunningServer, Serving
-from eventually import eventually
-from live_server import reset_at_close
+from support.process.eventually import eventually
+from support.servers.live_server import reset_at_close
 
 PATIENCE_S = 60.0
 

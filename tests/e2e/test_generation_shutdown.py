@@ -7,8 +7,8 @@ import os
 import signal
 from pathlib import Path
 
-from generation_models import tiny
-from live_server import PATIENCE_S, client, free_port, process, until
+from support.models.generation_models import tiny
+from support.servers.live_server import PATIENCE_S, client, free_port, process, until
 
 BODY = {"model": "tiny", "prompt": "Once", "max_tokens": 450, "temperature": 0, "ignore_eos": True, "stream": True}
 HANGING = """

@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 
 from conftest import ROOT, free_ports
-from eventually import eventually
-from generation_models import tiny
-from live_server import client, process, until
+from support.models.generation_models import tiny
+from support.process.eventually import eventually
+from support.servers.live_server import client, process, until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
 PYTHON = os.environ.get("BROWSER_PYTHON", "")
@@ -132,7 +132,13 @@ def _served(models: Path, *flags: str, **variables: str) -> Iterator[int]:
 
 def _visit(kind: str, port: int, kept: Path, *more: str) -> str:
     """Return what a visit printed; see `home_page_browser`."""
-    script = [PYTHON, str(ROOT / "tests" / "home_page_browser.py"), kind, f"http://127.0.0.1:{port}/", str(kept)]
+    script = [
+        PYTHON,
+        str(ROOT / "tests" / "support" / "programs" / "home_page_browser.py"),
+        kind,
+        f"http://127.0.0.1:{port}/",
+        str(kept),
+    ]
     kept.mkdir(parents=True, exist_ok=True)
     done = subprocess.run([*script, CHROMIUM, *more], capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from conftest import free_ports
-from eventually import eventually
-from hosting import ask
-from live_server import PATIENCE_S, free_port, process, until, write_version
 from remora.proto import inference_pb2 as pb
+from support.process.eventually import eventually
+from support.servers.hosting import ask
+from support.servers.live_server import PATIENCE_S, free_port, process, until, write_version
 
 REQUEST = {"inputs": [{"name": "IN", "shape": [1, 1], "datatype": "INT32", "data": [2]}]}
 FRONTS = pytest.param("--frontends=2", marks=pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux"))

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
-from eventually import eventually
-from live_server import ask, client, free_port, process, status_of, until, write_version
+from support.process.eventually import eventually
+from support.servers.live_server import ask, client, free_port, process, status_of, until, write_version
 
 SOAK = bool(os.environ.get("REMORA_SOAK"))
 CYCLES = 1000 if SOAK else 30

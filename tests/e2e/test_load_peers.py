@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from conftest import free_ports
-from eventually import eventually
-from live_server import status_of
 from remora.proto.inference_pb2 import ModelInferRequest
+from support.process.eventually import eventually
+from support.servers.live_server import status_of
 
 pytestmark = pytest.mark.skipif(not os.environ.get("TEST_LOAD_PEERS"), reason="takes minutes: run make test-load")
 

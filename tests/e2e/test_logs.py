@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from eventually import eventually
-from live_server import MODEL, ask, client, free_port, process, replace, until, write_version
 from remora.server.tls import make_self_signed
+from support.process.eventually import eventually
+from support.servers.live_server import MODEL, ask, client, free_port, process, replace, until, write_version
 
 
 def test_every_line_of_a_json_log_is_an_object_from_the_start_to_the_end(

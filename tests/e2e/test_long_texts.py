@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from conftest import Serving
-from python_models import write_echo
 from remora.proto import inference_pb2 as pb
+from support.models.python_models import write_echo
 
 grpc = pytest.importorskip("grpc", reason="needs grpcio: pip install '.[dev]'")
 

@@ -20,9 +20,6 @@ import h2.events
 import h2.settings
 
 from conftest import free_ports
-from eventually import eventually
-from grpc_infer_requests import request
-from live_server import PATIENCE_S, ask, client, free_port, process, until, write_version
 from remora.proto import inference_pb2 as pb
 from remora.protocols.http2.frames import (
     DATA,
@@ -35,6 +32,9 @@ from remora.protocols.http2.frames import (
     frame,
     pack,
 )
+from support.process.eventually import eventually
+from support.servers.live_server import PATIENCE_S, ask, client, free_port, process, until, write_version
+from support.wire.grpc_infer_requests import request
 
 UPLOADS, UPLOAD_BYTES = 40, 64 << 20
 LIMIT = 150 << 20

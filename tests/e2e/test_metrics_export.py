@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from conftest import free_ports
-from eventually import eventually
-from hosting import write_scale
-from live_server import PATIENCE_S, ask, client, free_port, process, status_of, until, write_version
-from sagemaker_door import V2
-from trace_receiver import attributes, collector
+from support.process.eventually import eventually
+from support.servers.hosting import write_scale
+from support.servers.live_server import PATIENCE_S, ask, client, free_port, process, status_of, until, write_version
+from support.servers.sagemaker_door import V2
+from support.servers.trace_receiver import attributes, collector
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

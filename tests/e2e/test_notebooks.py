@@ -26,7 +26,7 @@ CELLS = [
 def test_a_cell_defines_a_model_and_others_run_and_replace_it() -> None:
     paths = [str(ROOT / "core"), sysconfig.get_path("purelib")]  # the kernel's environment has no packages of remora
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    command = [PYTHON, str(ROOT / "tests" / "notebook_cells.py"), json.dumps(CELLS)]
+    command = [PYTHON, str(ROOT / "tests" / "support" / "programs" / "notebook_cells.py"), json.dumps(CELLS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=200)
     assert done.returncode == 0, done.stderr
     defined, first, _, second, refused, early = json.loads(done.stdout)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from conftest import RunningServer, Serving, free_ports, wait_until_ready
-from hosting import ask
+from support.servers.hosting import ask
 
 grpcio = pytest.importorskip("grpc", reason="needs grpcio: pip install '.[dev]'")
 grpc = pytest.importorskip("tritonclient.grpc", reason="needs tritonclient[grpc]: pip install '.[dev]'")

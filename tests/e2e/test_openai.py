@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from conftest import RunningServer, Serving
-from generation_models import tiny
+from support.models.generation_models import tiny
 
 PATIENCE_S = 60.0
 KEY = "Bearer sk-test"

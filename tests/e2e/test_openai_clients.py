@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from conftest import RunningServer, Serving
-from generation_models import ROOT, tiny
 from remora_deploy.emulate.asking import Address
 from remora_deploy.emulate.sagemaker_runtime import Endpoint, runtime_api
 from remora_llm.openai.fields import (
@@ -28,6 +27,7 @@ from remora_llm.openai.fields import (
     STREAM_OPTIONS,
 )
 from remora_llm.openai.vectors import EMBEDDINGS
+from support.models.generation_models import ROOT, tiny
 
 PYTHON = Path(os.environ.get("OPENAI_PYTHON", ROOT / ".venv-openai" / "bin" / "python"))
 NEWEST = Path(os.environ.get("OPENAI_NEWEST_PYTHON", ROOT / ".venv-openai-newest" / "bin" / "python"))
@@ -73,7 +73,7 @@ def ask(python: Path, client: str, server: RunningServer | None, model: str = "t
         pytest.skip(f"{python} is missing: run make test-openai")
     url = url or ("" if server is None else f"http://127.0.0.1:{server.http}/v1")
     run = subprocess.run(
-        [python, ROOT / "tests" / "openai_peers.py", client, url, model],
+        [python, ROOT / "tests" / "support" / "programs" / "openai_peers.py", client, url, model],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from conftest import RunningServer, Serving
-from eventually import eventually
-from generation_models import tiny
 from remora.proto import inference_pb2 as pb
+from support.models.generation_models import tiny
+from support.process.eventually import eventually
 
 grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install '.[grpcio]'")
 h2_connection = pytest.importorskip("h2.connection", reason="h2 is not installed: pip install '.[dev]'")

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from conftest import Serving
-from generation_models import ROOT, tiny
 from remora import Engine
 from remora_llm.generation import Generation
 from remora_llm.generation.tasks import Task
 from remora_llm.testing import Collector
+from support.models.generation_models import ROOT, tiny
 
 PYTHON = Path(os.environ.get("LM_EVAL_PYTHON", ROOT / ".venv-lm-eval" / "bin" / "python"))
 PATIENCE_S = 240.0
@@ -48,7 +48,13 @@ def test_loglikelihoods_of_lm_eval_are_those_of_the_model_in_process(serving: Se
     folder = tiny(tmp_path / "models")
     with serving(tmp_path / "models", "--allow-grpc=false") as server:
         run = subprocess.run(
-            [PYTHON, ROOT / "tests" / "openai_judges.py", f"http://127.0.0.1:{server.http}/v1", "tiny", folder],
+            [
+                PYTHON,
+                ROOT / "tests" / "support" / "programs" / "openai_judges.py",
+                f"http://127.0.0.1:{server.http}/v1",
+                "tiny",
+                folder,
+            ],
             input=json.dumps(PAIRS),
             capture_output=True,
             text=True,

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from conftest import RunningServer, Serving
-from generation_models import ROOT
+from support.models.generation_models import ROOT
 
 TOOL = Path(os.environ.get("GUIDELLM", ROOT / ".venv-guidellm" / "bin" / "guidellm"))
 MODELS = Path(os.environ.get("LLM_MODELS", ROOT / "docs" / "examples" / "chat" / "models"))

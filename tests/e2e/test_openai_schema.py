@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from conftest import RunningServer, Serving
-from generation_models import ROOT, tiny
-from hosting import ask
-from openapi_checks import mismatches
+from support.models.generation_models import ROOT, tiny
+from support.servers.hosting import ask
+from support.wire.openapi_checks import mismatches
 
 TOOL = Path(os.environ.get("SCHEMATHESIS", ROOT / ".venv-schemathesis" / "bin" / "st"))
 CHECKS = (
@@ -73,7 +73,11 @@ def test_no_request_made_of_the_schema_is_a_fault_of_the_server(server: RunningS
         timeout=PATIENCE_S,
         check=False,
         cwd=tmp_path,
-        env={**os.environ, "SCHEMATHESIS_HOOKS": "schemathesis_hooks", "PYTHONPATH": str(ROOT / "tests")},
+        env={
+            **os.environ,
+            "SCHEMATHESIS_HOOKS": "schemathesis_hooks",
+            "PYTHONPATH": str(ROOT / "tests" / "support" / "programs"),
+        },
     )
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
     assert "passed" in run.stdout

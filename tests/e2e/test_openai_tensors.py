@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from conftest import RunningServer, Serving
-from eventually import eventually
+from support.process.eventually import eventually
 
 PATIENCE_S = 60.0
 CODE = """

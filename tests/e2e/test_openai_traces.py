@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from generation_models import tiny
-from hosting import ask, running
 from remora import Engine
 from remora_adapters import cloud_run
-from trace_receiver import attributes, collector
+from support.models.generation_models import tiny
+from support.servers.hosting import ask, running
+from support.servers.trace_receiver import attributes, collector
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "ignore_eos": True}
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

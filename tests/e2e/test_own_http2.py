@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from conftest import ROOT, RunningServer, Serving
-from hosting import ask
+from support.servers.hosting import ask
 
 grpc = pytest.importorskip("grpc", reason="needs grpcio: pip install '.[grpcio]'")
 httpx = pytest.importorskip("httpx", reason="needs httpx: pip install '.[dev]'")

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from conftest import ROOT
-from hosting import ask
-from separate_python import make_environment, run, serving
+from support.process.separate_python import make_environment, run, serving
+from support.servers.hosting import ask
 
 SOURCE = ROOT / "docs" / "examples" / "plugin"
 KEY = "key-of-the-plugin-test"

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from conftest import free_ports
-from eventually import eventually
-from hosting import ask
-from live_server import CONFIG, free_port, process, replace, until, write_version
-from released_model import INPUT, infer, release, release_server
+from support.models.released_model import INPUT, infer, release, release_server
+from support.process.eventually import eventually
+from support.servers.hosting import ask
+from support.servers.live_server import CONFIG, free_port, process, replace, until, write_version
 
 REQUEST: dict[str, Any] = {"inputs": [INPUT]}
 TESTS = {"tests": [{"name": "one", **REQUEST, "outputs": [{**INPUT, "name": "OUT", "data": [2]}]}]}

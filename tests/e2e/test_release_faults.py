@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from eventually import eventually
-from hosting import ask
-from live_server import CONFIG, free_port, process, until, write_version
-from released_model import infer, release, release_server
+from support.models.released_model import infer, release, release_server
+from support.process.eventually import eventually
+from support.servers.hosting import ask
+from support.servers.live_server import CONFIG, free_port, process, until, write_version
 
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=m")
 

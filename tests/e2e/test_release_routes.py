@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from generation_models import tiny
-from hosting import Got, ask
-from released_model import release, release_server
+from support.models.generation_models import tiny
+from support.models.released_model import release, release_server
+from support.servers.hosting import Got, ask
 
 LEAST, MOST = 16, 500
 """Answers of random versions."""

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from conftest import free_ports
-from eventually import eventually
-from hosting import ask
-from live_server import PATIENCE_S, free_port, process, until, write_version
+from support.process.eventually import eventually
+from support.servers.hosting import ask
+from support.servers.live_server import PATIENCE_S, free_port, process, until, write_version
 
 REQUEST: dict[str, Any] = {"inputs": [{"name": "IN", "shape": [1, 1], "datatype": "INT32", "data": [1]}]}
 FRONTS = pytest.param("--frontends=2", marks=pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux"))

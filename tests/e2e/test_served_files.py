@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from conftest import Serving
-from device_models import double
-from live_server import client
-from small_wheels import write_wheel
+from support.models.device_models import double
+from support.process.small_wheels import write_wheel
+from support.servers.live_server import client
 
 ROWS = [[0.0, 1.0, 2.0], [3.0, 1.0, 0.0], [1.0, 5.0, 2.0], [4.0, 4.0, 1.0]]
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}

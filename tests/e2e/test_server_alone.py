@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from conftest import ROOT, Digits
-from hosting import ask
-from separate_python import make_environment, run, serving
+from support.process.separate_python import make_environment, run, serving
+from support.servers.hosting import ask
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from conftest import free_ports
-from eventually import eventually
-from generation_models import tiny
-from hosting import ask
-from live_server import PATIENCE_S, SEQUENCES, STREAM, process, replace, until, write_version
-from released_model import infer, release, release_server
 from remora_tools.rollout.recordings import MAX_WAITING
+from support.models.generation_models import tiny
+from support.models.released_model import infer, release, release_server
+from support.process.eventually import eventually
+from support.servers.hosting import ask
+from support.servers.live_server import PATIENCE_S, SEQUENCES, STREAM, process, replace, until, write_version
 
 AT_ANY_TIME = "--shadow-processors=1"
 FRONTS = pytest.param("--frontends=2", marks=pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux"))

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from conftest import EXTRA_FLAGS
-from eventually import eventually
-from live_server import BODY, PATIENCE_S, client, free_port, process, status_of, until, write_version
 from remora.server.http.exchange import SILENCE_S
+from support.process.eventually import eventually
+from support.servers.live_server import BODY, PATIENCE_S, client, free_port, process, status_of, until, write_version
 
 HANGS = "open({gate!r}).read()"
 LATE = (

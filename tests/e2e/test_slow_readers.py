@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from live_server import PATIENCE_S, free_port, process, until
+from support.servers.live_server import PATIENCE_S, free_port, process, until
 
 EVENTS, EVENT_BYTES = 400, 100_000
 CONFIG = """

@@ -14,12 +14,12 @@ import numpy as np
 import onnx
 import pytest
 
-import onnx_models
 from conftest import ROOT, end, free_ports
-from moto_server import running_moto, wait_for
 from remora.cli import main
 from remora.repository import CacheSettings, Repository
 from remora.repository.sources import open_repository
+from support.models import onnx_models
+from support.servers.moto_server import running_moto, wait_for
 
 PEERS = ROOT / ".venv-storage"
 AZURITE = PEERS / "node_modules" / ".bin" / "azurite-blob"

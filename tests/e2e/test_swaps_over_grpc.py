@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from conftest import free_ports
-from live_server import PATIENCE_S, write_version
-from live_server import process as server_process
+from support.servers.live_server import PATIENCE_S, write_version
+from support.servers.live_server import process as server_process
 
 SWAPS = 3
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from conftest import free_ports
-from live_server import client, process, until
 from remora.cli import main
 from remora_tools.functions import TEMPLATES
+from support.servers.live_server import client, process, until
 
 # Stands for the package in environments without it: torch and a model take gigabytes.
 TRANSFORMERS = """

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conftest import RunningServer, Serving
-from trace_receiver import Collector, attributes, collector
+from support.servers.trace_receiver import Collector, attributes, collector
 
 CONFIG = """
 backend: "python" max_batch_size: 0

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, free_ports
-from live_server import child, until
-from small_wheels import write_wheel
+from support.process.small_wheels import write_wheel
+from support.servers.live_server import child, until
 from test_docs import blocks_of
 
 TUTORIALS = ROOT / "docs" / "tutorials.md"

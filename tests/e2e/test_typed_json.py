@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from conftest import free_ports
-from live_server import client, process, until
+from support.servers.live_server import client, process, until
 
 APP = """
 import dataclasses

@@ -22,7 +22,18 @@ from typing import Any
 import pytest
 
 from conftest import free_ports
-from live_server import BODY, PATIENCE_S, THREADS, ask, client, free_port, process, status_of, until, write_version
+from support.servers.live_server import (
+    BODY,
+    PATIENCE_S,
+    THREADS,
+    ask,
+    client,
+    free_port,
+    process,
+    status_of,
+    until,
+    write_version,
+)
 
 SOAK = bool(os.environ.get("REMORA_SOAK"))
 SWAPS = 100 if SOAK else 8

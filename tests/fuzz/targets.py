@@ -22,7 +22,6 @@ import hpack
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import contextlib
 
-from fakes import FakeService, FakeTransport
 from remora.config.reading import parse_config
 from remora.errors import ConfigError, RemoraError
 from remora.model_files import CONFIG_SYNTAX
@@ -52,6 +51,7 @@ from remora.server.http.http1_listener import Listener
 from remora.server.http.http2 import Http2Listener
 from remora.server.http.http2_requests import Requests
 from remora.storage.archive import ArchiveLimits, unpack
+from support.engine.fakes import FakeService, FakeTransport
 
 LIMIT_BYTES = 1 << 20
 

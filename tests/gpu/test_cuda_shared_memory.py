@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from conftest import RunningServer, Serving
-from device_models import X, add_onnx
+from support.models.device_models import X, add_onnx
 
 SIZE = X.nbytes
 

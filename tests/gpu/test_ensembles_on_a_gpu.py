@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_models import INPUTS_ON_DEVICES, X, add_chain, add_onnx, add_python, add_torch
 from remora.engine import Engine
 from remora.tensors.device import CudaMemory
+from support.models.device_models import INPUTS_ON_DEVICES, X, add_chain, add_onnx, add_python, add_torch
 
 ON_GPU = "instance_group { kind: KIND_GPU gpus: 0 }"
 

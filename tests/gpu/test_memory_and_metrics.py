@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_models import X, add_onnx
 from remora.calls import Metrics
 from remora.engine import Engine
 from remora.errors import RemoraError
 from remora.system.gpus import Gpus
+from support.models.device_models import X, add_onnx
 
 ON_GPU = "instance_group { kind: KIND_GPU }"
 

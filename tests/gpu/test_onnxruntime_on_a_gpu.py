@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from device_models import double
-from fakes import config_of
 from remora.backends import Execution, Instance, Placement, Source, capabilities_of
 from remora.backends.onnxruntime import OnnxRuntimeBackend
 from remora.messages import Array, Response
 from remora.tensors.device import DeviceArray
 from remora.testing.backend import request_of
+from support.engine.fakes import config_of
+from support.models.device_models import double
 
 ROWS = np.random.default_rng(1).standard_normal((8, 2)).astype("f4")
 GRAPHS = "optimization { cuda { graphs: true } }"

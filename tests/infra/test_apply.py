@@ -78,7 +78,7 @@ class Applied(NamedTuple):
 def stand_in() -> Iterator[str]:
     """The address of a stand-in for AWS."""
     pytest.importorskip("moto", reason="moto is not installed here: make test-infra")
-    command = [sys.executable, str(Path(__file__).parents[1] / "aws_stand_in.py")]
+    command = [sys.executable, str(Path(__file__).parents[1] / "support" / "servers" / "aws_stand_in.py")]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     with subprocess.Popen(command, **pipes) as process:
         assert process.stdout

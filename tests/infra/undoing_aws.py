@@ -18,7 +18,7 @@ from moto.core.exceptions import JsonRESTError
 from moto.core.responses import ActionResult
 from moto.sagemaker.responses import SageMakerResponse
 
-import aws_stand_in
+from support.servers import aws_stand_in
 
 MOTOS_MODEL = SageMakerResponse.create_model
 MOTOS_CREATION = SageMakerResponse.create_endpoint

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from makefiles import make_text
 from remora.cli import main
 from remora_llm.export_llm import TOOLS
+from support.process.makefiles import make_text
 
 EXPORTER = """#!/bin/sh
 # env HF_HUB_OFFLINE=1 PYTHON -m MODULE -i SOURCE -o TARGET -p PRECISION -e DEVICE -c CACHE

@@ -13,9 +13,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from eventually import eventually
-from fakes import FakeBackend, write_model
-from generation_models import tiny
 from remora import Engine
 from remora.calls import Metrics, ModelExplain
 from remora.errors import NotFoundError, UnsupportedError
@@ -29,7 +26,10 @@ from remora_llm.generation.step_loop import StepLoop
 from remora_llm.generation.tasks import EngineStats, ModelFacts
 from remora_llm.measuring import generation_families
 from remora_tools.client.explain import text_of
-from trace_receiver import attributes, collector
+from support.engine.fakes import FakeBackend, write_model
+from support.models.generation_models import tiny
+from support.process.eventually import eventually
+from support.servers.trace_receiver import attributes, collector
 
 
 @pytest.fixture

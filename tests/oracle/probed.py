@@ -23,7 +23,7 @@ from mutated import SILENCE, Accepted, Difference, Pair, shown
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pb_utils_probes import DIFFERENCES, TRITON, write_model
+from support.programs.pb_utils_probes import DIFFERENCES, TRITON, write_model
 
 NAME = "pb_utils"
 PATIENCE_S = 10

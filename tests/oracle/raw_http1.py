@@ -206,7 +206,7 @@ def main() -> int:
     parser.add_argument("--oracle", type=Path, required=True, help="the folder of run_triton.sh")
     options = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from real_triton import triton_server
+    from support.servers.real_triton import triton_server
 
     with tempfile.TemporaryDirectory(prefix="raw-http1-") as folder:
         write_model(Path(folder) / "models")

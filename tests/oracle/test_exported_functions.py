@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from live_server import client
-from real_triton import needs_triton, triton_server
+from support.servers.live_server import client
+from support.servers.real_triton import needs_triton, triton_server
 
 pytestmark = needs_triton
 

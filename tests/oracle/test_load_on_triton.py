@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from live_server import write_version
-from load_models import write_counter
-from real_triton import needs_triton, triton_server
 from remora.cli import main
+from support.models.load_models import write_counter
+from support.servers.live_server import write_version
+from support.servers.real_triton import needs_triton, triton_server
 
 pytestmark = needs_triton
 

@@ -6,8 +6,8 @@ import json
 import urllib.request
 from pathlib import Path
 
-from pb_utils_probes import TRITON, write_model
-from real_triton import needs_triton, triton_server
+from support.programs.pb_utils_probes import TRITON, write_model
+from support.servers.real_triton import needs_triton, triton_server
 
 pytestmark = needs_triton
 

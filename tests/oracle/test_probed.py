@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from mutated import Difference
 from probed import Probes, arguments, case, verdict
 
-from pb_utils_probes import DIFFERENCES, TRITON
+from support.programs.pb_utils_probes import DIFFERENCES, TRITON
 
 
 def probes(seed: str) -> Probes:

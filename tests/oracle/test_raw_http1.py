@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conftest import Serving
-from real_triton import needs_triton, triton_server
+from support.servers.real_triton import needs_triton, triton_server
 
 sys.path.insert(0, str(Path(__file__).parent))
 

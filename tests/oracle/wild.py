@@ -28,8 +28,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from conftest import free_ports  # noqa: E402
-from eventually import eventually  # noqa: E402
-from live_server import status_of  # noqa: E402
+from support.process.eventually import eventually  # noqa: E402
+from support.servers.live_server import status_of  # noqa: E402
 
 SILENT = -1
 FLAGS = ("--model-control-mode=explicit", "--exit-on-error=false")

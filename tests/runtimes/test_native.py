@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import parity_models as parity
 from remora.backends.registry import backend_in
 from remora.engine import Engine
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, UnavailableError
@@ -20,6 +19,7 @@ from remora.testing.backend import CHECKS, Check, Example, Opened, open_model, r
 from remora_runtimes.native import INCLUDE, NativeBackend
 from remora_runtimes.native.calls import ABI_VERSION
 from remora_runtimes.native.elf import why_incomplete
+from support.models import parity_models as parity
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler (cc)")
 

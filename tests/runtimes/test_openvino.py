@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes import config_of
 from remora.backends import Placement
 from remora.errors import ConfigError, InvalidArgumentError, UnsupportedError
 from remora.messages import Array, Response
 from remora.testing.backend import Example, open_model, request_of, run
 from remora_runtimes.openvino import OpenVinoBackend, compile_options
+from support.engine.fakes import config_of
 
 
 def parameters(**given: str) -> Any:

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes import config_of
 from remora.backends import Source
 from remora.errors import InternalError
 from remora_runtimes import pytorch
 from remora_runtimes.pytorch import ProgramRun, PyTorchModel
 from remora_runtimes.pytorch.plan import plan_run
 from remora_runtimes.pytorch.program import COMPILED, SCRIPT, Program
+from support.engine.fakes import config_of
 
 CONFIG = config_of(
     'name: "m" backend: "pytorch" input { name: "x" data_type: TYPE_FP32 dims: 2 } '

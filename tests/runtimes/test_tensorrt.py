@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cuda_stand_in import DEVICE, PINNED, STREAM, StandIn
-from fakes import config_of
 from remora.backends import Instance, Placement, Source
 from remora.config import normalise
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, UnsupportedError
@@ -25,7 +23,9 @@ from remora.tensors.device import DeviceArray
 from remora.testing.backend import request_of, run
 from remora_runtimes.tensorrt import TensorRtBackend
 from remora_runtimes.tensorrt.context import Reasons
-from tensorrt_fakes import DataType, FakeContext, FakeEngine, FakeTensorRt, TensorFormat
+from support.engine.fakes import config_of
+from support.models.cuda_stand_in import DEVICE, PINNED, STREAM, StandIn
+from support.models.tensorrt_fakes import DataType, FakeContext, FakeEngine, FakeTensorRt, TensorFormat
 
 
 @pytest.fixture

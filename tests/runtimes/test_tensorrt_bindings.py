@@ -98,7 +98,7 @@ def test_a_method_that_is_called_takes_what_it_is_given(trt: Any, kind: str, met
 def test_the_fakes_have_the_parameters_of_the_real_ones() -> None:
     import inspect
 
-    fakes = importlib.import_module("tensorrt_fakes")
+    fakes = importlib.import_module("support.models.tensorrt_fakes")
     for kind, fake in (("ICudaEngine", fakes.FakeEngine), ("IExecutionContext", fakes.FakeContext)):
         for method, parameters in CALLS[kind].items():
             given = [name for name in inspect.signature(getattr(fake, method)).parameters if name != "self"]

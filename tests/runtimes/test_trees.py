@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fakes import config_of
 from remora.backends import Placement, Source
 from remora.config import infer_backend
 from remora.errors import ConfigError, InternalError, NotFoundError
@@ -22,6 +21,7 @@ from remora.system.install_advice import install_command
 from remora.testing.backend import request_of, run
 from remora_runtimes.trees import TreePlan, TreesBackend, TreesModel, finished, output_width, plan_trees
 from remora_runtimes.trees.forests import Forest
+from support.engine.fakes import config_of
 
 
 def parameters(**given: str) -> ModelConfig:

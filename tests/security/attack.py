@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bystanders import Bystander, Holds
+from support.servers.bystanders import Bystander, Holds
 
 
 def main() -> None:

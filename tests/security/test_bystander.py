@@ -20,14 +20,14 @@ from typing import NamedTuple
 
 import pytest
 
-from bystanders import Bystander, Holds
 from conftest import free_ports
-from eventually import eventually
-from grpc_infer_requests import request
-from live_server import CONFIG, PATIENCE_S, process, until, write_version
-from processor_time import Account
 from remora.proto import inference_pb2 as pb
 from remora.protocols.http2.frames import DATA, HEADERS, PREFACE, SETTINGS, frame, pack, window_update
+from support.process.eventually import eventually
+from support.process.processor_time import Account
+from support.servers.bystanders import Bystander, Holds
+from support.servers.live_server import CONFIG, PATIENCE_S, process, until, write_version
+from support.wire.grpc_infer_requests import request
 
 hpack = pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from live_server import free_port, process, until
+from support.servers.live_server import free_port, process, until
 
 PATIENCE_S = 1_500.0
 CASE_S = 10

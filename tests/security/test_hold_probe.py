@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from bystanders import Holds
-from eventually import eventually
-from processor_time import Account, Look, caused_s
+from support.process.eventually import eventually
+from support.process.processor_time import Account, Look, caused_s
+from support.servers.bystanders import Holds
 
 SPIN = "while True: pass"
 COMPETITORS = 3

@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 
 from conftest import EXTRA_FLAGS, free_ports
-from eventually import eventually
-from live_server import CONFIG, write_version
-from load_models import write_counter
 from remora.cli import main
 from remora.server.tls import make_self_signed
+from support.models.load_models import write_counter
+from support.process.eventually import eventually
+from support.servers.live_server import CONFIG, write_version
 
 SHORT = ("--duration=3", "--window=0.2", "--warm-up=0.1", "--quiet", "--json-out")
 METADATA = {

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from conftest import RunningServer
-from generation_models import tiny
-from hosting import ask
-from live_server import free_port, process, until, write_version
 from remora.cli import main
 from remora.errors import UnavailableError
 from remora_tools.load import Plan, Results
+from support.models.generation_models import tiny
+from support.servers.hosting import ask
+from support.servers.live_server import free_port, process, until, write_version
 
 SHORT = ("--duration=3", "--window=0.2", "--warm-up=0.1")
 TERMINAL = """

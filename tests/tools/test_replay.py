@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from object_store import ObjectStore, store_of_environment
 from remora.cli import main
 from remora.cli.client import ApiAnswer
 from remora.cli.output import UsageError
@@ -17,6 +16,7 @@ from remora.errors import NotFoundError, RemoraError, UnavailableError, Unsuppor
 from remora_tools import replay
 from remora_tools.traffic.captured import CapturedTensor, Exchange, line_of
 from remora_tools.traffic.captured_parquet import write_parquet
+from support.servers.object_store import ObjectStore, store_of_environment
 
 
 def exchange(value: int) -> Exchange:

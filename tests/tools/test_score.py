@@ -19,12 +19,12 @@ import onnx
 import pyarrow.parquet
 import pytest
 
-import onnx_models
-from eventually import eventually
-from object_store import ObjectStore, Seen, store_of_environment
 from remora.cli import main
 from remora_tools.score import describe
 from remora_tools.scoring.run import Progress
+from support.models import onnx_models
+from support.process.eventually import eventually
+from support.servers.object_store import ObjectStore, Seen, store_of_environment
 
 ROWS = 60_000
 WORDS = ("--quiet", "--batch=512", "--segment-secs=0")

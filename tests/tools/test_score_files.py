@@ -12,9 +12,9 @@ import onnx
 import pyarrow.parquet
 import pytest
 
-import onnx_models
-from object_store import ObjectStore, store_of_environment
 from remora.cli import main
+from support.models import onnx_models
+from support.servers.object_store import ObjectStore, store_of_environment
 
 ROWS = np.arange(20, dtype="f4").reshape(10, 2)
 

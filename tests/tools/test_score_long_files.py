@@ -15,7 +15,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-import onnx_models
+from support.models import onnx_models
 
 ROWS = {"csv": 40_000, "jsonl": 40_000, "npy": 400_000}
 """Rows by format, so many that a kill comes amid them."""

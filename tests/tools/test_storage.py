@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from object_store import ObjectStore, store_of_environment
 from remora.cli import main
 from remora.repository.local import LocalRepository
+from support.servers.object_store import ObjectStore, store_of_environment
 
 
 @pytest.fixture

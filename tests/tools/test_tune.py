@@ -16,9 +16,6 @@ from typing import Any
 import onnx
 import pytest
 
-import model_folders
-import onnx_models
-from eventually import eventually
 from remora.cli import main
 from remora.config import read_config
 from remora_tools.commands import bytes_of, duration_s_of, objective_of
@@ -26,7 +23,9 @@ from remora_tools.deciders.objective import Slo
 from remora_tools.tune import ProgressTable, run_search
 from remora_tools.tuning import Refused, Result, Trial
 from remora_tools.tuning.search import Search
-from served_model_formula import Formula, goal_of
+from support.engine.served_model_formula import Formula, goal_of
+from support.models import model_folders, onnx_models
+from support.process.eventually import eventually
 
 QUICK = ("--window=0.1s", "--budget=6s", "--quiet")
 EASY = "--slo=p99<=30s"

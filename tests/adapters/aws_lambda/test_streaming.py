@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from conftest import ROOT, START_TIMEOUT_S
-from generation_models import tiny
-from hosting import write_parts, write_scale
 from remora.engine import Engine
 from remora_adapters.aws_lambda import Function, Settings
 from remora_adapters.aws_lambda.streaming import Invocation, RuntimeClient, head_of, run
 from remora_deploy.emulate import EmulateSettings, find_platform, generation
 from remora_deploy.emulate.lambda_runtime import RuntimeApi
 from remora_deploy.emulate.running import FAILED, PASSED, SKIPPED, run_checks
+from support.models.generation_models import tiny
+from support.servers.hosting import write_parts, write_scale
 
 pytest.importorskip("mangum", reason="mangum is not installed: pip install '.[lambda]'")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from hosting import ask, hosted, v2_request, write_scale
 from remora.protocols.rest.answer import HttpAnswer
 from remora_adapters import cloud_run
 from remora_adapters.cloud_run.pubsub import Publisher, Push, message_of, read_push
+from support.servers.hosting import ask, hosted, v2_request, write_scale
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from conftest import free_ports
-from fakes import DOUBLER, FakeBackend, FakeClock, write_model
 from remora.calls import ModelStatistics
 from remora.engine import Engine
 from remora.errors import ConfigError
@@ -28,6 +27,7 @@ from remora.server.startup import with_secrets
 from remora.statistics import MetricsSettings
 from remora_adapters.redis_cache import RedisCache, RedisSettings
 from remora_adapters.redis_cache.encoding import MAX_BYTES
+from support.engine.fakes import DOUBLER, FakeBackend, FakeClock, write_model
 
 redis = pytest.importorskip("redis", reason="needs redis: pip install '.[redis]'")
 SERVER = shutil.which("redis-server") or ""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hosting import write_scale
 from remora_deploy.emulate import EmulateSettings, find_platform
 from remora_deploy.emulate.running import FAILED, SKIPPED, Verdict, run_checks
-from sagemaker_door import COUNTER, COUNTS, V2, python_model
+from support.servers.hosting import write_scale
+from support.servers.sagemaker_door import COUNTER, COUNTS, V2, python_model
 
 ENTRY = (sys.executable, "-m", "remora_adapters.sagemaker")
 OF_LANGUAGE_MODELS = ("chat", "chat-stream", "chat-cancel")

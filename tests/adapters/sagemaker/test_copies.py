@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from conftest import end, free_ports
-from eventually import eventually
-from hosting import ask, write_scale
-from sagemaker_door import V2
+from support.process.eventually import eventually
+from support.servers.hosting import ask, write_scale
+from support.servers.sagemaker_door import V2
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 

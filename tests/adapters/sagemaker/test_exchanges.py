@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import orjson
 
-from fakes import FakeExchange
 from remora.calls import TensorInfo
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer
 from remora.server.http.exchange import Exchange
 from remora_adapters.sagemaker.exchanges import FanIn
+from support.engine.fakes import FakeExchange
 
 ROW = TensorInfo("x", "FP32", (-1, 4))
 HEADER = orjson.dumps(

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hosting import write_scale
 from remora_adapters import sagemaker
-from sagemaker_door import COUNTER, COUNTS, SEQUENCES, SUMS, V2, Door, opened, python_model
-from trace_receiver import collector
+from support.servers.hosting import write_scale
+from support.servers.sagemaker_door import COUNTER, COUNTS, SEQUENCES, SUMS, V2, Door, opened, python_model
+from support.servers.trace_receiver import collector
 
 JSON = {"Content-Type": "application/json"}
 BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size="

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fakes import write_model
 from remora.options import EngineOptions, ServerOptions
 from remora.server.host import Host
 from remora_adapters import sagemaker
 from remora_adapters.sagemaker.settings import Rules
-from sagemaker_door import opened
+from support.engine.fakes import write_model
+from support.servers.sagemaker_door import opened
 
 
 def environ(base: Path, **more: str) -> dict[str, str]:

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hosting import PATIENCE_S, Got, ask, running, write_scale
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError
 from remora.options import EngineOptions, ServerOptions
@@ -22,7 +21,8 @@ from remora.server.host import Host
 from remora_adapters import sagemaker
 from remora_adapters.sagemaker.hosted import HostedModels
 from remora_adapters.sagemaker.settings import Rules
-from sagemaker_door import V2, Door, opened
+from support.servers.hosting import PATIENCE_S, Got, ask, running, write_scale
+from support.servers.sagemaker_door import V2, Door, opened
 
 QUIET = ServerOptions(allow_grpc=False, allow_metrics=False)
 JSON = {"Content-Type": "application/json"}

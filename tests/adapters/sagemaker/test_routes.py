@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hosting import ask, running
 from remora.engine import Engine
 from remora.options import EngineOptions
 from remora.protocols.http1 import Head
@@ -17,6 +16,7 @@ from remora.protocols.rest.answer import HttpAnswer, Refusal
 from remora_adapters import sagemaker
 from remora_adapters.sagemaker import routes
 from remora_adapters.sagemaker.routes import NotAskedError, Route
+from support.servers.hosting import ask, running
 
 TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

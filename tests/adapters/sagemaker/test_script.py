@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from remora_adapters import sagemaker
-from sagemaker_door import Door, opened
+from support.servers.sagemaker_door import Door, opened
 
 ALL = """
 import json

@@ -20,13 +20,13 @@ import pytest
 
 from conftest import ROOT, free_ports
 from deploy_clouds.registry import Registry, running
-from generation_models import tiny
-from hosting import ask, hosted, write_scale
-from moto_server import CREDENTIALS, moto_version, running_moto
 from remora.cli import main
 from remora_adapters.sagemaker.settings import settings_of
 from remora_deploy.emulate.asking import Address
 from remora_deploy.emulate.sagemaker_runtime import Endpoint, runtime_api
+from support.models.generation_models import tiny
+from support.servers.hosting import ask, hosted, write_scale
+from support.servers.moto_server import CREDENTIALS, moto_version, running_moto
 
 boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[deploy-sagemaker]'")
 

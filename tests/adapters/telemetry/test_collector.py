@@ -8,7 +8,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from conftest import free_ports
 from remora.errors import ConfigError
 from remora_adapters.telemetry.collector import Collector, any_value, key_values
-from trace_receiver import collector
+from support.servers.trace_receiver import collector
 
 BASE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 OWN = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"

@@ -7,12 +7,12 @@ import logging
 import pytest
 from opentelemetry.proto.logs.v1.logs_pb2 import SeverityNumber
 
-from eventually import eventually
 from remora.system.log_lines import Line, trace_members
 from remora.system.logs import Log, LogSettings
 from remora_adapters.telemetry import logs as otlp_logs
 from remora_adapters.telemetry.logs import LogExport, request_of
-from trace_receiver import attributes, collector
+from support.process.eventually import eventually
+from support.servers.trace_receiver import attributes, collector
 
 PATIENCE_S = 30.0
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -11,13 +11,13 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE, Metric
 
 from conftest import free_ports
-from fakes import FakeBackend, FakeClock, write_model
 from remora.calls import MetricFamilies, MetricFamily, MetricRow
 from remora.engine import Engine
 from remora.models import loader as loading
 from remora_adapters.telemetry.collector import Collector
 from remora_adapters.telemetry.metrics import OtlpMetrics, request_of
-from trace_receiver import attributes, collector
+from support.engine.fakes import FakeBackend, FakeClock, write_model
+from support.servers.trace_receiver import attributes, collector
 
 M = (("model", "m"), ("version", "1"))
 OTHER = (("model", "other"), ("version", "1"))

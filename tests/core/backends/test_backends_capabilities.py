@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fakes import FakeInstance, ticket_of
 from remora.backends import Capabilities, Execution, capabilities_of
+from support.engine.fakes import FakeInstance, ticket_of
 
 
 def test_an_instance_without_optional_attributes_has_no_capabilities() -> None:

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-import onnx_models
 from remora.backends.external_data import ExternalFile, check_external_data, external_files
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError, RemoraError
+from support.models import onnx_models
 
 OUTSIDE = "../secret.bin"
 

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cuda_stand_in import STREAM, StandIn
-from fakes import config_of
 from remora.backends import Execution, Instance, gpu_health
 from remora.backends.gpu_health import GpuHealth
 from remora.backends.ragged import array_instance
@@ -17,6 +15,8 @@ from remora.errors import InternalError, InvalidArgumentError, RemoraError, Unav
 from remora.messages import Array, Response, Tensor
 from remora.system.cuda import Cuda, CudaError
 from remora.testing.backend import request_of
+from support.engine.fakes import config_of
+from support.models.cuda_stand_in import STREAM, StandIn
 
 ILLEGAL_ADDRESS, LAUNCH_FAILURE, OUT_OF_MEMORY = 700, 719, 2
 ROW = "data_type: TYPE_FP32 dims: 2"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from fakes import config_of
 from remora.backends import Source
 from remora.backends.model_files import (
     default_max_batch,
@@ -20,6 +19,7 @@ from remora.backends.model_files import (
 )
 from remora.errors import ConfigError, NotFoundError
 from remora.system.install_advice import install_command
+from support.engine.fakes import config_of
 
 
 def source(tmp_path: Path) -> Source:

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from conftest import Serving
-from live_server import status_of
 from remora.backends import model_readiness
 from remora.backends.model_readiness import SharedAnswer, are_ready
 from remora.backends.worker.model import WorkerInstance
 from remora.backends.worker.wire import MessageKind
 from remora.calls import ModelReady
 from remora.engine import Engine
+from support.servers.live_server import status_of
 
 MODEL = """
 import time

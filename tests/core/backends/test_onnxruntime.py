@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnx_models import (
+from remora.backends import Execution, Placement
+from remora.backends import onnxruntime as backend_module
+from remora.backends.onnxruntime import OnnxRuntimeBackend
+from remora.config import data_type_of
+from remora.errors import ConfigError, InternalError, InvalidArgumentError
+from remora.messages import DTYPES, Array, Response
+from remora.proto.model_config_pb2 import DataType
+from support.models.onnx_models import (
     ELEMENT,
     answer,
     config,
@@ -24,13 +31,6 @@ from onnx_models import (
     source,
     value,
 )
-from remora.backends import Execution, Placement
-from remora.backends import onnxruntime as backend_module
-from remora.backends.onnxruntime import OnnxRuntimeBackend
-from remora.config import data_type_of
-from remora.errors import ConfigError, InternalError, InvalidArgumentError
-from remora.messages import DTYPES, Array, Response
-from remora.proto.model_config_pb2 import DataType
 
 
 def two_outputs() -> Any:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from conftest import needs
-from onnx_models import Dims, graph, onnx, open_model, value
 from remora import Engine
 from remora.calls import ModelExplain
 from remora.cli import main
+from support.models.onnx_models import Dims, graph, onnx, open_model, value
 
 
 def file_of(path: Path, dims: Dims, op: str = "Relu", out: Dims = None, **attributes: object) -> Path:

@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnx_models import (
+from remora.backends import Placement, Source
+from remora.backends.onnxruntime import OnnxModel, OnnxRuntimeBackend
+from remora.errors import ConfigError, InternalError, NotFoundError, UnsupportedError
+from remora.proto.model_config_pb2 import ModelConfig
+from support.models.onnx_models import (
     answer,
     config,
     graph,
@@ -23,10 +27,6 @@ from onnx_models import (
     source,
     value,
 )
-from remora.backends import Placement, Source
-from remora.backends.onnxruntime import OnnxModel, OnnxRuntimeBackend
-from remora.errors import ConfigError, InternalError, NotFoundError, UnsupportedError
-from remora.proto.model_config_pb2 import ModelConfig
 
 # -- Loading --------------------------------------------------------------------------------------------------------
 

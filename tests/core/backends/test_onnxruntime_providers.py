@@ -10,12 +10,22 @@ from typing import Any
 
 import pytest
 
-from onnx_models import answer, config, identity, instance_of, open_model, request, runtime, sample, source
 from remora.backends import Placement
 from remora.backends.onnxruntime import OnnxModel
 from remora.backends.onnxruntime.plan import Device
 from remora.errors import ConfigError, InternalError
 from remora.system.install_advice import install_command
+from support.models.onnx_models import (
+    answer,
+    config,
+    identity,
+    instance_of,
+    open_model,
+    request,
+    runtime,
+    sample,
+    source,
+)
 
 
 def test_a_gpu_that_is_requested_by_name_must_exist(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from python_models import HEAD, Models, config_of
 from remora.backends import Execution, Placement, Source
 from remora.backends.python import PythonBackend, PythonInstance
 from remora.errors import BY_CODE, ConfigError, InternalError, NotFoundError, RemoraError, UnsupportedError
 from remora.messages import InferForm, Outcome, Request, Response
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.testing import backend
+from support.models.python_models import HEAD, Models, config_of
 
 ANSWER = "pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array([7], np.int32))])"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from google.protobuf import text_format
 
-from python_models import HEAD, Models, config_of
 from remora.errors import ConfigError, InternalError
 from remora.proto.model_config_pb2 import ModelConfig
+from support.models.python_models import HEAD, Models, config_of
 
 
 def complete(models: Models, body: str, config: str) -> ModelConfig:

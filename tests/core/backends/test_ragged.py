@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import config_of
 from remora.backends import Execution, Placement, Source
 from remora.backends.ragged import (
     RaggedPlan,
@@ -24,6 +23,7 @@ from remora.backends.ragged import (
 from remora.errors import ConfigError, InternalError
 from remora.messages import Array, InferForm, Request, Response, Tensor
 from remora.proto.model_config_pb2 import BatchInput
+from support.engine.fakes import config_of
 
 INT32, FP32 = np.dtype(np.int32), np.dtype(np.float32)
 CONFIG = """

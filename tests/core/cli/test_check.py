@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from conftest import needs
-from model_folders import COMPLETE, ensemble, model, negation
 from remora.cli import main
-from small_wheels import write_wheel
+from support.models.model_folders import COMPLETE, ensemble, model, negation
+from support.process.small_wheels import write_wheel
 
 Captured = pytest.CaptureFixture[str]
 

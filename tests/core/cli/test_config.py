@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import pytest
 
-from model_folders import COMPLETE, ensemble, model, negation
 from remora.cli import main
 from remora.config import parse_config
 from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from support.models.model_folders import COMPLETE, ensemble, model, negation
 
 Captured = pytest.CaptureFixture[str]
 

@@ -13,8 +13,8 @@ from types import FrameType
 import pytest
 
 from conftest import needs
-from eventually import eventually
 from remora.cli.interrupts import open_models, run_aside
+from support.process.eventually import eventually
 
 PATIENCE_S = 60.0
 ENDLESS = """

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from live_server import client, free_port, until
 from remora.cli.script import serve
 from remora.functions import ModelDefinitionError, model
+from support.servers.live_server import client, free_port, until
 
 SCRIPT = """
 import remora

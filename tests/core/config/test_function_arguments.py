@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from fakes import config_of
 from remora.config.function_arguments import FunctionArguments, document_names, function_arguments, read_arguments
+from support.engine.fakes import config_of
 
 WORDS = {"doc": "Add.", "inputs": {"a": {"hint": "int", "default": "1"}, "b": {"hint": "dict", "example": {"c": 1}}}}
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fakes import config_of
 from remora.config import SequenceState, sequence_policy
 from remora.config.state_rules import check_states
 from remora.errors import ConfigError
+from support.engine.fakes import config_of
 
 STATE = 'input_name: "IN" output_name: "OUT" data_type: TYPE_FP32 dims: [ 2, -1 ]'
 

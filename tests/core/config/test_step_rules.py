@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fakes import config_of
 from remora.config.step_rules import check_steps
 from remora.errors import ConfigError
 from remora.proto.model_config_pb2 import ModelConfig
+from support.engine.fakes import config_of
 
 
 def tensor(kind: str, text: str) -> str:

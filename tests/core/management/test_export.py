@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from conftest import needs
-from fakes import FakeClock
 from remora.calls import MetricFamily
 from remora.engine import Engine
 from remora.errors import ConfigError
 from remora.management.export import MetricsExport
+from support.engine.fakes import FakeClock
 
 PATIENCE_S = 30.0
 

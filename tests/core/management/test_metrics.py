@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eventually import eventually
-from fakes import DOUBLER, FakeBackend, FakeClock, write_model
 from remora.backends.python.metrics import MetricFamily
 from remora.calls import Metrics
 from remora.engine import Engine
@@ -22,6 +20,8 @@ from remora.models import loader as loading
 from remora.options import EngineOptions
 from remora.statistics import LATENCY_BOUNDS_NS, Histogram, MetricsSettings, ServerLoad
 from remora.system.gpus import GpuReading
+from support.engine.fakes import DOUBLER, FakeBackend, FakeClock, write_model
+from support.process.eventually import eventually
 
 SAMPLE = re.compile(r'^([a-zA-Z_:][\w:]*)(?:\{((?:\w+="(?:[^"\\\n]|\\.)*",?)+)\})? (\S+)$')
 TAGGED = DOUBLER + 'metric_tags { key: "b" value: "2" } metric_tags { key: "a" value: "q\\"\\\\" }'

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from fakes import FakeBackend, FakeClock, write_model
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError, UnsupportedError
 from remora.management.settings import LiveSettings
 from remora.models import loader as loading
 from remora.options import EngineOptions
 from remora.tracing.settings import Changes, TraceSetting, TraceSettings
+from support.engine.fakes import FakeBackend, FakeClock, write_model
 
 
 def settings_of(**options: object) -> LiveSettings:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from calling_models import WAIT_S, Repository
-from fakes import FakeBackend
-from lifecycle_bench import Bench
 from remora.models import loader as loading
+from support.engine.fakes import FakeBackend
+from support.engine.lifecycle_bench import Bench
+from support.models.calling_models import WAIT_S, Repository
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from generation_models import text_inputs, tiny
 from remora import Engine
 from remora.engine import FrontEnd
 from remora.in_process import as_form, as_request
 from remora.tracing.arrival import Arrival
 from remora_llm.generation.tasks import Task
+from support.models.generation_models import text_inputs, tiny
 
 
 @pytest.mark.parametrize("checks_keys", [True, False])

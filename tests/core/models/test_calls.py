@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from calling_models import DOUBLER, Repository, infer, told
 from remora.models.calls import Caller
+from support.models.calling_models import DOUBLER, Repository, infer, told
 
 CHAIN = """
     def execute(self, requests):

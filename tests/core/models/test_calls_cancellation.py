@@ -8,13 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from calling_models import WAIT_S, Repository, told
-from eventually import eventually
 from remora import Engine
 from remora.backends.calling import executing
 from remora.errors import CancelledError
 from remora.messages import InferForm, InputSpec, Outcome, Request, Response, Streamed, Ticket
 from remora.models.calls import Caller
+from support.models.calling_models import WAIT_S, Repository, told
+from support.process.eventually import eventually
 
 PATIENT = """
     def execute(self, requests):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from calling_models import WAIT_S, Repository, infer
 from remora.errors import RemoraError
+from support.models.calling_models import WAIT_S, Repository, infer
 
 SELF = """
     def execute(self, requests):

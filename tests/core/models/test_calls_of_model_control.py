@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from calling_models import DOUBLER, Repository, told
 from remora.errors import RemoraError
+from support.models.calling_models import DOUBLER, Repository, told
 
 CONTROL = """
 try:

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eventually import eventually
-from fakes import DOUBLER, FakeBackend, FakeClock, Replies, write_model
 from remora.backends import Backend
 from remora.backends.registry import EnsembleBackend
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError
@@ -20,6 +18,8 @@ from remora.models.lifecycle import Lifecycle
 from remora.models.loader import LoadPlan, ModelLoader
 from remora.options import EngineOptions
 from remora.scheduling.assembly import Steps
+from support.engine.fakes import DOUBLER, FakeBackend, FakeClock, Replies, write_model
+from support.process.eventually import eventually
 
 PATIENCE_S = 30.0
 TENSORS = DOUBLER.replace('backend: "fake"', "")

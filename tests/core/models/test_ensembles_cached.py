@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from conftest import needs
-from live_server import write_version
 from remora.calls import ModelRelease
 from remora.engine import Engine
 from remora.errors import RemoraError
 from remora.models.loads import ModelLoads
+from support.servers.live_server import write_version
 
 TENSORS = """
 max_batch_size: 8

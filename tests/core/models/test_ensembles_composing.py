@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fakes import DOUBLER, config_of
 from remora.errors import ConfigError
 from remora.models.ensembles import circle, compose, freed_by, step_models
 from remora.proto.model_config_pb2 import ModelConfig
+from support.engine.fakes import DOUBLER, config_of
 
 
 def ensemble(*steps: tuple[str, int]) -> ModelConfig:

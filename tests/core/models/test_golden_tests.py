@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import DOUBLER, FakeBackend, FakeClock, write_model
 from remora.errors import ConfigError, InvalidArgumentError
 from remora.models import loader as loading
 from remora.models.golden_tests import GoldenCase, GoldenSuite, differences, read_suite, too_slow
 from remora.models.lifecycle import Lifecycle
 from remora.models.loader import ModelLoader
 from remora.options import EngineOptions
+from support.engine.fakes import DOUBLER, FakeBackend, FakeClock, write_model
 
 PATIENCE_S = 30.0
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from fakes import DOUBLER, FakeClock, write_model
-from lifecycle_bench import ALL, PATIENCE_S, Bench, settle, versions
 from remora.calls import IndexEntry
 from remora.errors import (
     InternalError,
@@ -23,6 +21,8 @@ from remora.models.loader import ModelLoader
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
 from remora.options import EngineOptions
+from support.engine.fakes import DOUBLER, FakeClock, write_model
+from support.engine.lifecycle_bench import ALL, PATIENCE_S, Bench, settle, versions
 
 
 def with_gpus(bench: Bench, gpus: int) -> Lifecycle:

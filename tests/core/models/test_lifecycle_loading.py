@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from fakes import DOUBLER, Replies, write_model
-from lifecycle_bench import ALL, PATIENCE_S, Bench, answer_of, settle, versions
 from remora.calls import IndexEntry
 from remora.errors import (
     InternalError,
@@ -21,6 +19,8 @@ from remora.errors import (
 )
 from remora.messages import InferForm, InputSpec, Response
 from remora.models.lifecycle import Lifecycle
+from support.engine.fakes import DOUBLER, Replies, write_model
+from support.engine.lifecycle_bench import ALL, PATIENCE_S, Bench, answer_of, settle, versions
 
 # -- load and unload ------------------------------------------------------------------------------------------------
 

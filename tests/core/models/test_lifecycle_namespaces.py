@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fakes import DOUBLER, write_model
-from lifecycle_bench import Bench, settle
 from remora.errors import (
     InvalidArgumentError,
     NotFoundError,
     RemoraError,
 )
+from support.engine.fakes import DOUBLER, write_model
+from support.engine.lifecycle_bench import Bench, settle
 
 
 def test_with_namespaces_models_of_one_name_stand_beside_each_other(bench: Bench) -> None:

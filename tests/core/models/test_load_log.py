@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fakes import FakeBackend, FakeClock, write_model
 from remora.models import loader as loading
 from remora.models.lifecycle import Lifecycle
 from remora.models.loader import ModelLoader
 from remora.options import EngineOptions
+from support.engine.fakes import FakeBackend, FakeClock, write_model
 
 
 @pytest.fixture

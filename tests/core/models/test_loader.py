@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from fakes import FakeBackend, FakeBackendModel, FakeClock, FakeInstance, write_model
 from remora.backends import Source
 from remora.config import ANY_KIND, Placement
 from remora.errors import InternalError
@@ -15,6 +14,7 @@ from remora.models.loader import ModelLoader
 from remora.options import EngineOptions
 from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from remora.repository.local import scan
+from support.engine.fakes import FakeBackend, FakeBackendModel, FakeClock, FakeInstance, write_model
 
 BACKEND = """
 from types import SimpleNamespace

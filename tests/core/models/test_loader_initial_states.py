@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fakes import config_of
 from remora.errors import ConfigError, RemoraError
 from remora.messages import DTYPES
 from remora.models.loader import initial_states
+from support.engine.fakes import config_of
 
 MODEL = 'name: "m" max_batch_size: %d sequence_batching { state { input_name: "S" output_name: "T" %s } }'
 

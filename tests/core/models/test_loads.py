@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from fakes import FakeBackendModel, write_model
-from lifecycle_bench import ALL, PATIENCE_S, Bench, settle, versions
-from no_threads import refuse_threads
 from remora.calls import IndexEntry
 from remora.errors import InvalidArgumentError
 from remora.models.lifecycle import Lifecycle
 from remora.models.loader import LoadPlan
+from support.engine.fakes import FakeBackendModel, write_model
+from support.engine.lifecycle_bench import ALL, PATIENCE_S, Bench, settle, versions
+from support.process.no_threads import refuse_threads
 
 TWO_INSTANCES = "instance_group { count: 2 kind: KIND_CPU }"
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from fakes import DOUBLER, FakeClock, write_model
-from lifecycle_bench import ALL, PATIENCE_S, Bench, answer_of, versions
 from remora.errors import (
     InvalidArgumentError,
     NotFoundError,
@@ -17,6 +15,8 @@ from remora.models.lifecycle import Lifecycle
 from remora.models.loader import ModelLoader
 from remora.models.table import LoadingError
 from remora.options import EngineOptions
+from support.engine.fakes import DOUBLER, FakeClock, write_model
+from support.engine.lifecycle_bench import ALL, PATIENCE_S, Bench, answer_of, versions
 
 
 def big_model(bench: Bench, name: str, config: str = DOUBLER, version: str = "1") -> None:

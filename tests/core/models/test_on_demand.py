@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from fakes import FakeClock
-from no_threads import refuse_threads
 from remora.errors import InternalError, UnavailableError
 from remora.models.on_demand import FAILURE_HOLDS_NS, OnDemand
+from support.engine.fakes import FakeClock
+from support.process.no_threads import refuse_threads
 
 PATIENCE_S = 30.0
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import FakeBackend, FakeInstance, config_of, ticket_of
 from remora.backends import Capabilities, Execution, Source
 from remora.config import Placement, placements
 from remora.errors import UnavailableError
@@ -25,6 +24,7 @@ from remora.models.placement import (
     parse_host_policies,
     policy_name,
 )
+from support.engine.fakes import FakeBackend, FakeInstance, config_of, ticket_of
 
 
 def test_host_policies_are_read_by_name() -> None:

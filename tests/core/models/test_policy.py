@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import DOUBLER, config_of
 from remora.models.policy import Action, CurrentState, Revision, next_action, revision_of
 from remora.repository import ModelFolder
+from support.engine.fakes import DOUBLER, config_of
 
 
 def revision(versions: str = "1:a", *, shared: str = "s", config: str = "c", instances: str = "i") -> Revision:

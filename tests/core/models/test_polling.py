@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from fakes import FakeClock, write_model
-from lifecycle_bench import PATIENCE_S, Bench, versions
 from remora.calls import IndexEntry
 from remora.errors import (
     RemoraError,
@@ -22,6 +20,8 @@ from remora.models.served_model import ServedModel, Steps
 from remora.options import EngineOptions
 from remora.repository import Fingerprint, ModelFolder
 from remora.repository.local import LocalRepository
+from support.engine.fakes import FakeClock, write_model
+from support.engine.lifecycle_bench import PATIENCE_S, Bench, versions
 
 
 def test_a_poll_follows_what_comes_changes_and_goes(bench: Bench) -> None:

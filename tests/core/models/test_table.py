@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import DOUBLER, FakeBackend, FakeBackendModel, FakeClock, FakeInstance, config_of
 from remora.models.served_model import ModelParts, ServedModel
 from remora.models.table import ModelTable
 from remora.models.version import State
+from support.engine.fakes import DOUBLER, FakeBackend, FakeBackendModel, FakeClock, FakeInstance, config_of
 
 FIRST, SECOND = 1, 2
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from fakes import FakeClock
 from remora.backends import Source
 from remora.errors import InternalError, RemoraError
 from remora.models.loader import ModelLoader
@@ -14,6 +13,7 @@ from remora.models.trial_load import Trials
 from remora.options import EngineOptions
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.repository.local import scan
+from support.engine.fakes import FakeClock
 
 PATIENCE_S = 60.0
 BACKEND = """

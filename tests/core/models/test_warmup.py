@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fakes import DOUBLER, FakeBackend, FakeBackendModel, FakeClock, FakeInstance, config_of, write_model
 from remora.backends import Execution, Instance
 from remora.backends.gpu_health import GpuHealth, GpuInstance
 from remora.errors import InternalError, InvalidArgumentError, RemoraError, UnsupportedError
@@ -19,6 +18,7 @@ from remora.models.warmup import warm_up
 from remora.options import EngineOptions
 from remora.repository import ModelFolder
 from remora.system.cuda import Cuda
+from support.engine.fakes import DOUBLER, FakeBackend, FakeBackendModel, FakeClock, FakeInstance, config_of, write_model
 
 IN = 'inputs {{ key: "IN" value {{ data_type: TYPE_INT32 dims: 1 {} }} }}'
 ZEROS = 'model_warmup { name: "zeros" batch_size: %d count: %d ' + IN.format("zero_data: true") + " }"

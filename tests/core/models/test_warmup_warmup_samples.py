@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import config_of
 from remora.config import data_type_of
 from remora.errors import ConfigError
 from remora.messages import DTYPES
 from remora.models.warmup import derived_sample, samples_of
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.signature import Signature
+from support.engine.fakes import config_of
 
 IO = 'input { name: "IN" data_type: TYPE_INT32 dims: [ 2 ] } output { name: "OUT" data_type: TYPE_INT32 dims: [ 2 ] }'
 

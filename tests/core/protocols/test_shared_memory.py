@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from cuda_stand_in import StandIn
 from remora.errors import InvalidArgumentError, UnsupportedError
 from remora.proto import inference_pb2 as pb
 from remora.protocols.rest.routes import Route
 from remora.protocols.shared_memory import REGION_RPCS, answer_region
 from remora.tensors.shared_memory import DISABLED, SHARED_MEMORY_OFF, SharedMemory
+from support.models.cuda_stand_in import StandIn
 
 
 @pytest.mark.parametrize("action", ["system_shm", "cuda_shm"])

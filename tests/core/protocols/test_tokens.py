@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from issuer import AUDIENCE, ISSUER, Key, key_set, token
 from remora.protocols.api_keys import Limits
 from remora.protocols.tokens import (
     ALGORITHMS,
@@ -25,6 +24,7 @@ from remora.protocols.tokens import (
     read_roles,
     verify,
 )
+from support.servers.issuer import AUDIENCE, ISSUER, Key, key_set, token
 
 NOW = 1_800_000_000.0
 TERMS = TokenTerms(ISSUER, (AUDIENCE,), leeway_s=30)

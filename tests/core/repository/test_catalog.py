@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from fakes import FakeClock, write_model
-from interleaving import Interleaving
 from remora.errors import NotFoundError, UnavailableError
 from remora.repository import ModelFolder
 from remora.repository import catalog as offers_module
 from remora.repository.catalog import Catalog, name_of
 from remora.repository.local import LocalRepository
+from support.engine.fakes import FakeClock, write_model
+from support.engine.interleaving import Interleaving
 
 
 def offers_of(*places: Path, namespacing: bool = False) -> Catalog:

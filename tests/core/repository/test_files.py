@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from conftest import Serving, needs
-from device_models import double
-from live_server import client
 from remora.engine import Engine
 from remora.errors import ConfigError, NotFoundError
 from remora.repository.files import file_repository, recognise
 from remora.repository.sources import open_repository
+from support.models.device_models import double
+from support.servers.live_server import client
 
 XGBOOST = '{"learner": {"attributes": {}}, "version": [3, 0, 0]}'
 LIGHTGBM = "tree\nversion=v4\n"

@@ -12,7 +12,7 @@ from remora.errors import InternalError, NotFoundError, UnavailableError
 from remora.repository.functions import function_repository
 from remora.repository.sources import function_source, open_repository
 from remora.repository.written import WrittenRepository
-from small_wheels import write_wheel
+from support.process.small_wheels import write_wheel
 
 APP = "import remora\n\n@remora.model(isolation='thread')\ndef scale(x: float) -> float:\n    return {factor} * x\n"
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fakes import write_model
 from remora.errors import NotFoundError, UnavailableError
 from remora.repository import ModelFolder
 from remora.repository.local import LocalRepository, scan, scan_repository
 from remora.repository.sources import open_repository
+from support.engine.fakes import write_model
 
 
 def only(found: dict[str, list[ModelFolder]], name: str) -> ModelFolder:

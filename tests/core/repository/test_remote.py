@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from object_store import ObjectStore, store_of_environment
 from remora.errors import ConfigError, InvalidArgumentError, NotFoundError, UnavailableError
 from remora.repository import CacheSettings, Repository
 from remora.repository.files import holds_other_files
@@ -17,6 +16,7 @@ from remora.repository.local import LocalRepository
 from remora.repository.remote import group, versions_of
 from remora.repository.sources import open_repository
 from remora.storage import StoredObject
+from support.servers.object_store import ObjectStore, store_of_environment
 
 Opened = Callable[..., Repository]
 BIG = bytes(5 << 20)

@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from fakes import MS, START, dynamic, ticket_of
 from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import QueueFullError
 from remora.messages import Ticket
 from remora.scheduling.admission import MARGIN, AdmittingQueue
 from remora.scheduling.batching import BatchQueue
 from remora.scheduling.costs import CostModel
+from support.engine.fakes import MS, START, dynamic, ticket_of
 
 
 def cost_ms(rows: int) -> float:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import MS, dynamic
 from remora.scheduling.admission import AdmittingQueue
 from remora.scheduling.batching import BatchQueue
 from remora.scheduling.costs import CostModel
 from remora_tools.deciders.simulation import Simulated, arrivals, simulate
+from support.engine.fakes import MS, dynamic
 
 
 def cost_ms(rows: int) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from fakes import DOUBLER, FakeClock, FakeInstance, config_of
 from remora.cache import LocalCache
 from remora.calls import SequenceReport
 from remora.scheduling.assembly import CacheUse, SchedulingOptions, add_cache, make_scheduler
@@ -14,6 +13,7 @@ from remora.scheduling.sequences.scheduler import SequenceScheduler
 from remora.signature import Signature
 from remora.statistics import ModelStatistics
 from remora.statistics.recorder import StatisticsRecorder
+from support.engine.fakes import DOUBLER, FakeClock, FakeInstance, config_of
 
 SEQUENCES = "sequence_batching { direct { } }"
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import MS, START, dynamic, ticket_of
 from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import CancelledError, UnavailableError
 from remora.messages import Ticket
@@ -24,6 +23,7 @@ from remora.scheduling.batching import (
     Walk,
     choose,
 )
+from support.engine.fakes import MS, START, dynamic, ticket_of
 
 
 def filled(policy: BatchPolicy, *rows: int, keys: str = "") -> BatchQueue:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import MS, START, dynamic, ticket_of
 from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import CancelledError, QueueFullError
 from remora.messages import Ticket
@@ -26,6 +25,7 @@ from remora.scheduling.batching import (
     ExpiredError,
     Plan,
 )
+from support.engine.fakes import MS, START, dynamic, ticket_of
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import ticket_of
 from remora.messages import Response
 from remora.scheduling import delivery as ordering
 from remora.scheduling.delivery import Ordering
+from support.engine.fakes import ticket_of
 
 
 def check(kind: type[Ordering], ranks: list[int], releases: list[bool]) -> None:

@@ -6,15 +6,15 @@ import threading
 
 import pytest
 
-from eventually import eventually
-from fakes import DOUBLER, FakeInstance, FakeRecorder, Replies, config_of, ticket_of
-from no_threads import refuse_threads
 from remora.config import BatchPolicy, QueuePolicy
 from remora.scheduling.batching import BatchQueue, ExpiredError
 from remora.scheduling.scheduler import Scheduler
 from remora.signature import Signature
 from remora.system.clock import SystemClock
-from scheduler_bench import PATIENCE_S
+from support.engine.fakes import DOUBLER, FakeInstance, FakeRecorder, Replies, config_of, ticket_of
+from support.engine.scheduler_bench import PATIENCE_S
+from support.process.eventually import eventually
+from support.process.no_threads import refuse_threads
 
 REJECTING = BatchPolicy(1, dynamic=True, queue=QueuePolicy(default_timeout_ns=60_000_000_000, allow_override=True))
 DELAYING = REJECTING._replace(queue=REJECTING.queue._replace(reject_on_timeout=False))

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from fakes import FakeMailbox
 from remora.config import BatchPolicy
 from remora.errors import CancelledError
-from scheduler_bench import PATIENCE_S, Bench, inline_bench
+from support.engine.fakes import FakeMailbox
+from support.engine.scheduler_bench import PATIENCE_S, Bench, inline_bench
 
 
 def test_the_loop_polls_once_for_all_requests_of_an_iteration() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from fakes import DOUBLER, FakeClock, FakeInstance, FakeRecorder, Replies, config_of, dynamic, ticket_of
 from remora.errors import CancelledError
 from remora.messages import Response
 from remora.scheduling.batching import BatchQueue, Plan
@@ -14,6 +13,7 @@ from remora.scheduling.pool import BatchRunner, Pool
 from remora.scheduling.running import OpenRequests, Runner
 from remora.scheduling.slots import Slot, Slots
 from remora.signature import Signature
+from support.engine.fakes import DOUBLER, FakeClock, FakeInstance, FakeRecorder, Replies, config_of, dynamic, ticket_of
 
 
 class Bench:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from fakes import ticket_of
 from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import QueueFullError
 from remora.scheduling.queues import Level, Levels, Line, timeout_of, waiting_for
+from support.engine.fakes import ticket_of
 
 TIMED = QueuePolicy(default_timeout_ns=1000)
 

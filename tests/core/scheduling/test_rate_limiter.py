@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fakes import DOUBLER, FakeClock, FakeInstance, FakeRecorder, Replies, config_of, dynamic, ticket_of
 from remora.config import BatchPolicy, RatePolicy
 from remora.errors import ConfigError, UnavailableError
 from remora.messages import Outcome, Ticket
@@ -16,6 +15,7 @@ from remora.scheduling.pool import DispatchPolicy
 from remora.scheduling.rate_limiter import RateLimiter, Turn
 from remora.scheduling.scheduler import Scheduler
 from remora.signature import Signature
+from support.engine.fakes import DOUBLER, FakeClock, FakeInstance, FakeRecorder, Replies, config_of, dynamic, ticket_of
 
 PATIENCE_S = 30.0
 ONE = RatePolicy(((("R", 0), 1),))

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fakes import DOUBLER, FakeBackend, FakeClock, FakeInstance, FakeMailbox, Replies, config_of, ticket_of, write_model
 from remora.backends import Backend
 from remora.backends.registry import EnsembleBackend
 from remora.cache import LocalCache
@@ -27,6 +26,17 @@ from remora.scheduling.scheduler import Scheduler
 from remora.signature import Signature
 from remora.statistics import CacheSample, ModelStatistics
 from remora.statistics.recorder import StatisticsRecorder
+from support.engine.fakes import (
+    DOUBLER,
+    FakeBackend,
+    FakeClock,
+    FakeInstance,
+    FakeMailbox,
+    Replies,
+    config_of,
+    ticket_of,
+    write_model,
+)
 
 CACHED = DOUBLER + "response_cache { enable: true }"
 SMALL = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"

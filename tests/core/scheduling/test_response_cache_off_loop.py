@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fakes import FakeClock, FakeMailbox, Replies, ticket_of
 from remora.errors import QueueFullError, RemoraError, UnavailableError
 from remora.messages import Ticket
 from remora.scheduling.costs import CostModel
 from remora.scheduling.response_cache import OffLoopScheduler
+from support.engine.fakes import FakeClock, FakeMailbox, Replies, ticket_of
 
 
 @dataclass

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fakes import DOUBLER, FakeClock, FakeRecorder, Replies, config_of, ticket_of
 from remora.backends import Execution
 from remora.config import BatchPolicy
 from remora.errors import CancelledError, InternalError, UnavailableError
@@ -16,6 +15,7 @@ from remora.scheduling.batching import BatchQueue
 from remora.scheduling.pool import DispatchPolicy
 from remora.scheduling.scheduler import Scheduler
 from remora.signature import Signature
+from support.engine.fakes import DOUBLER, FakeClock, FakeRecorder, Replies, config_of, ticket_of
 
 PATIENCE_S = 30.0
 RESHAPED = DOUBLER.replace("dims: 1 }\n", "dims: 1 reshape { } }\n")

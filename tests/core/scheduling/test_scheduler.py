@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from fakes import FakeMailbox, double, ticket_of
 from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import CancelledError, InternalError, InvalidArgumentError, NotFoundError, UnavailableError
 from remora.messages import Outcome, Request, Response, Ticket
 from remora.scheduling.delivery import deliver, failure_of
-from scheduler_bench import DYNAMIC, PATIENCE_S, Bench, inline_bench, values
+from support.engine.fakes import FakeMailbox, double, ticket_of
+from support.engine.scheduler_bench import DYNAMIC, PATIENCE_S, Bench, inline_bench, values
 
 
 def test_requests_that_wait_run_as_one_batch_and_get_their_own_answers() -> None:

@@ -10,8 +10,6 @@ from collections.abc import Callable
 
 import pytest
 
-from fakes import DOUBLER, FakeClock, FakeInstance, FakeRecorder, Replies, config_of, double, ticket_of
-from interleaving import Interleaving, Loop
 from remora.backends import Done, Execution, NotBegunError
 from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import CancelledError, InternalError, UnavailableError
@@ -25,6 +23,8 @@ from remora.scheduling.batching import BatchQueue
 from remora.scheduling.pool import DispatchPolicy
 from remora.scheduling.scheduler import Scheduler
 from remora.signature import Signature
+from support.engine.fakes import DOUBLER, FakeClock, FakeInstance, FakeRecorder, Replies, config_of, double, ticket_of
+from support.engine.interleaving import Interleaving, Loop
 
 SEEDS = int(os.environ.get("RACE_SEEDS", "40"))
 MODELS = {

@@ -8,9 +8,6 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from eventually import eventually
-from fakes import DOUBLER, FakeClock, FakeInstance, FakeMailbox, FakeRecorder, Replies, config_of, double, ticket_of
-from no_threads import refuse_threads
 from remora.backends import Done, Execution, NotBegunError
 from remora.config import BatchPolicy, QueuePolicy
 from remora.errors import InternalError, UnavailableError
@@ -19,6 +16,19 @@ from remora.scheduling.batching import BatchQueue
 from remora.scheduling.pool import DispatchPolicy
 from remora.scheduling.scheduler import Scheduler
 from remora.signature import Signature
+from support.engine.fakes import (
+    DOUBLER,
+    FakeClock,
+    FakeInstance,
+    FakeMailbox,
+    FakeRecorder,
+    Replies,
+    config_of,
+    double,
+    ticket_of,
+)
+from support.process.eventually import eventually
+from support.process.no_threads import refuse_threads
 
 PATIENCE_S = 30.0
 DYNAMIC = BatchPolicy(max_batch_size=4, dynamic=True)

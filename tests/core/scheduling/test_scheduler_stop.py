@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from fakes import ticket_of
 from remora.config import BatchPolicy
 from remora.errors import UnavailableError
-from scheduler_bench import PATIENCE_S, Bench, inline_bench, values
+from support.engine.fakes import ticket_of
+from support.engine.scheduler_bench import PATIENCE_S, Bench, inline_bench, values
 
 
 def test_a_stopped_scheduler_refuses_with_tritons_text() -> None:

@@ -6,15 +6,15 @@ import threading
 
 import pytest
 
-from eventually import eventually
-from fakes import DOUBLER, FakeInstance, FakeMailbox, config_of, ticket_of
-from no_threads import refuse_threads
 from remora.errors import CancelledError, InternalError, UnavailableError
 from remora.messages import Outcome, Request, Response, Ticket
 from remora.scheduling.batching import BatchQueue
 from remora.scheduling.scheduler import Scheduler
 from remora.signature import Signature
-from scheduler_bench import DYNAMIC, PATIENCE_S, Bench, inline_bench
+from support.engine.fakes import DOUBLER, FakeInstance, FakeMailbox, config_of, ticket_of
+from support.engine.scheduler_bench import DYNAMIC, PATIENCE_S, Bench, inline_bench
+from support.process.eventually import eventually
+from support.process.no_threads import refuse_threads
 
 
 class Counter:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fakes import FakeInstance
 from remora.scheduling.slots import Slots
+from support.engine.fakes import FakeInstance
 
 
 def test_a_removed_instance_may_run_no_further_batch_and_a_kept_one_stays_as_it_was() -> None:

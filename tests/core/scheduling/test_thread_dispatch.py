@@ -7,13 +7,13 @@ import weakref
 
 import pytest
 
-from eventually import eventually
-from fakes import FakeClock, FakeInstance, dynamic, ticket_of
 from remora.scheduling.batching import BatchQueue, Plan
 from remora.scheduling.pool import Pool
 from remora.scheduling.slots import Slot, Slots
 from remora.scheduling.thread_dispatch import ThreadDispatch
-from scheduler_bench import PATIENCE_S
+from support.engine.fakes import FakeClock, FakeInstance, dynamic, ticket_of
+from support.engine.scheduler_bench import PATIENCE_S
+from support.process.eventually import eventually
 
 
 class Batches:

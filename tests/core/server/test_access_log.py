@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from eventually import eventually
-from fakes import FakeAccessWriter, FakeClock, FakeExchange, ticket_of
 from remora.messages import Buffer, Ticket
 from remora.protocols.grpc.framing import GOOD, trailers
 from remora.protocols.http1 import Head
@@ -26,6 +24,8 @@ from remora.server.http.exchange import Cancellable, Exchange, binder_of
 from remora.system import logs
 from remora.system.clock import SystemClock
 from remora.system.log_lines import Line
+from support.engine.fakes import FakeAccessWriter, FakeClock, FakeExchange, ticket_of
+from support.process.eventually import eventually
 
 HEAD = Head("POST", "/v2/models/m/infer", ((b"X-Request-Id", b"r1"),))
 ANSWER = HttpAnswer(200, (), [b"ab", b"cde"])

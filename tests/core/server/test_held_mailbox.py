@@ -9,11 +9,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fakes import ticket_of
 from remora.messages import Response, Streamed, Tensor, Ticket
 from remora.server import held_mailbox
 from remora.server.held_mailbox import AHEAD, HeldMailbox
 from remora.server.loop import LoopMailbox
+from support.engine.fakes import ticket_of
 
 PATIENCE_S = 60.0
 

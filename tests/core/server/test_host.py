@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from conftest import needs
-from fakes import write_model
 from remora.cli import main
 from remora.engine import Engine
 from remora.messages import Buffer, Ticket
@@ -19,6 +18,7 @@ from remora.protocols.rest.answer import HttpAnswer
 from remora.server.host import ExtraPort, ServerContext, find_adapter, models_of, port_of
 from remora.server.http.exchange import Exchange, Service
 from remora.server.main import Server, StartError, ready_table
+from support.engine.fakes import write_model
 
 QUIET = ServerOptions(http_port=0, metrics_port=0, allow_grpc=False)
 

@@ -18,9 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import needs
-from eventually import eventually_in_loop
-from fakes import FakeExchange, FakeService
-from http1_bench import answers_of, benches
 from remora.messages import Buffer
 from remora.protocols.api_keys import Caller, KeyEntry, Keys, Limits, caller_of, caller_of_token, print_entries
 from remora.protocols.http1 import Head, HeadNote
@@ -34,6 +31,9 @@ from remora.server.http.exchange import Exchange, binder_of
 from remora.server.http.http2_requests import Requests
 from remora.server.key_check import KeyCheck
 from remora.server.key_limits import Usage
+from support.engine.fakes import FakeExchange, FakeService
+from support.process.eventually import eventually_in_loop
+from support.wire.http1_bench import answers_of, benches
 
 
 class Echo:

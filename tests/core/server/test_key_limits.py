@@ -8,13 +8,13 @@ import orjson
 import pytest
 
 from conftest import needs
-from fakes import FakeExchange
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer
 from remora.server.host_routes import HostRoute
 from remora.server.http.exchange import Exchange, binder_of
 from remora.server.key_check import KeyCheck
+from support.engine.fakes import FakeExchange
 
 
 class Service:

@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import pytest
 
-from fakes import ticket_of
 from remora.errors import CancelledError
 from remora.messages import Outcome, Ticket
 from remora.scheduling.delivery import run_replies
 from remora.server.loop import Lateness, LoopMailbox, PerTurn
 from remora.statistics import LATENCY_BOUNDS_NS
+from support.engine.fakes import ticket_of
 
 OUTCOME = CancelledError("done")
 PATIENCE_S = 60.0

@@ -12,9 +12,6 @@ from pathlib import Path
 import pytest
 
 from conftest import free_ports
-from eventually import eventually
-from fakes import WithoutItsPackage, write_model
-from hosting import ask, running, write_scale
 from remora.engine import Engine
 from remora.options import EngineOptions, ServerOptions
 from remora.server.grpc import opening
@@ -23,6 +20,9 @@ from remora.server.host import Host
 from remora.server.main import Server, ready_table
 from remora.server.option_checks import StartError
 from remora.system import logs
+from support.engine.fakes import WithoutItsPackage, write_model
+from support.process.eventually import eventually
+from support.servers.hosting import ask, running, write_scale
 
 PATIENCE_S = 60.0
 
@@ -261,7 +261,7 @@ def test_a_call_that_the_exit_timeout_cuts_off_has_a_line_in_the_access_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
-    from grpc_calls import PONG, UNFINISHED
+    from support.wire.grpc_calls import PONG, UNFINISHED
 
     written: list[str] = []
     monkeypatch.setattr(logs.OURS, "write", written.append)

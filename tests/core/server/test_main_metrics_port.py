@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from fakes import FakeExchange
 from remora.calls import Metrics
 from remora.engine import Engine
 from remora.options import ServerOptions
@@ -23,6 +22,7 @@ from remora.server.http.port_services import MetricsService
 from remora.server.http.rest import RestService
 from remora.server.loop import LoopMailbox
 from remora.server.main import Server
+from support.engine.fakes import FakeExchange
 
 
 @pytest.mark.parametrize(

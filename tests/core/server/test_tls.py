@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from eventually import eventually, eventually_in_loop
-from hosting import PATIENCE_S, running_container, v2_request, write_scale
 from remora.errors import ConfigError
 from remora.protocols.http2.frames import pack
 from remora.server import tls as tls_module
 from remora.server.tls import PortTls, TlsFiles, make_self_signed
+from support.process.eventually import eventually, eventually_in_loop
+from support.servers.hosting import PATIENCE_S, running_container, v2_request, write_scale
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 grpcio = pytest.importorskip("grpc", reason="grpcio is not installed: pip install '.[grpcio]'")

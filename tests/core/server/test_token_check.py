@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from conftest import free_ports
-from issuer import AUDIENCE, ISSUER, Key, KeyServer, key_set, token
 from remora.protocols.tokens import IssuerError, TokenError, TokenTerms, UnknownKeyError
 from remora.server import token_check
 from remora.server.token_check import ReloadPlan, TokenCheck, fetch_keys
+from support.servers.issuer import AUDIENCE, ISSUER, Key, KeyServer, key_set, token
 
 PATIENCE_S = 60.0
 NOW = 1_800_000_000.0

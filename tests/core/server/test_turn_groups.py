@@ -16,9 +16,6 @@ pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc
 
 import hpack
 
-from eventually import eventually_in_loop
-from fakes import FakeTransport
-from onnx_models import identity
 from remora.engine import Engine
 from remora.errors import NotFoundError, RemoraError, UnavailableError
 from remora.messages import InferForm, InputSpec
@@ -36,6 +33,9 @@ from remora.server.http.port_services import port_service
 from remora.server.http.rest import RestService
 from remora.server.loop import LoopMailbox
 from remora.server.turn_groups import TurnGroups
+from support.engine.fakes import FakeTransport
+from support.models.onnx_models import identity
+from support.process.eventually import eventually_in_loop
 
 
 class FakeHeader:

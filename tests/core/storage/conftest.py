@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from object_store import ObjectStore, object_store
 from remora.storage.cache import ModelCache
 from remora.storage.credentials import StorageSettings, settings_for
 from remora.storage.downloads import Downloads
 from remora.storage.location import parse_location
 from remora.storage.objects import ObjectStorage
+from support.servers.object_store import ObjectStore, object_store
 
 Opened = Callable[[str], ObjectStorage]
 

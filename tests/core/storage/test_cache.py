@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from object_store import ObjectStore
 from remora.errors import UnavailableError
 from remora.storage.cache import Fetched, Layout, ModelCache
 from remora.storage.downloads import Downloads
 from remora.storage.objects import ObjectStorage
+from support.servers.object_store import ObjectStore
 
 Opened = Callable[[str], ObjectStorage]
 FILES = {"config.pbtxt": b"name: 'm'", "1/model.onnx": bytes(range(256)) * 40}

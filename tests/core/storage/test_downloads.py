@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from object_store import ObjectStore
 from remora.errors import UnavailableError
 from remora.storage import ChangedError, StoredObject
 from remora.storage.downloads import (
@@ -27,6 +26,7 @@ from remora.storage.downloads import (
     ranges_of,
 )
 from remora.storage.objects import ObjectStorage
+from support.servers.object_store import ObjectStore
 
 Opened = Callable[[str], ObjectStorage]
 CONTENT = bytes(range(256)) * 40

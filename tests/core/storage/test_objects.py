@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from object_store import ObjectStore
 from remora.errors import NotFoundError, UnavailableError
 from remora.storage import ChangedError, Secret, StoredObject
 from remora.storage.credentials import AwsKeys, StorageSettings
 from remora.storage.location import parse_location
 from remora.storage.objects import ObjectStorage
+from support.servers.object_store import ObjectStore
 
 Opened = Callable[[str], ObjectStorage]
 SCHEMES = ("s3", "gs", "az")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from object_store import ObjectStore
 from remora.errors import NotFoundError
 from remora.storage import ChangedError
 from remora.storage.objects import ObjectStorage
 from remora.storage.stored_file import open_stored
+from support.servers.object_store import ObjectStore
 
 Opened = Callable[[str], ObjectStorage]
 CONTENT = bytes(range(256)) * 100

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from live_server import PATIENCE_S
 from remora.system.command_line import secrets_in
+from support.servers.live_server import PATIENCE_S
 
 SECRET = b"s3cr3t"
 LINE = b"\0"

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cuda_stand_in import DEVICE, PINNED, STREAM, StandIn
 from remora.errors import UnsupportedError
 from remora.system import cuda as cuda_module
 from remora.system.cuda import Cuda, CudaError, IpcHandle
+from support.models.cuda_stand_in import DEVICE, PINNED, STREAM, StandIn
 
 ROWS = np.arange(6, dtype="f4")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fakes import FakeClock
 from remora.system.imports import time_imports
+from support.engine.fakes import FakeClock
 
 Told = list[tuple[str, int, str]]
 

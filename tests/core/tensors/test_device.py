@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cuda_stand_in import DEVICE, StandIn
-from fakes import UntouchableMemory
 from remora.messages import DTYPES, Array
 from remora.tensors.device import (
     HOST,
@@ -27,6 +25,8 @@ from remora.tensors.device import (
     on_host,
 )
 from remora.tensors.dlpack import TYPES, Capsule, DLPackError
+from support.engine.fakes import UntouchableMemory
+from support.models.cuda_stand_in import DEVICE, StandIn
 
 
 def on_device(array: Array, datatype: str = "FP32") -> DeviceArray:

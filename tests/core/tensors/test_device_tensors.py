@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from device_models import INPUTS_ON_DEVICES, X, add_chain, add_onnx, add_python, add_torch
 from remora.backends.onnxruntime.binding import Binding
 from remora.engine import Engine
 from remora.tensors.device import DeviceArray
+from support.models.device_models import INPUTS_ON_DEVICES, X, add_chain, add_onnx, add_python, add_torch
 
 has_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch: make test-torch")
 

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cuda_stand_in import DEVICE, OPENED, StandIn
 from remora.errors import AlreadyExistsError, InternalError, InvalidArgumentError, NotFoundError, UnsupportedError
 from remora.system.cuda import Cuda
 from remora.tensors.shared_memory import CudaRegion, Place, Region, SharedMemory, object_name, write
+from support.models.cuda_stand_in import DEVICE, OPENED, StandIn
 
 PAGE = mmap.ALLOCATIONGRANULARITY
 

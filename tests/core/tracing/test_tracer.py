@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 
 from conftest import free_ports, needs
-from eventually import eventually
-from fakes import DOUBLER, FakeBackend, FakeClock, write_model
 from remora.calls import RecentTraces
 from remora.engine import Engine
 from remora.errors import InternalError, InvalidArgumentError
@@ -25,7 +23,9 @@ from remora.tracing import tracer, writer
 from remora.tracing.arrival import Arrival
 from remora.tracing.settings import TraceSetting, TraceSettings
 from remora.tracing.tracer import Traces
-from trace_receiver import attributes, collector
+from support.engine.fakes import DOUBLER, FakeBackend, FakeClock, write_model
+from support.process.eventually import eventually
+from support.servers.trace_receiver import attributes, collector
 
 ENSEMBLE = """
 platform: "ensemble" max_batch_size: 8

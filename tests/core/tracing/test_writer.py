@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from no_threads import refuse_threads
 from remora.tracing import writer as tracing_writer
 from remora.tracing.sampling import Sampling
 from remora.tracing.settings import TraceSettings
 from remora.tracing.writer import DroppedError, Finished, TraceWriter
+from support.process.no_threads import refuse_threads
 
 PATIENCE_S = 30.0
 SAMPLING = Sampling(TraceSettings())

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from hosting import write_scale
-from object_store import ObjectStore, object_store
 from remora.engine import Engine
 from remora_deploy.deploy.plan import CallError
 from remora_deploy.deploy.uploads import digest_of, files_of, source_of, upload, upload_steps
+from support.servers.hosting import write_scale
+from support.servers.object_store import ObjectStore, object_store
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2]))
-import faulty_generation as language
+from support.programs import faulty_generation as language
 
 FAULT = os.environ.get("FAULT", "")
 API = "/2018-06-01/runtime"

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-import faulty_generation as language
 from conftest import ROOT, START_TIMEOUT_S
-from hosting import write_scale, write_words
 from remora.cli import main
 from remora_deploy.emulate import EmulateSettings, aws_lambda, find_platform
 from remora_deploy.emulate.lambda_runtime import ANSWER_BYTES, RuntimeApi
 from remora_deploy.emulate.running import FAILED, PASSED, run_checks
+from support.programs import faulty_generation as language
+from support.servers.hosting import write_scale, write_words
 
 PLATFORM = find_platform("lambda")
 CLIENT = Path(__file__).parent / "faulty_lambda.py"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import faulty_generation as language
 from conftest import START_TIMEOUT_S
-from generation_models import tiny
-from hosting import write_scale
 from remora_deploy.emulate import EmulateSettings, find_platform, generation
 from remora_deploy.emulate.running import FAILED, PASSED, SKIPPED, Verdict, format_report, run_checks
+from support.models.generation_models import tiny
+from support.programs import faulty_generation as language
+from support.servers.hosting import write_scale
 
 SERVER = Path(__file__).parent / "faulty_container.py"
 V1 = b'{"instances": [[1.0, 2.0, 3.0, 4.0]]}'

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-import faulty_generation as language
 from conftest import START_TIMEOUT_S, free_ports
 from remora.cli import main
 from remora_deploy.emulate import PLATFORMS, EmulateSettings, Failed, find_platform
@@ -21,6 +20,7 @@ from remora_deploy.emulate.asking import Address, HttpReply, ask
 from remora_deploy.emulate.running import FAILED, run_checks
 from remora_deploy.emulate.sagemaker import PLATFORM, accepts_quickly
 from remora_deploy.emulate.stage import Seen
+from support.programs import faulty_generation as language
 
 SERVER = Path(__file__).parent / "faulty_sagemaker.py"
 BODY = b'{"numbers": [1, 2]}'

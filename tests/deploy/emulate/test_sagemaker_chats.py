@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from eventually import eventually
-from generation_models import tiny
-from hosting import PATIENCE_S, running
 from remora import Engine
 from remora_adapters import sagemaker
 from remora_deploy.emulate.asking import Address
 from remora_deploy.emulate.sagemaker_runtime import Endpoint, runtime_api
-from sagemaker_door import runtime_client
+from support.models.generation_models import tiny
+from support.process.eventually import eventually
+from support.servers.hosting import PATIENCE_S, running
+from support.servers.sagemaker_door import runtime_client
 
 pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[deploy-sagemaker]'")
 CHAT: dict[str, Any] = {

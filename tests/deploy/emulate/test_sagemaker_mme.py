@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from conftest import START_TIMEOUT_S, free_ports
-from hosting import write_scale
 from remora.cli import main
 from remora_deploy.emulate import EmulateSettings
 from remora_deploy.emulate.running import FAILED, SKIPPED, run_checks
 from remora_deploy.emulate.sagemaker_mme import MODELS, PLATFORM
-from sagemaker_door import V2, runtime_client
+from support.servers.hosting import write_scale
+from support.servers.sagemaker_door import V2, runtime_client
 
 SERVER = Path(__file__).parent / "faulty_sagemaker_mme.py"
 FAULTS = {

@@ -18,12 +18,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from eventually import eventually
-from hosting import PATIENCE_S, write_scale
 from remora_adapters import sagemaker
 from remora_deploy.emulate.asking import Address
 from remora_deploy.emulate.sagemaker_runtime import PAYLOAD_BYTES, Endpoint, runtime_api
-from sagemaker_door import COUNTER, COUNTS, V2, opened, python_model, runtime_client
+from support.process.eventually import eventually
+from support.servers.hosting import PATIENCE_S, write_scale
+from support.servers.sagemaker_door import COUNTER, COUNTS, V2, opened, python_model, runtime_client
 
 boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[deploy-sagemaker]'")
 botocore = pytest.importorskip("botocore")

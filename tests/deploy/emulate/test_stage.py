@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from conftest import START_TIMEOUT_S
-from python_models import write_echo
 from remora.cli import main
 from remora_deploy.emulate import EmulateSettings, find_platform
 from remora_deploy.emulate.process import Process
 from remora_deploy.emulate.stage import Stage
+from support.models.python_models import write_echo
 
 LISTENS = "import signal, socket; kept = socket.create_server(('127.0.0.1', 0)); signal.pause()"
 LATE = """

@@ -18,11 +18,11 @@ from packaging.requirements import Requirement
 
 from conftest import free_ports
 from containers.dockerfiles import instructions
-from live_server import client, until
 from remora.cli import main
 from remora_deploy.images import IMAGES
 from remora_deploy.images.wheel import repack
-from small_wheels import write_wheel
+from support.process.small_wheels import write_wheel
+from support.servers.live_server import client, until
 
 APP = """
 import remora

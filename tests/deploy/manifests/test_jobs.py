@@ -13,11 +13,11 @@ import onnx
 import pytest
 import yaml
 
-import onnx_models
-from object_store import object_store
 from remora.cli import main
 from remora_deploy.manifests import find_renderer
 from remora_deploy.manifests.facts import Choices, Facts, Model
+from support.models import onnx_models
+from support.servers.object_store import object_store
 
 ONE = ("gs://bucket/in.csv", "gs://bucket/out.csv")
 MANY = ("gs://bucket/in-{task}.csv", "gs://bucket/out-{task}.csv")

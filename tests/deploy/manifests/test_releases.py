@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from conftest import ROOT
-from hosting import write_scale
 from infra import manifests
 from remora.cli import main
 from remora.models.release_sources import parse_release
@@ -19,6 +18,7 @@ from remora.traffic.releases import Arm, Release
 from remora_deploy.deploy.plan import Call
 from remora_deploy.manifests import find_renderer
 from remora_deploy.manifests.facts import Choices, Facts, Model
+from support.servers.hosting import write_scale
 
 SCHEMAS = Path(os.environ.get("CRD_SCHEMAS", ROOT.parent / "shared" / "schemas"))
 CANARY = "stable=2,canary=3:10%"

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eventually import eventually
-from generation_models import tiny
 from remora.errors import InternalError, QueueFullError
 from remora_llm.generation.grammar import GrammarCompiler
 from remora_llm.generation.tasks import Grammar, ParameterError
 from remora_llm.generation.tokenizing import TokenizerFile
+from support.models.generation_models import tiny
+from support.process.eventually import eventually
 
 pytest.importorskip("llguidance")
 END = 2

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from generation_models import ROOT, tiny
 from remora_llm.generation.grammar_limits import MAX_SCHEMA_LEVELS, grammar_excess, schema_levels
 from remora_llm.generation.tasks import Grammar
+from support.models.generation_models import ROOT, tiny
 
 
 def chain(length: int, link: str) -> dict[str, Any]:

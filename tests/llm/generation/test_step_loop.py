@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from no_threads import refuse_threads
 from remora.errors import InternalError, QueueFullError, UnavailableError
 from remora_llm.generation import Extension, Stepper
 from remora_llm.generation.rows import Run
 from remora_llm.generation.step_loop import LoopSettings, StepLoop
 from remora_llm.generation.tasks import ParameterError, Piece, Sampling, Task
 from remora_llm.testing import ENGINE_CHECKS, ByteTokens, Collector, EngineCheck, EngineExample, ScriptedStepper
+from support.process.no_threads import refuse_threads
 
 EXAMPLE = EngineExample(prompt=tuple(b"Once upon a time"), other=tuple(b"The quick brown fox jumps over it"))
 GREEDY = Sampling(temperature=0)

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from generation_models import tiny
 from remora.errors import ConfigError
 from remora_llm.generation.tasks import ParameterError
 from remora_llm.generation.templates import JinjaTemplate
 from remora_llm.generation.tokenizing import TokenizerFile, read_tokenizer
+from support.models.generation_models import tiny
 
 pytest.importorskip("jinja2")
 CHATML = (

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fakes import config_of
 from remora.errors import ConfigError
 from remora.proto.model_config_pb2 import ModelConfig
 from remora_llm.openai.mapping import TensorUse, derive_use
+from support.engine.fakes import config_of
 
 
 def config(inputs: str, outputs: str, declared: Any = None) -> ModelConfig:

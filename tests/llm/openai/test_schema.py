@@ -8,13 +8,13 @@ import numpy as np
 import orjson
 import pytest
 
-from openapi_checks import mismatches
 from remora_llm.generation.tasks import ParameterError
 from remora_llm.openai.fields import CHAT, COMPLETION, RESPONSE, Field, read_fields
 from remora_llm.openai.replies import Heading
 from remora_llm.openai.routes import find_route
 from remora_llm.openai.schema import openapi_document
 from remora_llm.openai.vectors import EMBEDDINGS, VectorQuery, encode_embeddings, encode_scores
+from support.wire.openapi_checks import mismatches
 
 DOCUMENT = openapi_document("1.0")
 

@@ -15,9 +15,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from eventually import eventually
-from generation_models import tiny
-from hosting import PATIENCE_S, Got, ask, running
 from remora import Engine
 from remora.models.served_model import ServedModel
 from remora.models.table import LoadingError
@@ -26,6 +23,9 @@ from remora.protocols.http1 import CONTINUE
 from remora.server.host import Host
 from remora_adapters import azureml, cloud_run, kserve, sagemaker, vertex
 from remora_llm.generation import EngineStats
+from support.models.generation_models import tiny
+from support.process.eventually import eventually
+from support.servers.hosting import PATIENCE_S, Got, ask, running
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 PLATFORMS = ("sagemaker", "vertex", "azureml", "cloud_run", "kserve")

@@ -11,9 +11,6 @@ from typing import Any
 
 import pytest
 
-from eventually import eventually_in_loop
-from fakes import FakeExchange
-from openai_by_hand import TEXT, FakeModel, FakeRouted, Server, running
 from remora.errors import RemoraError
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer, failure
@@ -22,6 +19,9 @@ from remora.server.http.access_rules import AccessRules
 from remora_llm.generation import Sink
 from remora_llm.generation.tasks import Task
 from remora_llm.openai.routes import find_route
+from support.engine.fakes import FakeExchange
+from support.process.eventually import eventually_in_loop
+from support.wire.openai_by_hand import TEXT, FakeModel, FakeRouted, Server, running
 
 
 @running

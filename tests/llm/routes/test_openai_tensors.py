@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes import FakeExchange, ticket_of
 from remora.errors import InternalError
 from remora.messages import Outcome, Response, Streamed, Tensor
 from remora.protocols.rest.answer import HttpAnswer
 from remora.server.http.exchange import Exchange
 from remora_llm.routes.tensors import TextValues, TicketGroup
+from support.engine.fakes import FakeExchange, ticket_of
 
 
 class Threads:

@@ -7,8 +7,8 @@ from functools import partial
 from threading import get_ident
 from typing import Any
 
-from eventually import eventually_in_loop
-from openai_by_hand import Server, running
+from support.process.eventually import eventually_in_loop
+from support.wire.openai_by_hand import Server, running
 
 
 @running

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fakes import config_of
 from remora.errors import ConfigError
 from remora_runtimes.pytorch.plan import Bound, bind_inputs, bind_outputs, plan_run
+from support.engine.fakes import config_of
 
 
 def parameters(**given: str) -> str:

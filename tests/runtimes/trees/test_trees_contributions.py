@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import parity_models as parity
-from fakes import config_of
 from remora.backends import Placement, Source
 from remora.errors import ConfigError
 from remora.messages import Response
 from remora.testing.backend import request_of, run
 from remora_runtimes.trees import TreesBackend
+from support.engine.fakes import config_of
+from support.models import parity_models as parity
 
 FORMS = [form for form in parity.FORMATS if isinstance(form, parity.Trees)]
 SHAPES = {"regression": "7", "binary": "7", "multiclass": "3, 7"}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import parity_models as parity
+from support.models import parity_models as parity
 
 CORE = Path(__file__).resolve().parents[3] / "core"
 FORMS = [form for form in parity.FORMATS if isinstance(form, parity.Trees)]

@@ -32,8 +32,8 @@ def _watch(folder: str) -> None:
 if "REMORA_HOLDS" in os.environ:
     _tests = str(Path(__file__).parents[2])
     sys.path.append(_tests)
-    from processor_time import Account as _Account
-    from processor_time import caused_s as _caused_s
+    from support.process.processor_time import Account as _Account
+    from support.process.processor_time import caused_s as _caused_s
 
     sys.path.remove(_tests)
     threading.Thread(target=_watch, args=(os.environ["REMORA_HOLDS"],), daemon=True).start()

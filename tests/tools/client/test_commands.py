@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 
 from conftest import free_ports, needs
-from eventually import eventually
-from fakes import UNTRACED
 from remora.cli import command_parsers, main
 from remora.cli.client import ApiAnswer, EngineClient, HttpClient, model_path, raise_for_status, request_headers
 from remora.engine import Engine
@@ -27,6 +25,8 @@ from remora.options import EngineOptions
 from remora.plugins import COMMANDS as ROWS
 from remora.plugins import is_present
 from remora_tools.traffic.captured import CapturedTensor, Exchange, line_of
+from support.engine.fakes import UNTRACED
+from support.process.eventually import eventually
 
 Captured = pytest.CaptureFixture[str]
 Respond = Callable[[str, str, bytes, int | None], ApiAnswer]

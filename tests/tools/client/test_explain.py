@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from fakes import MS, START
 from remora.cli import main
 from remora.config import BatchPolicy
 from remora.scheduling.batching import IDLE, REASONS
 from remora.statistics import ModelStatistics, RanBatch
 from remora_tools.client.explain import MEANINGS, text_of
 from remora_tools.deciders.explaining import Setup, explain
+from support.engine.fakes import MS, START
 
 
 def explained(count: int = 300) -> dict[str, object]:

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import MS, START, dynamic
 from remora.calls import BatchStats, Duration, ModelStats
 from remora.config import BatchPolicy, QueuePolicy
 from remora.scheduling.batching import FULL, IDLE, BatchQueue
 from remora.statistics import RanBatch
 from remora_tools.deciders.explaining import ENOUGH_REQUESTS, Curve, Explanation, Prediction, Setup, explain, measure
 from remora_tools.deciders.simulation import Cost, arrivals, simulate
+from support.engine.fakes import MS, START, dynamic
 
 
 def linear(fixed_ms: float, each_ms: float) -> Cost:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fakes import MS, dynamic
 from remora.config import BatchPolicy
 from remora_tools.deciders.network_simulation import Offered, Station, simulate_network
+from support.engine.fakes import MS, dynamic
 
 ALONE = BatchPolicy(max_batch_size=8)
 

@@ -8,11 +8,11 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import MS, dynamic
 from remora.config import BatchPolicy
 from remora.errors import QueueFullError
 from remora.scheduling.batching import DELAY, FULL, IDLE, SINGLE, BatchQueue
 from remora_tools.deciders.simulation import arrivals, request_at, simulate
+from support.engine.fakes import MS, dynamic
 
 
 def linear(fixed_ms: float, each_ms: float):  # type: ignore[no-untyped-def]

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fakes import FakeClock
 from remora.errors import ConfigError
 from remora.messages import InferForm, InputSpec, Tensor
 from remora_tools.rollout import differences
@@ -19,6 +18,7 @@ from remora_tools.rollout.differences import (
     DifferenceLog,
     open_differences,
 )
+from support.engine.fakes import FakeClock
 
 
 @pytest.fixture(autouse=True)

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eventually import eventually
-from fakes import FakeClock
-from live_server import write_version
-from released_engine import released_engine
 from remora.calls import Metrics, ModelRelease
 from remora.engine import Engine
 from remora.errors import InternalError, InvalidArgumentError, NotFoundError, RemoraError
 from remora.models.release_store import ReleaseStore
 from remora.traffic.releases import Arm, Release
+from support.engine.fakes import FakeClock
+from support.models.released_engine import released_engine
+from support.process.eventually import eventually
+from support.servers.live_server import write_version
 
 LENIENT = {"bake_s": 0, "least": 10, "error_margin": 0.4, "slow_margin": 0.4}
 """Rules of a quick judgement."""

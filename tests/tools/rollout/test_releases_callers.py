@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eventually import eventually
-from live_server import CONFIG, SEQUENCES, STREAM, write_version
-from released_engine import released_engine
 from remora.calls import ModelRelease
 from remora.engine import Engine
 from remora.errors import RemoraError
 from remora_tools.rollout.judgement import MISSING
+from support.models.released_engine import released_engine
+from support.process.eventually import eventually
+from support.servers.live_server import CONFIG, SEQUENCES, STREAM, write_version
 
 ENSEMBLE = """
 platform: "ensemble" max_batch_size: 8

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eventually import eventually
-from fakes import FakeClock
-from live_server import PATIENCE_S, write_version
-from no_threads import refuse_threads
-from released_engine import released_engine
 from remora.calls import ModelRelease
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError
 from remora.traffic import releases
 from remora.traffic.releases import Release
 from remora_tools.rollout.judgement import ROLLBACK, Verdict
+from support.engine.fakes import FakeClock
+from support.models.released_engine import released_engine
+from support.process.eventually import eventually
+from support.process.no_threads import refuse_threads
+from support.servers.live_server import PATIENCE_S, write_version
 
 
 def _release(engine: Engine, action: str = "", **parameters: Any) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from fakes import FakeClock
 from remora.errors import CancelledError, InternalError, RetiredError, UnavailableError
 from remora.messages import InferForm, OutputSpec, Request, Response, Streamed, Ticket
 from remora.traffic.releases import HUNDRED, Arm, Release, Shadow
 from remora_tools.rollout.judgement import CALIBRATION, Rate
 from remora_tools.rollout.recordings import MAX_WAITING, Recorder, Recording
 from remora_tools.rollout.routing import COPY_HEADER, JUDGE_EVERY_NS, Router, Tally
+from support.engine.fakes import FakeClock
 
 MS = 1_000_000
 TICKET = Ticket(Request(InferForm(()), {}, (), 1, None), lambda *_: None)

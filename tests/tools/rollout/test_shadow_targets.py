@@ -15,10 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eventually import eventually
-from fakes import FakeClock
-from live_server import STREAM, free_port, process, until, write_version
-from released_engine import released_engine
 from remora.calls import ModelRelease
 from remora.engine import Engine
 from remora.errors import ConfigError, RemoraError
@@ -26,6 +22,10 @@ from remora.messages import InferForm, InputSpec, Outcome, Reply, Request, Respo
 from remora.options import EngineOptions
 from remora_tools.rollout.recordings import MAX_ANSWERS, MAX_BYTES
 from remora_tools.rollout.shadow_targets import OtherModel, OtherServer, load_function, shadow_settings
+from support.engine.fakes import FakeClock
+from support.models.released_engine import released_engine
+from support.process.eventually import eventually
+from support.servers.live_server import STREAM, free_port, process, until, write_version
 
 FORM = InferForm((InputSpec("IN", "INT32", (1, 1)),), id="r")
 DATA: list[Any] = [np.array([[5]], np.int32)]

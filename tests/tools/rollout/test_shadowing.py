@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eventually import eventually
-from fakes import FakeClock
 from remora.errors import InternalError
 from remora.messages import Data, InferForm, Request, Response, Streamed, Tensor, Ticket
 from remora.system.clock import Clock, SystemClock
@@ -21,6 +19,8 @@ from remora_tools.rollout.differences import Difference
 from remora_tools.rollout.pacing import SETTLE_NS
 from remora_tools.rollout.recordings import MAX_WAITING, Step
 from remora_tools.rollout.shadowing import Answered, Primary, Shadowing
+from support.engine.fakes import FakeClock
+from support.process.eventually import eventually
 
 TICKET = Ticket(Request(InferForm(()), {}, (), 1, None), lambda *_: None)
 EXACT = partial(difference, how=Comparison())

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from object_store import ObjectStore, object_store
 from remora.errors import InvalidArgumentError, UnavailableError
 from remora.storage.credentials import settings_for
 from remora.storage.location import parse_location
 from remora.storage.objects import ObjectStorage
 from remora_tools.scoring.image_files import ImageFiles, LocalImages, ReadAhead, StoredImages
+from support.servers.object_store import ObjectStore, object_store
 
 FILES = {"b.JPG": b"bb", "a/c.png": b"c", "a/notes.txt": b"no image", "a/b/d.webp": b"", "a.parquet": b"no image"}
 NAMES = ["a/b/d.webp", "a/c.png", "b.JPG"]

@@ -13,12 +13,12 @@ import numpy as np
 import onnx
 import pytest
 
-import onnx_models
 from remora.calls import ModelInfo, TensorInfo
 from remora.cli import main
 from remora.errors import InvalidArgumentError
 from remora_tools.scoring.image_files import LocalImages
 from remora_tools.scoring.images import ImageSource, Pixels, pixels_of
+from support.models import onnx_models
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install '.[images]'")
 

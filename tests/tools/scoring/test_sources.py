@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counted_reads import CountedReads
 from remora.errors import InvalidArgumentError
 from remora_tools.scoring.sources import open_source
+from support.engine.counted_reads import CountedReads
 
 
 def rows_of(content: bytes, name: str, first: int = 0, size: int = 3) -> tuple[list[tuple[int, Any]], list[Any]]:

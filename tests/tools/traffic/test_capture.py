@@ -13,9 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes import FakeClock
-from live_server import write_version
-from object_store import store_of_environment
 from remora.engine import Engine
 from remora.errors import ConfigError, UnsupportedError
 from remora.messages import Parameter
@@ -24,6 +21,9 @@ from remora_tools.traffic import capture
 from remora_tools.traffic.capture import CaptureSettings, PartFiles, QueuedExchange, capture_settings
 from remora_tools.traffic.captured import CapturedTensor, Exchange
 from remora_tools.traffic.captured_parquet import read_parquet
+from support.engine.fakes import FakeClock
+from support.servers.live_server import write_version
+from support.servers.object_store import store_of_environment
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from counted_reads import CountedReads
 from remora_tools.traffic.captured import CapturedError, CapturedTensor, Exchange
 from remora_tools.traffic.captured_parquet import read_parquet, write_parquet
+from support.engine.counted_reads import CountedReads
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install '.[parquet]'")
 

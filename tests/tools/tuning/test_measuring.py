@@ -13,13 +13,13 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-import model_folders
-from eventually import eventually
 from remora.engine import Engine
 from remora.options import EngineOptions
 from remora.server.startup import with_workers
 from remora_tools.tuning import CostResult, CostTrial, Load, LoadResult, LoadTrial, Refused, Runtime
 from remora_tools.tuning.measuring import TrialEngine, loop_in_thread
+from support.models import model_folders
+from support.process.eventually import eventually
 
 REQUEST = argparse.Namespace(
     json=None, npy=[], input=[], random=False, shape=[], output=[], classes=0, batch=0

@@ -6,7 +6,7 @@ import pytest
 
 from remora_tools.tuning import Load, LoadResult, ModelSpace, Runtime, Settings, System
 from remora_tools.tuning.prediction import Costs, Predictor, distance, percentile
-from served_model_formula import goal_of
+from support.engine.served_model_formula import goal_of
 
 ONE, TWO = Runtime(1), Runtime(2)
 PRESENT = Settings(8, True, (), 0, 1, ONE)

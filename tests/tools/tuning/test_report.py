@@ -9,7 +9,7 @@ import re
 
 from remora_tools.tuning import Decision, Load, ModelSpace, Plan, Point, Runtime, Settings, System, describe
 from remora_tools.tuning.report import Outcome, as_document, as_html, as_plot, as_table, as_text, pareto_front
-from served_model_formula import goal_of
+from support.engine.served_model_formula import goal_of
 
 OLD, NEW = Settings(8, True, (), 0, 1), Settings(32, True, (), 500, 2)
 SYSTEM = System((ModelSpace("m", OLD, (), ()),), ((0,),), 4)

@@ -28,7 +28,7 @@ from remora_tools.tuning import (
 )
 from remora_tools.tuning.candidates import ladder
 from remora_tools.tuning.search import Search
-from served_model_formula import CORES, Formula, goal_of, plan_of
+from support.engine.served_model_formula import CORES, Formula, goal_of, plan_of
 
 NEAR = 0.95
 

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cuda_stand_in import DEVICE, PINNED, STREAM, StandIn
-from fakes import config_of
 from remora.backends import Execution, Instance, Placement, Source
 from remora.backends.onnxruntime import OnnxRuntimeBackend
 from remora.backends.onnxruntime.binding import Binding
@@ -25,6 +23,8 @@ from remora.errors import InternalError
 from remora.messages import DTYPES, Array, Response
 from remora.tensors.device import HOST, CudaMemory, DeviceArray, HostMemory
 from remora.testing.backend import request_of
+from support.engine.fakes import config_of
+from support.models.cuda_stand_in import DEVICE, PINNED, STREAM, StandIn
 
 onnx = pytest.importorskip("onnx", reason="the models of these tests are made with onnx: pip install '.[dev]'")
 

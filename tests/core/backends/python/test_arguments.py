@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from pb_utils_probes import DIFFERENCES, TRITON, write_model
 from remora import Engine
+from support.programs.pb_utils_probes import DIFFERENCES, TRITON, write_model
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from remora.environments import install_commands
 from remora.environments.installed import is_met
 from remora.errors import ConfigError, InternalError
 from remora.proto.model_config_pb2 import ModelConfig
-from small_wheels import write_wheel
+from support.process.small_wheels import write_wheel
 
 MODEL = Path("/repo/m")
 ENV = "EXECUTION_ENV_PATH"

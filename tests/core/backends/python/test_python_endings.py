@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eventually import eventually
 from remora import Engine
 from remora.errors import RemoraError
 from remora.messages import InferForm, InputSpec, Outcome, Response, Streamed, Ticket
+from support.process.eventually import eventually
 
 PATIENCE_S = 60.0
 HEAD = """

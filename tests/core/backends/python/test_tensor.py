@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cuda_stand_in import StandIn
-from fakes import UntouchableMemory
 from remora.backends import triton_python_backend_utils as pb_utils
 from remora.backends.python.dlpack import DLPackError, export_bfloat16, import_tensor
 from remora.backends.python.messages import parameters_text
 from remora.backends.python.tensor import DATATYPES
 from remora.messages import DTYPES
 from remora.tensors.device import CudaMemory, DeviceArray, HostMemory
+from support.engine.fakes import UntouchableMemory
+from support.models.cuda_stand_in import StandIn
 
 NUMERIC = [name for name in DTYPES if name not in ("BYTES", "BF16")]
 has_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch: pip install torch")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from process_models import SHARED, Models
 from remora.backends.worker import connection, supervisor
+from support.models.process_models import SHARED, Models
 
 PATIENCE_S = 60.0
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import FakeClock
 from remora.backends.worker.polling import LOST_NS, Look, LoopPoll, PollBudget, poll_limit_ns
+from support.engine.fakes import FakeClock
 
 LIMIT_NS = 500_000
 MS = 1_000_000

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
-from process_models import ANSWER, CONFIG, Models, ends, gone, once, request, run, values
 from remora.backends import Execution
 from remora.backends.worker import connection as connections
 from remora.backends.worker import supervisor as supervisors
@@ -22,6 +21,7 @@ from remora.backends.worker.model import WorkerInstance, WorkerModel
 from remora.errors import ConfigError, InternalError, InvalidArgumentError, NotFoundError, RemoraError, UnavailableError
 from remora.messages import Request, Response, Streamed
 from remora.proto.model_config_pb2 import ModelConfig
+from support.models.process_models import ANSWER, CONFIG, Models, ends, gone, once, request, run, values
 
 
 def failure(instance: WorkerInstance, *requests: Request) -> str:

@@ -16,9 +16,6 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
-from eventually import eventually_in_loop
-from fakes import FakeClock
-from held import Held
 from remora.backends import Execution, NotBegunError, Placement, Source
 from remora.backends.python import PythonBackend
 from remora.backends.worker import channel as channel_module
@@ -31,6 +28,9 @@ from remora.errors import CancelledError, InternalError
 from remora.messages import InferForm, Outcome, Request, Response
 from remora.proto.model_config_pb2 import ModelConfig
 from remora.server.loop import LoopMailbox
+from support.engine.fakes import FakeClock
+from support.process.eventually import eventually_in_loop
+from support.process.held import Held
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has memory that the loop can watch")
 

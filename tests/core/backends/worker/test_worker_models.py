@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
-from eventually import eventually
-from held import Held
-from process_models import ANSWER, CONFIG, Models, ends, gone, once, request, run, values, write_model
 from remora import custom_metrics
 from remora.backends import Execution
 from remora.errors import InternalError
 from remora.messages import InferForm, Request, Response, Streamed
 from remora.proto.model_config_pb2 import ModelConfig
+from support.models.process_models import ANSWER, CONFIG, Models, ends, gone, once, request, run, values, write_model
+from support.process.eventually import eventually
+from support.process.held import Held
 
 PATIENCE_S = 60.0
 LIVES = 50 if os.environ.get("REMORA_SOAK") else 15

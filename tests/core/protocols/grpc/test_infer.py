@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from grpc_infer_requests import Input, Output, fp32, refusal, request, values, with_parameters
 from remora import messages
 from remora.errors import (
     InvalidArgumentError,
@@ -18,6 +17,7 @@ from remora.messages import InputSpec, OutputSpec
 from remora.protocols.grpc.infer import decode_infer, read_infer
 from remora.protocols.grpc.request import version_of
 from remora.tensors.shared_memory import SharedMemory
+from support.wire.grpc_infer_requests import Input, Output, fp32, refusal, request, values, with_parameters
 
 # -- Requests -------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpc_infer_requests import Input, Output, fp32, refusal, request, values
 from remora.errors import (
     InvalidArgumentError,
     MalformedError,
@@ -20,6 +19,7 @@ from remora.proto import inference_pb2 as pb
 from remora.protocols.grpc import infer as v2_grpc
 from remora.protocols.grpc.infer import decode_infer, read_infer
 from remora.protocols.rest.request import MAX_TENSORS
+from support.wire.grpc_infer_requests import Input, Output, fp32, refusal, request, values
 
 
 @pytest.mark.parametrize(

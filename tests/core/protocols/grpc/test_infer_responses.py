@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpc_infer_requests import with_parameters
 from remora import messages
 from remora.errors import (
     BY_CODE,
@@ -24,6 +23,7 @@ from remora.protocols.api_keys import is_credential
 from remora.protocols.grpc import infer as v2_grpc
 from remora.protocols.grpc.infer import decode_infer, encode_infer
 from remora.protocols.grpc.status import open_forward, status_of, status_text
+from support.wire.grpc_infer_requests import with_parameters
 
 # -- Metadata -------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from remora.protocols.api_keys import is_credential
 from remora.protocols.rest.answer import Refusal
 from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.response import ReplyFormat
-from rest_infer_requests import FP32, JSON_INPUT, binary, body_of
+from support.wire.rest_infer_requests import FP32, JSON_INPUT, binary, body_of
 
 PRINTED = {name: dtype for name, dtype in DTYPES.items() if name not in ("FP16", "BF16", "BYTES")}
 

@@ -12,7 +12,7 @@ from remora.errors import InvalidArgumentError, MalformedError, RemoraError, Uns
 from remora.messages import DTYPES
 from remora.protocols.rest.infer import InferCodec
 from remora.protocols.rest.request import MAX_TENSORS, RequestLimits, check_values
-from rest_infer_requests import FP32, JSON_INPUT, binary, body_of
+from support.wire.rest_infer_requests import FP32, JSON_INPUT, binary, body_of
 
 
 def one(datatype: str, shape: list[int], data: object) -> Any:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from fakes import config_of
 from remora.scheduling.ensembles import plan as ensembles
 from remora.scheduling.ensembles.plan import EnsemblePlan, EnsembleRun, EnsembleStep, Progress, Start
+from support.engine.fakes import config_of
 
 
 def step(number: int, inputs: str, outputs: str, *, model: str = "", decoupled: bool = False) -> EnsembleStep:

@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble_bench import CHAIN, FORK, ONE, ROW, Bench, FakeStep, numbers, steps_text
-from fakes import FakeMailbox, UntouchableMemory
 from remora.errors import (
     InternalError,
 )
@@ -23,6 +21,8 @@ from remora.messages import (
 )
 from remora.scheduling.ensembles.request import fit_batch
 from remora.tensors.device import DeviceArray
+from support.engine.ensemble_bench import CHAIN, FORK, ONE, ROW, Bench, FakeStep, numbers, steps_text
+from support.engine.fakes import FakeMailbox, UntouchableMemory
 
 # -- the way through ------------------------------------------------------------------------------------------------
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fakes import config_of
 from remora.errors import NotFoundError, RemoraError
 from remora.scheduling.ensembles import scheduler as ensemble_ends
 from remora.signature import UnreadableError
+from support.engine.fakes import config_of
 
 ENSEMBLE = """
 name: "e" platform: "ensemble"

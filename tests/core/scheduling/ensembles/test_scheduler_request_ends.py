@@ -10,7 +10,6 @@ import weakref
 import numpy as np
 import pytest
 
-from ensemble_bench import FORK, ONE, PATIENCE_S, ROW, Bench, FakeStep, numbers, steps_text
 from remora.errors import (
     CancelledError,
     InvalidArgumentError,
@@ -26,6 +25,7 @@ from remora.messages import (
     Tensor,
     Ticket,
 )
+from support.engine.ensemble_bench import FORK, ONE, PATIENCE_S, ROW, Bench, FakeStep, numbers, steps_text
 
 # -- ends -----------------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,6 @@ import threading
 
 import pytest
 
-from ensemble_bench import PATIENCE_S, Bench, FakeStep, numbers, steps_text
-from eventually import eventually
 from remora.errors import (
     NotFoundError,
 )
@@ -18,6 +16,8 @@ from remora.messages import (
     Ticket,
 )
 from remora.scheduling.ensembles import request as ensemble_requests
+from support.engine.ensemble_bench import PATIENCE_S, Bench, FakeStep, numbers, steps_text
+from support.process.eventually import eventually
 
 
 def sent(ticket: Ticket, value: int | None, *, final: bool = False) -> None:

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import MS, START, ticket_of
 from remora.config import SequencePolicy
 from remora.errors import CancelledError
 from remora.messages import Ticket
 from remora.scheduling.batching import DELAY, FULL, IDLE, SHAPE, Plan
 from remora.scheduling.sequences.controls import NULL, Controls
 from remora.scheduling.sequences.direct import HELD_LOOK_NS, DirectQueue
+from support.engine.fakes import MS, START, ticket_of
 
 
 class Bench:

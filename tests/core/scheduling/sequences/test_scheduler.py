@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes import FakeClock, FakeInstance, FakeMailbox, FakeRecorder, Replies, config_of, ticket_of
-from no_threads import refuse_threads
 from remora.backends import Execution
 from remora.calls import LiveSequence
 from remora.config import sequence_policy
@@ -20,6 +18,8 @@ from remora.proto.model_config_pb2 import ModelConfig
 from remora.scheduling.batching import DELAY, FULL, IDLE
 from remora.scheduling.sequences.scheduler import SequenceOptions, SequenceScheduler
 from remora.signature import Signature
+from support.engine.fakes import FakeClock, FakeInstance, FakeMailbox, FakeRecorder, Replies, config_of, ticket_of
+from support.process.no_threads import refuse_threads
 
 MODEL = """
 backend: "fake" max_batch_size: 3

@@ -26,7 +26,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from fakes import FakeClock, FakeInstance, FakeRecorder, Replies, config_of, ticket_of
 from remora.config import sequence_policy
 from remora.errors import CancelledError, InternalError, InvalidArgumentError, UnavailableError
 from remora.messages import InferForm, Outcome, Request, Response, Tensor, Ticket
@@ -36,6 +35,7 @@ from remora.scheduling.sequences import states as sequence_states
 from remora.scheduling.sequences import table as sequences
 from remora.scheduling.sequences.scheduler import SequenceOptions, SequenceScheduler
 from remora.signature import Signature
+from support.engine.fakes import FakeClock, FakeInstance, FakeRecorder, Replies, config_of, ticket_of
 
 STEPS = int(os.environ.get("SEQUENCE_STEPS", "2000"))
 STORY = 50

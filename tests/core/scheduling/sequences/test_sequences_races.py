@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes import FakeClock, FakeInstance, FakeRecorder, Replies, config_of, ticket_of
-from interleaving import Interleaving, Loop
 from remora.backends import Execution
 from remora.config import sequence_policy
 from remora.errors import CancelledError, InternalError, InvalidArgumentError, RemoraError, UnavailableError
@@ -24,6 +22,8 @@ from remora.scheduling import thread_dispatch as thread_dispatch_module
 from remora.scheduling.sequences import scheduler as sequence_scheduler_module
 from remora.scheduling.sequences.scheduler import SequenceOptions, SequenceScheduler
 from remora.signature import Signature
+from support.engine.fakes import FakeClock, FakeInstance, FakeRecorder, Replies, config_of, ticket_of
+from support.engine.interleaving import Interleaving, Loop
 
 SEEDS = int(os.environ.get("RACE_SEEDS", "60"))
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import FakeClock, FakeInstance, FakeRecorder, Replies, config_of, ticket_of
 from remora.backends import Execution
 from remora.config import sequence_policy
 from remora.errors import InternalError, RemoraError
 from remora.messages import InferForm, OutputSpec, Request, Response, Streamed, Tensor, Ticket
 from remora.scheduling.sequences.scheduler import SequenceOptions, SequenceScheduler
 from remora.signature import Signature
+from support.engine.fakes import FakeClock, FakeInstance, FakeRecorder, Replies, config_of, ticket_of
 
 MODEL = """
 backend: "fake" max_batch_size: 3

@@ -10,11 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fakes import ticket_of
 from remora.config import SequencePolicy
 from remora.errors import CancelledError, InvalidArgumentError, UnavailableError
 from remora.messages import InferForm, Ticket
 from remora.scheduling.sequences.table import Orders, Place, SequenceTable
+from support.engine.fakes import ticket_of
 
 IDLE_NS = 1000
 NOW = 10

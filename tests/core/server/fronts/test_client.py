@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from front_wire import Pair, Port
 from remora.engine import Engine
 from remora.server.fronts.client import RelayedCall
 from remora.server.fronts.codec import CodecError, Kind
+from support.wire.front_wire import Pair, Port
 
 FIELDS = ((b":path", b"/s/Method"), (b"key", b"\xff"))
 

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from fakes import DOUBLER, FakeBackend, FakeExchange, FakeService, write_model
-from front_wire import Pair, Port
 from remora.calls import ModelStatistics
 from remora.engine import Engine
 from remora.errors import (
@@ -31,6 +29,8 @@ from remora.protocols.http1 import Head
 from remora.server.fronts.codec import CodecError, Kind, Stage
 from remora.server.fronts.link import FrontLink
 from remora.server.loop import LoopMailbox
+from support.engine.fakes import DOUBLER, FakeBackend, FakeExchange, FakeService, write_model
+from support.wire.front_wire import Pair, Port
 
 FORM = InferForm((InputSpec("IN", "INT32", (1, 1)),))
 PATIENCE_S = 60.0

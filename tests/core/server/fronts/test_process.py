@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from eventually import eventually, eventually_in_loop
 from remora.options import ServerOptions
 from remora.protocols.api_keys import KeyEntry, print_entries
 from remora.server import key_check
 from remora.server.fronts import codec
 from remora.server.fronts.codec import Kind, Message
 from remora.system import logs
+from support.process.eventually import eventually, eventually_in_loop
 
 channels = pytest.importorskip("remora.server.fronts.channel", reason="needs mmap and event fds")
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has anonymous shared memory")
@@ -151,7 +151,7 @@ def test_a_front_ends_when_it_cannot_read_what_the_engine_sends(caplog: pytest.L
 
 def test_a_call_that_the_end_of_a_front_cuts_off_has_a_line_in_the_access_log(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
-    from grpc_calls import PONG, UNFINISHED
+    from support.wire.grpc_calls import PONG, UNFINISHED
 
     written: list[str] = []
     monkeypatch.setattr(logs.OURS, "write", written.append)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from fakes import FakeExchange, FakeService
-from front_wire import Pair, Port
 from remora.engine import Engine
 from remora.protocols.http1 import Head
 from remora.server.fronts.relays import RelayCall
+from support.engine.fakes import FakeExchange, FakeService
+from support.wire.front_wire import Pair, Port
 
 
 @pytest.fixture

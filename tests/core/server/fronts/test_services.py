@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from fakes import FakeBackend, FakeExchange, FakeService, write_model
-from front_wire import Pair, Port
 from remora.engine import Engine
 from remora.models import loader as loading
 from remora.options import ServerOptions
@@ -28,6 +26,8 @@ from remora.server.http.asgi import answer_in_thread
 from remora.server.http.rest import RestService
 from remora.server.key_check import KeyCheck
 from remora.server.loop import LoopMailbox
+from support.engine.fakes import FakeBackend, FakeExchange, FakeService, write_model
+from support.wire.front_wire import Pair, Port
 
 JSON_BODY = b'{"inputs":[{"name":"IN","shape":[1,1],"datatype":"INT32","data":[4]}]}'
 BINARY = b'{"inputs":[{"name":"IN","shape":[1,1],"datatype":"INT32","parameters":{"binary_data_size":4}}]}'

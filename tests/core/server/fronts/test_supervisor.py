@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from fakes import FakeBackend, write_model
 from remora.engine import Engine
 from remora.models import loader as loading
 from remora.options import ServerOptions
 from remora.server.main import Server
+from support.engine.fakes import FakeBackend, write_model
 
 pytest.importorskip("remora.server.fronts.channel", reason="needs mmap and event fds")
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has anonymous shared memory")

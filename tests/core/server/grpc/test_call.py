@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
 
-from grpc_calls import OPENING, FakeLink, FakeThreads
 from remora.protocols.grpc.framing import GOOD, RESOURCE_EXHAUSTED, framed, trailers
 from remora.server.grpc.call import UnaryCall
+from support.wire.grpc_calls import OPENING, FakeLink, FakeThreads
 
 
 def opened(begun: list[bytes]) -> tuple[UnaryCall, FakeLink]:

@@ -12,8 +12,6 @@ import pytest
 
 pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
 
-from engine_by_hand import ByHand
-from grpc_calls import FakeLink
 from remora.protocols.grpc.framing import framed
 from remora.protocols.restriction import Restrictions
 from remora.server.access_log import AccessLog
@@ -21,6 +19,8 @@ from remora.server.grpc.front import GrpcFront, MessageTurns
 from remora.server.grpc.rpcs import INFER, Rpcs
 from remora.server.http.http1_state import TURN_NS
 from remora.server.loop import LoopMailbox
+from support.engine.engine_by_hand import ByHand
+from support.wire.grpc_calls import FakeLink
 
 
 class Loop:

@@ -12,10 +12,6 @@ import pytest
 
 pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
 
-from engine_by_hand import TextsByHand, response
-from fakes import FakeAccessWriter
-from grpc_calls import FakeLink
-from python_models import write_echo
 from remora.engine import Engine
 from remora.proto import inference_pb2 as pb
 from remora.protocols.grpc.framing import framed
@@ -24,6 +20,10 @@ from remora.server.access_log import AccessLog
 from remora.server.grpc.front import GrpcFront, InferenceCall
 from remora.server.grpc.rpcs import INFER, Rpcs
 from remora.server.loop import LoopMailbox
+from support.engine.engine_by_hand import TextsByHand, response
+from support.engine.fakes import FakeAccessWriter
+from support.models.python_models import write_echo
+from support.wire.grpc_calls import FakeLink
 
 PATIENCE_S = 60.0
 FIELDS = (

@@ -18,8 +18,6 @@ import grpc
 import numpy as np
 import pytest
 
-from engine_by_hand import Served
-from fakes import UNTRACED
 from remora import calls
 from remora.calls import Call
 from remora.engine import Engine
@@ -30,6 +28,8 @@ from remora.options import ServerOptions
 from remora.proto import inference_pb2 as pb
 from remora.server.grpc.grpcio_transport import GrpcServer
 from remora.tracing.tracer import Traces
+from support.engine.engine_by_hand import Served
+from support.engine.fakes import UNTRACED
 
 WAIT_S = 60.0
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from python_models import write_echo
 from remora.engine import Engine
 from remora.errors import ConfigError, RemoraError, UnavailableError
 from remora.options import ServerOptions
@@ -25,6 +24,7 @@ from remora.protocols.grpc.infer import MAX_MESSAGE_BYTES
 from remora.protocols.http2.frames import PREFACE, frame
 from remora.server.grpc.stream import EVICTED_TEXT
 from remora.server.main import Server, run_loop
+from support.models.python_models import write_echo
 
 grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install '.[grpcio]'")
 pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")

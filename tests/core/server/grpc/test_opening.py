@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import pytest
 
-from fakes import WithoutItsPackage
 from remora.engine import Engine
 from remora.options import ServerOptions
 from remora.protocols.http2 import frames
@@ -19,6 +18,7 @@ from remora.server.grpc.opening import Grpcio, GrpcTransport, LateGrpc, NoGrpc, 
 from remora.server.host import ServerContext
 from remora.server.http.exchange import Service
 from remora.tensors.shared_memory import DISABLED
+from support.engine.fakes import WithoutItsPackage
 
 PATIENCE_S = 60.0
 

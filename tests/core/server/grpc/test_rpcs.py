@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from engine_by_hand import ByCaller, ByHand, response
 from remora.errors import RemoraError, UnavailableError
 from remora.proto import inference_pb2 as pb
 from remora.protocols.grpc.status import SHUTDOWN_TEXT
 from remora.protocols.restriction import Restrictions
 from remora.server.grpc.rpcs import IDLE_NS, Metadata, Rpcs
 from remora.server.grpc.stream import InferStream
+from support.engine.engine_by_hand import ByCaller, ByHand, response
 
 
 class FakeCall:

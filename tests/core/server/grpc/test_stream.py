@@ -14,7 +14,6 @@ import grpc
 import numpy as np
 import pytest
 
-from engine_by_hand import PATIENCE_S, ByHand, response
 from remora.engine import Engine
 from remora.errors import (
     InternalError,
@@ -30,6 +29,7 @@ from remora.server.grpc.grpcio_transport import GrpcServer
 from remora.server.grpc.rpcs import MAX_STREAMS, Rpcs
 from remora.server.http.http2 import Http2Listener
 from remora.server.loop import LoopMailbox
+from support.engine.engine_by_hand import PATIENCE_S, ByHand, response
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 

@@ -12,7 +12,6 @@ import pytest
 
 pytest.importorskip("grpc", reason="grpcio is not installed: pip install '.[grpcio]'")
 
-from engine_by_hand import PATIENCE_S, ByCaller, ByHand, TextsByHand, response
 from remora.errors import RemoraError, UnavailableError
 from remora.messages import InferForm, Mailbox, Outcome, Request, Response, Streamed, Tensor, Ticket
 from remora.proto import inference_pb2 as pb
@@ -22,6 +21,7 @@ from remora.server.grpc import grpcio_transport
 from remora.server.grpc.grpcio_transport import _HeldAnswers
 from remora.server.grpc.stream import Hold, InferStream, StreamLimits
 from remora.server.held_mailbox import AHEAD
+from support.engine.engine_by_hand import PATIENCE_S, ByCaller, ByHand, TextsByHand, response
 
 
 class FakeCall:

@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
 
-from grpc_calls import OPENING, FakeLink, FakeThreads
 from remora.errors import UnavailableError
 from remora.protocols.grpc.framing import HEADS, Opening, framed, trailers
 from remora.server.grpc.call import GrpcCall
 from remora.server.grpc.streaming import Converted, Streaming
+from support.wire.grpc_calls import OPENING, FakeLink, FakeThreads
 
 
 class Kept:

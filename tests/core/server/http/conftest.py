@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from http1_bench import Bench, benches
 from remora.engine import Engine
+from support.wire.http1_bench import Bench, benches
 
 
 @pytest.fixture
@@ -40,7 +40,16 @@ def usual() -> Iterator[int]:
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One model for each thing an example request must get right, and two whose names mean harm."""
     # Imported here, because the module skips its importer if onnx or httpx is not installed.
-    from page_requests import FP16, FP32, HOSTILE, HOSTILE_FOLDER, INT64, QUOTING_FOLDER, STRING, write_onnx
+    from support.wire.page_requests import (
+        FP16,
+        FP32,
+        HOSTILE,
+        HOSTILE_FOLDER,
+        INT64,
+        QUOTING_FOLDER,
+        STRING,
+        write_onnx,
+    )
 
     folder = tmp_path_factory.mktemp("models")
     write_onnx(folder / "rows", FP32, ["n", 4], versions=("1", "2"))

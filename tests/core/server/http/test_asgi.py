@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from asgi_host import Spoken, messages_of, scope_of, speak
-from fakes import UNTRACED, FakeBackend, write_model
 from remora.engine import Engine
 from remora.errors import RetiredError
 from remora.messages import Ticket
@@ -26,6 +24,8 @@ from remora.options import EngineOptions, ServerOptions
 from remora.protocols.rest.answer import HttpAnswer
 from remora.server.http.asgi import V2App, answer_in_thread, target_of
 from remora.server.http.asgi_transfers import Message, Scope
+from support.engine.fakes import UNTRACED, FakeBackend, write_model
+from support.wire.asgi_host import Spoken, messages_of, scope_of, speak
 
 PATIENCE_S = 60.0
 INFER = "/v2/models/m/infer"

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from eventually import eventually
-from page_requests import PATIENCE_S, Ask, asgi_client, httpx, infer_body, send
 from remora.engine import Engine
 from remora.options import EngineOptions, ServerOptions
 from remora.server.http import held_bytes
 from remora.server.http.asgi import create_app
 from remora.server.http.large_bodies import LargeBodies
 from remora.server.main import Server
+from support.process.eventually import eventually
+from support.wire.page_requests import PATIENCE_S, Ask, asgi_client, httpx, infer_body, send
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eventually import eventually_in_loop
-from fakes import DOUBLER, FakeBackend, FakeBackendModel, FakeInstance, write_model
 from remora.backends import Execution, Placement, Source
 from remora.engine import Engine
 from remora.messages import Response, Streamed, Tensor
@@ -24,6 +22,8 @@ from remora.server.http import asgi_transfers, http1_state
 from remora.server.http.asgi import V2App
 from remora.server.http.asgi_transfers import Message
 from remora.server.http.held_bytes import FREE_BYTES
+from support.engine.fakes import DOUBLER, FakeBackend, FakeBackendModel, FakeInstance, write_model
+from support.process.eventually import eventually_in_loop
 
 PATIENCE_S = 60.0
 LEFT: Message = {"type": "http.disconnect"}

@@ -14,9 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asgi_host import messages_of, scope_of, speak
-from eventually import eventually_in_loop
-from fakes import FakeBackend, write_model
 from remora.engine import Engine
 from remora.messages import Buffer
 from remora.models import loader as loading
@@ -31,6 +28,9 @@ from remora.server.http.exchange import Cancellable, Exchange
 from remora.server.http.held_bytes import FREE_BYTES, TEXT
 from remora.server.http.large_bodies import LARGE_BYTES, LargeRequest
 from remora.server.http.port_services import IdentifyingService
+from support.engine.fakes import FakeBackend, write_model
+from support.process.eventually import eventually_in_loop
+from support.wire.asgi_host import messages_of, scope_of, speak
 
 PATIENCE_S = 60.0
 INFER = "/v2/models/m/infer"

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from eventually import eventually, eventually_in_loop
 from remora.engine import Engine
 from remora.options import EngineOptions, ServerOptions
 from remora.server.http.asgi import V2App
 from remora.server.http.asgi_transfers import Message
 from remora.server.startup import with_workers
+from support.process.eventually import eventually, eventually_in_loop
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has memory that a loop can watch")
 

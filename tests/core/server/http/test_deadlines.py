@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from fakes import FakeExchange, ticket_of
 from remora.messages import Ticket
 from remora.protocols.rest.answer import HttpAnswer, Refusal
 from remora.server.http.deadlines import TimedExchange, timeout_ns
+from support.engine.fakes import FakeExchange, ticket_of
 
 MS = 1_000_000
 ANSWER = HttpAnswer(200, (), [b"done"])

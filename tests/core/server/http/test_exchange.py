@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import FakeExchange
-from http1_bench import Bench, benches
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer
 from remora.server.http.exchange import Answerer, Exchange, binder_of
 from remora.server.http.port_services import port_service
+from support.engine.fakes import FakeExchange
+from support.wire.http1_bench import Bench, benches
 
 OPEN = HttpAnswer(200, (), [b"open"])
 

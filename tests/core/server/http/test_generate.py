@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from fakes import UNTRACED, FakeExchange, config_of, ticket_of
 from remora.calls import Metrics
 from remora.engine import Engine
 from remora.errors import InternalError, NotFoundError, RemoraError, UnavailableError
@@ -21,6 +20,7 @@ from remora.scheduling.batching import expired_error
 from remora.server.http.generate import GenerateRoutes
 from remora.server.http.large_bodies import LARGE_BYTES, LargeBodies
 from remora.signature import Signature
+from support.engine.fakes import UNTRACED, FakeExchange, config_of, ticket_of
 
 CONFIG = """
 max_batch_size: 0

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from eventually import eventually_in_loop
-from fakes import FakeService
-from http1_bench import get
 from remora.server.http import half_close
 from remora.server.http.http1_listener import Listener
+from support.engine.fakes import FakeService
+from support.process.eventually import eventually_in_loop
+from support.wire.http1_bench import get
 
 PATIENCE_S = 60.0
 

@@ -14,8 +14,6 @@ pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import FakeClock
-from http1_bench import Bench, answers_of, benches, get, post
 from remora.protocols.http2.frames import (
     DATA,
     ENHANCE_YOUR_CALM,
@@ -34,6 +32,8 @@ from remora.server.http.held_bytes import FREE_BYTES, Account, HeldBytes
 from remora.server.http.http1_state import Phase
 from remora.server.http.http2 import Http2Connection, Http2Listener
 from remora.server.http.http2_requests import Requests
+from support.engine.fakes import FakeClock
+from support.wire.http1_bench import Bench, answers_of, benches, get, post
 
 LONG = 4 * FREE_BYTES
 CHUNKED = b"POST /c HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import FakeService
-from http1_bench import Bench, answers_of, benches, get, post
 from remora.messages import Buffer, Ticket
 from remora.protocols.http1 import HEAD_LIMIT, Head
 from remora.protocols.http2.frames import PREFACE
@@ -18,6 +16,8 @@ from remora.protocols.rest.answer import HttpAnswer
 from remora.server.http.exchange import Exchange
 from remora.server.http.http1 import AHEAD_LIMIT
 from remora.server.http.http1_listener import Listener
+from support.engine.fakes import FakeService
+from support.wire.http1_bench import Bench, answers_of, benches, get, post
 
 PATIENCE_S = 60.0
 

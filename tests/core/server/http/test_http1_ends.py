@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from http1_bench import Bench, answers_of, benches, get, post
 from remora.server.http.exchange import SILENCE_S
+from support.wire.http1_bench import Bench, answers_of, benches, get, post
 
 CHUNKED = b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
 

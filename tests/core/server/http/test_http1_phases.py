@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from http1_bench import Bench, benches, get, post
 from remora.protocols.rest.answer import HttpAnswer
 from remora.server.http.held_bytes import Account
 from remora.server.http.http1_state import Phase
+from support.wire.http1_bench import Bench, benches, get, post
 
 ANSWER = HttpAnswer(200, (), [b"x"])
 CHUNKED = b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"

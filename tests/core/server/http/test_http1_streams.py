@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fakes import FakeService, FakeTransport
 from remora.server.http.exchange import STREAM_BACKLOG, Exchange
 from remora.server.http.held_bytes import UNREAD_S
 from remora.server.http.http1 import Connection
 from remora.server.http.http1_listener import Listener
+from support.engine.fakes import FakeService, FakeTransport
 
 HEADERS = ((b"Content-Type", b"text/event-stream"),)
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"

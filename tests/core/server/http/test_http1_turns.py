@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from http1_bench import Bench, answers_of, benches, get, post
 from remora.server.http.http1_state import TURN_NS, TURN_REQUESTS
+from support.wire.http1_bench import Bench, answers_of, benches, get, post
 
 
 def test_a_turn_answers_a_bounded_number_of_pipelined_requests_and_the_next_turns_the_others() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
 
-from fakes import FakeClock, FakeTransport
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.http2.frames import (
@@ -36,6 +35,7 @@ from remora.server.http import http2
 from remora.server.http.exchange import Exchange
 from remora.server.http.http2 import Http2Connection, Http2Listener, OpenRequest
 from remora.server.http.http2_requests import Requests
+from support.engine.fakes import FakeClock, FakeTransport
 
 PATIENCE_S = 60.0
 OPEN = pack(((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/v2/x")))

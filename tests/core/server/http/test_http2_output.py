@@ -13,9 +13,6 @@ import pytest
 
 pytest.importorskip("hpack", reason="hpack is not installed: pip install '.[grpc]'")
 
-from eventually import eventually_in_loop
-from fakes import FakeClock, FakeService, FakeTransport
-from live_server import PATIENCE_S
 from remora.protocols.http2.frames import (
     HEADERS,
     INITIAL_WINDOW,
@@ -33,6 +30,9 @@ from remora.server.http.http2 import ALPN, Http2Connection, Http2Listener
 from remora.server.http.http2_output import Output, Progress
 from remora.server.http.http2_requests import Requests
 from remora.server.tls import make_self_signed
+from support.engine.fakes import FakeClock, FakeService, FakeTransport
+from support.process.eventually import eventually_in_loop
+from support.servers.live_server import PATIENCE_S
 
 ANSWERS, ANSWER_BYTES = 2, 10 << 20
 LIMIT = 32 << 20

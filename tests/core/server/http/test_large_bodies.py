@@ -14,10 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eventually import eventually
-from fakes import FakeExchange
-from live_server import write_version
-from openai_by_hand import OPEN, bind_nothing
 from remora.engine import Engine
 from remora.errors import AlreadyExistsError, NotFoundError
 from remora.messages import InferForm, Response, Tensor
@@ -46,6 +42,10 @@ from remora.server.loop import LoopMailbox
 from remora.signature import Signature
 from remora_llm.openai.routes import find_route
 from remora_llm.routes.openai import OpenAiRoutes
+from support.engine.fakes import FakeExchange
+from support.process.eventually import eventually
+from support.servers.live_server import write_version
+from support.wire.openai_by_hand import OPEN, bind_nothing
 
 ROWS = LARGE_BYTES // 4
 ECHO = """

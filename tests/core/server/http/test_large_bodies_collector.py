@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
-from eventually import eventually, eventually_in_loop
-from fakes import FakeExchange
-from no_threads import refuse_threads
 from remora.protocols.rest.answer import HttpAnswer, encode_json_error
 from remora.server.http.large_bodies import NEVER, CollectorPause, LargeBodies
+from support.engine.fakes import FakeExchange
+from support.process.eventually import eventually, eventually_in_loop
+from support.process.no_threads import refuse_threads
 
 PATIENCE_S = 60.0
 

@@ -10,8 +10,6 @@ from typing import Any, cast
 
 import pytest
 
-from fakes import FakeExchange
-from live_server import write_version
 from remora.engine import Engine
 from remora.errors import RetiredError
 from remora.models.served_model import ServedModel
@@ -21,6 +19,8 @@ from remora.server.http.exchange import Exchange
 from remora.server.http.large_bodies import LARGE_BYTES, LargeBodies
 from remora.server.http.rest import RestService
 from remora.server.loop import LoopMailbox
+from support.engine.fakes import FakeExchange
+from support.servers.live_server import write_version
 
 ROWS = LARGE_BYTES // 4
 TENSOR = {"name": "IN", "datatype": "INT32", "shape": [ROWS, 1], "data": [123_456] * ROWS}

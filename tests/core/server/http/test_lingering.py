@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from eventually import eventually_in_loop
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import HttpAnswer
@@ -18,6 +17,7 @@ from remora.server.http import lingering
 from remora.server.http.exchange import Exchange
 from remora.server.http.http1_listener import Listener
 from remora.server.tls import make_self_signed
+from support.process.eventually import eventually_in_loop
 
 PATIENCE_S = 60.0
 ANSWER = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno"

@@ -17,18 +17,6 @@ from typing import Any
 
 import pytest
 
-from eventually import eventually
-from page_requests import (
-    HOSTILE,
-    HOSTILE_FOLDER,
-    PATIENCE_S,
-    QUOTING_FOLDER,
-    Ask,
-    get,
-    httpx,
-    infer_body,
-    through_app,
-)
 from remora.engine import Engine
 from remora.options import EngineOptions, ServerOptions
 from remora.server.http import pages
@@ -42,6 +30,18 @@ from remora.server.http.pages import (
     status_page,
 )
 from remora.server.main import Server
+from support.process.eventually import eventually
+from support.wire.page_requests import (
+    HOSTILE,
+    HOSTILE_FOLDER,
+    PATIENCE_S,
+    QUOTING_FOLDER,
+    Ask,
+    get,
+    httpx,
+    infer_body,
+    through_app,
+)
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 

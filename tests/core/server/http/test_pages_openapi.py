@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from page_requests import Ask, get, through_app
 from remora.engine import Engine
 from remora.options import EngineOptions
 from remora.server.http.pages import (
@@ -17,6 +16,7 @@ from remora.server.http.pages import (
     openapi,
     paths_of,
 )
+from support.wire.page_requests import Ask, get, through_app
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 

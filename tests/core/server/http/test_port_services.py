@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hosting import Got, ask, running_container, v2_request, write_scale
 from remora.protocols.cross_site import SharedOrigins
+from support.servers.hosting import Got, ask, running_container, v2_request, write_scale
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install '.[onnx]'")
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes import FakeExchange
 from remora.engine import FrontEnd
 from remora.errors import FAILED_EXECUTION, InternalError, RemoraError, RetiredError, about
 from remora.messages import Buffer, InferForm, Outcome, Request, Response, Tensor, Ticket
@@ -19,6 +18,7 @@ from remora.protocols.rest.predict import Part, Rows, encode_predict
 from remora.server.http.exchange import Exchange
 from remora.server.http.large_bodies import LARGE_BYTES
 from remora.server.http.predict import Decoded, FanIn, Predictor
+from support.engine.fakes import FakeExchange
 
 Reply = Callable[[Ticket, Outcome], None]
 PARTS = [Part(InferForm(()), [], 1) for _ in range(3)]

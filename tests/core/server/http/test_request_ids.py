@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 
 from conftest import needs
-from fakes import FakeExchange
 from remora.messages import Buffer
 from remora.protocols.http1 import Head
 from remora.protocols.rest.answer import JSON, HttpAnswer
@@ -15,6 +14,7 @@ from remora.server.host_routes import HostRoute
 from remora.server.http.exchange import Answerer, Exchange
 from remora.server.http.port_services import IdentifyingService, port_service
 from remora.server.http.request_ids import ID_HEADER, id_among, valid_id
+from support.engine.fakes import FakeExchange
 
 
 class Answering:

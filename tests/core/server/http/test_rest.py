@@ -10,8 +10,6 @@ from typing import Any, cast
 import pytest
 
 from conftest import needs
-from fakes import UNTRACED, FakeExchange, FakeMailbox, write_model
-from hosting import PATIENCE_S, ask, running
 from remora.engine import Engine
 from remora.errors import NotFoundError
 from remora.models.readiness import Readiness
@@ -22,6 +20,8 @@ from remora.protocols.rest.infer import InferCodec
 from remora.server.host import Host
 from remora.server.http.rest import RestService
 from remora.server.main import Ports
+from support.engine.fakes import UNTRACED, FakeExchange, FakeMailbox, write_model
+from support.servers.hosting import PATIENCE_S, ask, running
 
 PAGE = {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site", "Content-Type": "text/plain"}
 CURL = {"Content-Type": "application/x-www-form-urlencoded"}  # what `curl -d` sends

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from conftest import needs
-from fakes import FakeExchange
 from remora.engine import Engine
 from remora.messages import Buffer
 from remora.options import ServerOptions
@@ -28,6 +27,7 @@ from remora.server.http.rest import RestService
 from remora.server.http.route_groups import RouteParts, find_group, installed_rows, row_of
 from remora.server.key_check import KeyCheck
 from remora.server.loop import LoopMailbox
+from support.engine.fakes import FakeExchange
 
 SECRET = "s3cret-of-the-test"
 

@@ -11,7 +11,6 @@ from concurrent.futures import Future
 
 import pytest
 
-from fakes import UNTRACED, FakeExchange, config_of
 from remora.engine import Engine
 from remora.errors import InternalError, RetiredError
 from remora.messages import Buffer
@@ -25,6 +24,7 @@ from remora.server.http.large_bodies import LARGE_BYTES, LargeBodies
 from remora.server.http.rest import RestService
 from remora.server.http.waiting import LoadWaiters
 from remora.signature import Signature
+from support.engine.fakes import UNTRACED, FakeExchange, config_of
 
 
 def run(scenario: Callable[[LoadWaiters, Future[None], FakeExchange, list[int]], None], **room: float) -> FakeExchange:

@@ -11,9 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eventually import eventually
-from generation_models import tiny
-from held import Held
 from remora import Engine
 from remora.backends import Source
 from remora.errors import ConfigError, InvalidArgumentError, NotFoundError, RemoraError
@@ -22,6 +19,9 @@ from remora_llm.backends.onnx import GenerationBackend, GenerationModel
 from remora_llm.generation import Extension, StepResult, TokenEngine
 from remora_llm.generation.tasks import Sampling, Task
 from remora_llm.testing import ENGINE_CHECKS, Collector, EngineCheck, EngineExample
+from support.models.generation_models import tiny
+from support.process.eventually import eventually
+from support.process.held import Held
 
 EXAMPLE = EngineExample(prompt=tuple(range(40, 70)), other=tuple(range(100, 200)))
 

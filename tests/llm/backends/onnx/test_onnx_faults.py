@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from generation_models import text_inputs, tiny
 from remora import Engine
 from remora.errors import InvalidArgumentError
 from remora_llm.generation import Generation
+from support.models.generation_models import text_inputs, tiny
 
 
 @pytest.fixture

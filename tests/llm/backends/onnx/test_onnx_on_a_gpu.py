@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 import remora_llm.backends.onnx as generation_backend
-from generation_models import tiny
 from remora.backends import Placement, Source, capabilities_of
 from remora.backends.gpu_health import GpuHealth
 from remora.errors import ConfigError
 from remora.proto.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from remora.tensors.device import HOST, memory_of
 from remora_llm.backends.onnx import GenerationBackend
+from support.models.generation_models import tiny
 
 runtime: Any = pytest.importorskip("onnxruntime")
 CUDA = "CUDAExecutionProvider"

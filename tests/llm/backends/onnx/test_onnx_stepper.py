@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cuda_stand_in import StandIn
-from generation_models import tiny
 from remora.errors import ConfigError
 from remora.tensors.device import HOST, CudaMemory, memory_of
 from remora_llm.backends.onnx.folder import read_folder
@@ -19,6 +17,8 @@ from remora_llm.backends.onnx.onnx_stepper import CacheSize, OnnxStepper, cache_
 from remora_llm.generation import Extension, Logits
 from remora_llm.generation.planner import Planner, PlannerLimits
 from remora_llm.generation.tasks import ModelFacts
+from support.models.cuda_stand_in import StandIn
+from support.models.generation_models import tiny
 
 RANDOM = np.random.default_rng(1)
 PROMPTS = [

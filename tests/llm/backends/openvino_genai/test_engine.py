@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from eventually import eventually
-from no_threads import refuse_threads
 from remora.errors import InternalError, QueueFullError, UnavailableError
 from remora_llm.backends.openvino_genai.engine import UNSUPPORTED, Library, OpenVinoEngine
 from remora_llm.generation.task_book import MAX_WAITING
 from remora_llm.generation.tasks import ModelFacts, Sampling, Task
 from remora_llm.testing import BYTE_VOCABULARY, ByteTokens, Collector
+from support.process.eventually import eventually
+from support.process.no_threads import refuse_threads
 
 FACTS = ModelFacts(context=10_000, vocabulary=BYTE_VOCABULARY, unsupported=UNSUPPORTED)
 STATUS = SimpleNamespace(RUNNING="running", FINISHED="finished", IGNORED="ignored")

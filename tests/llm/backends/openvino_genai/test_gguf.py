@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_models import document
 from remora_llm.backends.openvino_genai.gguf import GgufError, read_metadata
+from support.models.gguf_models import document
 
 PAIRS = {
     "general.architecture": "llama",

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from generation_models import text_inputs
-from gguf_models import write_gguf
 from remora import Engine
 from remora.backends import Source
 from remora.errors import ConfigError, InternalError, NotFoundError, RemoraError
@@ -19,6 +17,8 @@ from remora.proto.model_config_pb2 import ModelConfig
 from remora_llm.backends.openvino_genai import OpenVinoGenAiBackend, OpenVinoGenAiModel
 from remora_llm.generation.tasks import ParameterError, Sampling, Task
 from remora_llm.testing import ENGINE_CHECKS, Collector, EngineCheck, EngineExample
+from support.models.generation_models import text_inputs
+from support.models.gguf_models import write_gguf
 
 pytest.importorskip("openvino_genai", reason="OpenVINO GenAI is not installed")
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from eventually import eventually
 from remora.errors import InternalError, InvalidArgumentError, QueueFullError, RemoraError, UnavailableError
 from remora_llm.backends.vllm.engine import GRAMMARS, UNSUPPORTED, CacheGauges, Library, LoopThread, VllmEngine
 from remora_llm.generation.task_book import MAX_WAITING
 from remora_llm.generation.tasks import Grammar, ModelFacts, ParameterError, Sampling, Task
 from remora_llm.testing import BYTE_VOCABULARY, ByteTokens, Collector
+from support.process.eventually import eventually
 
 FACTS = ModelFacts(
     context=2000,

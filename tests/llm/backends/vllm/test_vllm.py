@@ -14,8 +14,6 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from generation_models import text_inputs
-from hf_models import write_hf
 from remora import Engine
 from remora.backends import Source
 from remora.calls import Metrics
@@ -24,6 +22,8 @@ from remora.proto.model_config_pb2 import ModelConfig
 from remora_llm.backends.vllm import VllmBackend, VllmModel
 from remora_llm.generation.tasks import ParameterError, Sampling
 from remora_llm.testing import ENGINE_CHECKS, Collector, EngineCheck, EngineExample
+from support.models.generation_models import text_inputs
+from support.models.hf_models import write_hf
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM and torch warn while they are imported
 EXAMPLE = EngineExample(prompt=tuple(range(20, 40)), other=tuple(range(50, 90)))

@@ -13,12 +13,12 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed: run make test-vllm")
 
-from gguf_models import HEADS, HIDDEN, KV_HEADS, LAYERS
-from hf_models import write_hf, write_safetensors
-from hosting import ask, running
 from remora import Engine
 from remora.errors import RemoraError
 from remora.server.host import Host
+from support.models.gguf_models import HEADS, HIDDEN, KV_HEADS, LAYERS
+from support.models.hf_models import write_hf, write_safetensors
+from support.servers.hosting import ask, running
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM and torch warn while they are imported
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")

@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from fakes import FakeClock, FakeExchange
 from remora.errors import NotFoundError
 from remora.messages import Buffer
 from remora.models.readiness import Readiness
@@ -31,6 +30,7 @@ from remora_llm.generation.tokenizing import TokenizerFile
 from remora_llm.openai.routes import find_route
 from remora_llm.routes.openai import OpenAiRoutes
 from remora_llm.testing import ByteTokens, ScriptedStepper
+from support.engine.fakes import FakeClock, FakeExchange
 
 TEXT = "Hello, world"
 

@@ -370,7 +370,7 @@ def build_native(library: Path, kind: str, *defines: str) -> None:
     """Compile one of the models in C; without a kind the documentation's example."""
     from remora_runtimes.native import INCLUDE
 
-    tests = Path(__file__).resolve().parent
+    tests = Path(__file__).resolve().parents[2]
     example = tests.parent / "docs" / "examples" / "native-backend" / "addsub.c"
     source = tests / "runtimes" / "native_models.c" if kind else example
     rows = {"W1": W1, "W2": W2} if kind == "MLP" else {}

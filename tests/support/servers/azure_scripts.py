@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from eventually import eventually
-from hosting import ask
+from support.process.eventually import eventually
+from support.servers.hosting import ask
 
 PLAIN = """
 import json, os, time

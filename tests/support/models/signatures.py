@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from fakes import config_of
 from remora.errors import InvalidArgumentError
 from remora.messages import DTYPES, Data, InferForm, InputSpec, OutputSpec, Request
 from remora.signature import Signature
+from support.engine.fakes import config_of
 
 ADDSUB = """
 max_batch_size: 8

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fakes import FakeClock, Replies, config_of
 from remora.errors import (
     RemoraError,
 )
@@ -25,6 +24,7 @@ from remora.messages import (
 )
 from remora.scheduling.ensembles.scheduler import EnsembleScheduler
 from remora.signature import Signature, UnreadableError
+from support.engine.fakes import FakeClock, Replies, config_of
 
 PATIENCE_S = 30.0
 ONE = 'input { name: "I" data_type: TYPE_INT32 dims: -1 } output { name: "O" data_type: TYPE_INT32 dims: -1 }'

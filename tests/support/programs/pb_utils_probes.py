@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-_DATA = json.loads((Path(__file__).parent / "oracle" / "pb_utils_probes.json").read_text(encoding="utf-8"))
+_DATA = json.loads((Path(__file__).parents[2] / "oracle" / "pb_utils_probes.json").read_text(encoding="utf-8"))
 MODEL = Path(__file__).parent / "pb_utils_probe.py"
 CONFIG = """backend: "python"
 input { name: "EXPRESSION" data_type: TYPE_STRING dims: [-1] }

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fakes import DOUBLER, FakeBackend, FakeClock, Replies
 from remora.messages import InferForm, InputSpec
 from remora.models.lifecycle import Lifecycle
 from remora.models.loader import ModelLoader
 from remora.models.served_model import ServedModel
 from remora.options import EngineOptions
+from support.engine.fakes import DOUBLER, FakeBackend, FakeClock, Replies
 
 ALL = DOUBLER + "version_policy { all { } }"
 PATIENCE_S = 30.0

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from conftest import free_ports
-from eventually import eventually
-from live_server import status_of
+from support.process.eventually import eventually
+from support.servers.live_server import status_of
 
 TRITON = os.environ.get("TRITON", "")
 needs_triton = pytest.mark.skipif(not TRITON, reason="no Triton is installed: run make test-triton")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from conftest import EXTRA_FLAGS, free_ports
-from eventually import eventually
+from support.process.eventually import eventually
 
 PATIENCE_S = 60.0
 THREADS = ("--backend-config=python,isolation=thread", "--allow-grpc=false")

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from fakes import UNTRACED
 from remora.engine import Engine
 from remora.errors import InvalidArgumentError, NotFoundError, RetiredError
 from remora.messages import Data, InferForm, Mailbox, Outcome, Request, Response, Tensor, Ticket
 from remora.models.table import LoadingError
 from remora.scheduling.delivery import run_replies
 from remora.tracing.tracer import Traces
+from support.engine.fakes import UNTRACED
 
 PATIENCE_S = 60.0
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from fakes import DOUBLER, FakeClock, FakeInstance, FakeMailbox, FakeRecorder, Replies, config_of, ticket_of
 from remora.config import BatchPolicy
 from remora.messages import Outcome, Response, Ticket
 from remora.scheduling.batching import BatchQueue
 from remora.scheduling.pool import DispatchPolicy
 from remora.scheduling.scheduler import Scheduler
 from remora.signature import Signature
+from support.engine.fakes import (
+    DOUBLER,
+    FakeClock,
+    FakeInstance,
+    FakeMailbox,
+    FakeRecorder,
+    Replies,
+    config_of,
+    ticket_of,
+)
 
 DYNAMIC = BatchPolicy(max_batch_size=8, dynamic=True)
 PATIENCE_S = 30.0

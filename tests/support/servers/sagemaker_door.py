@@ -8,8 +8,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from hosting import Got, ask, running
 from remora.server.host import Host
+from support.servers.hosting import Got, ask, running
 
 V2 = json.dumps({"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}).encode()
 """A request that the model `scale` answers well."""

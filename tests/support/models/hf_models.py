@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gguf_models import CONTEXT, HEADS, HIDDEN, INNER, KV_HEADS, LAYERS, load_example, random_weights
+from support.models.gguf_models import CONTEXT, HEADS, HIDDEN, INNER, KV_HEADS, LAYERS, load_example, random_weights
 
 _NAMES = {
     "token_embd": "model.embed_tokens",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "docs" / "examples" / "chat" / "tiny_model.py"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from generation_models import SCRIPT
+from support.models.generation_models import SCRIPT
 
 _U32, _F32, _TEXT, _ARRAY, _I32 = 4, 6, 8, 9, 5
 _AS_F32, _AS_F16 = 0, 1

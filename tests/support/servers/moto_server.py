@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from conftest import ROOT, end
-from eventually import eventually
+from support.process.eventually import eventually
 
 STAND_IN = Path(__file__).with_name("aws_stand_in.py")
 PYTHON = ROOT / ".venv-storage" / "bin" / "python"

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hosting import ask
-from live_server import free_port, process, until
+from support.servers.hosting import ask
+from support.servers.live_server import free_port, process, until
 
 INPUT: dict[str, Any] = {"name": "IN", "shape": [1, 1], "datatype": "INT32", "data": [1]}
 

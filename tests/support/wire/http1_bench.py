@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, cast
 
-from fakes import FakeClock, FakeService, FakeTransport
 from remora.messages import Buffer
 from remora.server.http.exchange import Service
 from remora.server.http.held_bytes import HeldBytes
 from remora.server.http.http1 import Connection
 from remora.server.http.http1_listener import Listener
 from remora.server.http.http1_listener_state import Handover
+from support.engine.fakes import FakeClock, FakeService, FakeTransport
 
 LIMIT = 1 << 20
 

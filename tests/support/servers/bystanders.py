@@ -9,9 +9,9 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from processor_time import Account, caused_s
+from support.process.processor_time import Account, caused_s
 
-HOLD_PROBE = Path(__file__).parent / "security" / "hold_probe"
+HOLD_PROBE = Path(__file__).parents[2] / "security" / "hold_probe"
 
 
 class Holds:
