@@ -127,7 +127,7 @@ resource "aws_sagemaker_model" "this" {
   tags               = var.tags
 
   # A serverless endpoint refuses a model without a network.
-  enable_network_isolation = var.network_isolation && var.mode != "serverless"
+  enable_network_isolation = var.mode == "serverless" ? false : var.network_isolation
 
   primary_container {
     image       = each.value[0].image_uri

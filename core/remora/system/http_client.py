@@ -131,7 +131,8 @@ def fetch(
     except NoAnswerError:
         raise
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise _no_answer(error, limits.wait_s) from None
+        inner = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise _no_answer(inner if isinstance(inner, Exception) else error, limits.wait_s) from None
 
 
 def _basic(user: str) -> str:
@@ -187,16 +188,15 @@ def _lower(items: Any) -> dict[str, str]:
 
 def _no_answer(error: Exception, timeout_s: float) -> NoAnswerError:
     """Convert an error of the standard library, whose text may hold the URL."""
-    inner = getattr(error, "reason", error)  # that of urllib's URLError
-    if isinstance(inner, TimeoutError) and not inner.errno:
+    if isinstance(error, TimeoutError) and not error.errno:
         return NoAnswerInTimeError(f"timed out after {timeout_s:g} s")
-    if isinstance(inner, http.client.BadStatusLine) and not isinstance(inner, http.client.RemoteDisconnected):
-        return NotHttpError(str(inner))
-    if isinstance(inner, http.client.InvalidURL):  # its text is the URL
+    if isinstance(error, http.client.BadStatusLine) and not isinstance(error, http.client.RemoteDisconnected):
+        return NotHttpError(str(error))
+    if isinstance(error, http.client.InvalidURL):  # its text is the URL
         return NoAnswerError("the URL has a space or a control character")
-    if isinstance(inner, http.client.IncompleteRead):
+    if isinstance(error, http.client.IncompleteRead):
         return NoAnswerError("the connection was closed before the end of the answer")
-    text = (inner.strerror if isinstance(inner, OSError) else "") or str(inner) or type(inner).__name__
+    text = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
     return NoAnswerError(hide_secrets(" ".join(text.split())))
 
 

@@ -150,7 +150,7 @@ def test_the_api_reads_streams_and_the_errors_of_their_trailers() -> None:
             assert [piece for _, piece in waiting.reply.pieces] == [b"one", b"two"]
             assert waiting.reply.error is (error is not None)
         client.close()
-        assert api.early == 0
+        assert api.observed.early == 0
 
 
 def test_the_trailers_describe_the_error_in_base64() -> None:

@@ -247,10 +247,12 @@ def test_another_plan_moves_the_endpoint_over_and_leaves_what_it_was(
     made = [line.split("  ")[0] for line in (each[16:] for each in lines) if line.startswith("sagemaker ")]
     model = sagemaker.describe_endpoint_config(EndpointConfigName=after)["ProductionVariants"][0]["ModelName"]
     assert made == [
+        "sagemaker add_tags",
         f"sagemaker create_model {model}",
         f"sagemaker create_endpoint_config {after}",
         "sagemaker update_endpoint digits",
         "sagemaker describe_endpoint digits: InService",
+        "sagemaker add_tags",
     ]
     assert sagemaker.describe_model(ModelName=model)["PrimaryContainer"]["Environment"] == {"A": "b"}
     (variant,) = sagemaker.describe_endpoint(EndpointName="digits")["ProductionVariants"]
