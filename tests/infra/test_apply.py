@@ -61,6 +61,11 @@ FORGOTTEN = {
     "aws_sagemaker_endpoint": "deployment_config does not come back",
     "aws_lambda_function": "an image_config comes back that is empty",
 }
+# The tags of a scaling target do not come back either, and its policy is replaced with it.
+FORGOTTEN_TAGS = {
+    "module.whole.aws_appautoscaling_target.variant[0]",
+    "module.whole.aws_appautoscaling_policy.concurrency[0]",
+}
 CREDENTIALS = {"aws_access_key_id": "x", "aws_secret_access_key": "y", "region_name": "eu-west-1"}
 
 pytestmark = pytest.mark.timeout(400)
@@ -309,7 +314,8 @@ def test_the_functions_log_is_made_before_it_and_ends(applied: Applied) -> None:
 
 
 def test_a_second_plan_changes_nothing_that_the_stand_in_remembers(applied: Applied) -> None:
-    assert not {address for address, kind in applied.planned_again.items() if kind not in FORGOTTEN}
+    again = {address for address, kind in applied.planned_again.items() if kind not in FORGOTTEN}
+    assert again <= FORGOTTEN_TAGS
 
 
 def test_destroying_leaves_nothing(applied: Applied) -> None:
