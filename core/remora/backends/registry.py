@@ -41,6 +41,7 @@ def backend_in(directory: Path, name: str) -> Backend | None:
     Raises:
         ConfigError: there is only a library for Triton's C API, which this engine does not have, or ``backend.py`` has
             no class ``Backend`` for this API.
+        UnsupportedError: there is a native library, and the package that opens it is not installed.
     """
     if name in plugins.BACKENDS or name != Path(name).name:
         return None
@@ -53,7 +54,9 @@ def backend_in(directory: Path, name: str) -> Backend | None:
 
         return PythonBackend(name=name, file=file)
     if library.is_file():
-        native: Backend = plugins.load(plugins.BACKENDS["native"].target)(name, library)
+        native: Backend = plugins.load_for(f"the library of backend '{name}'", plugins.BACKENDS["native"].target)(
+            name, library
+        )
         return native
     if (folder / f"libtriton_{name}.so").is_file():
         raise ConfigError(

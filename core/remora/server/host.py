@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from remora import plugins
-from remora.errors import ConfigError
+from remora.errors import ConfigError, UnsupportedError
 from remora.options import EngineOptions, ServerOptions
 
 if TYPE_CHECKING:  # a host is created before the server's modules are imported
@@ -125,8 +125,10 @@ def find_adapter(name: str) -> Adapter:
     unknown platform and for one that cannot be loaded.
     """
     target = plugins.HOSTS.get(name)
+    if target is not None:
+        return cast(Adapter, _load_adapter(f"--host-platform={name}", target))
     try:
-        found = plugins.load(target) if target is not None else plugins.find_installed("hosts", name)
+        found = plugins.find_installed("hosts", name)
     except ConfigError as error:
         raise ValueError(str(error)) from error
     if found is None:
@@ -139,6 +141,15 @@ def optional_ports(options: ServerOptions, environ: Mapping[str, str]) -> tuple[
 
     tritonserver has the same ports. Raises ValueError for invalid settings.
     """
-    wanted = [name for option, name in _EXTRA.items() if getattr(options, option)]
-    extra_ports: list[ExtraPort] = [plugins.load(plugins.HOSTS[name]).extra_port(options, environ) for name in wanted]
-    return tuple(extra_ports)
+    return tuple(
+        _load_adapter(f"--{option.replace('_', '-')}", plugins.HOSTS[name]).extra_port(options, environ)
+        for option, name in _EXTRA.items()
+        if getattr(options, option)
+    )
+
+
+def _load_adapter(flag: str, target: str) -> Any:
+    try:
+        return plugins.load_for(flag, target)
+    except UnsupportedError as error:
+        raise ValueError(str(error)) from error

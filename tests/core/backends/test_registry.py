@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
 from remora import plugins
-from remora.backends.registry import find_backend
-from remora.errors import ConfigError, InvalidArgumentError
+from remora.backends.registry import backend_in, find_backend
+from remora.errors import ConfigError, InvalidArgumentError, UnsupportedError
 
 
 class OfAnotherApi:
@@ -29,3 +30,11 @@ def test_a_backend_of_another_package_is_checked_also_in_place_of_one_that_is_no
     entries.append(EntryPoint(name, f"{__name__}:OfAnotherApi", "remora.backends"))
     with pytest.raises(ConfigError, match=f"'{name}' is written for version 99.0 of the backend API"):
         find_backend(name)
+
+
+def test_a_native_library_names_the_package_that_would_open_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "is_present", lambda target: False)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "libremora_mine.so").touch()
+    with pytest.raises(UnsupportedError, match="library of backend 'mine' needs the package remora_runtimes"):
+        backend_in(tmp_path, "mine")

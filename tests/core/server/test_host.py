@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from conftest import needs
+from remora import plugins
 from remora.cli import main
 from remora.engine import Engine
 from remora.messages import Buffer, Ticket
@@ -137,3 +138,13 @@ def test_a_path_that_the_system_does_not_take_ends_the_start_with_a_reason(
         monkeypatch.setenv(name, value)
     assert main(["serve", "--host-platform", platform]) == 2
     assert "remora serve: " in capsys.readouterr().err
+
+
+def test_a_platform_whose_package_is_not_installed_is_named_with_the_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(plugins, "is_present", lambda target: not target.startswith("remora_adapters"))
+    for flag in ("--host-platform=sagemaker", "--allow-sagemaker=true"):
+        assert main(["serve", str(tmp_path), flag]) == 2
+        option = flag.removesuffix("=true")
+        assert f"{option} needs the package remora_adapters, which is not installed" in capsys.readouterr().err
