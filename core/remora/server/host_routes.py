@@ -56,6 +56,11 @@ class RouteTable:
                 return row
         return None
 
+    def has_path(self, path: str) -> bool:
+        """Return True if the platform has a route with this path for any method."""
+        methods = {method for method, _ in self._exact} | self._patterns.keys()
+        return any(self.find(method, path) is not None for method in methods)
+
 
 @runtime_checkable
 class RoutedService(Protocol):

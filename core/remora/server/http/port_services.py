@@ -14,7 +14,7 @@ from remora.protocols.cross_site import SharedOrigins, is_loopback, refuse_host
 from remora.protocols.http1 import Head, HeadNote
 from remora.protocols.rest.answer import METRICS, PLAIN, Headers, HttpAnswer, failure
 from remora.protocols.rest.routes import SCRAPE_PATH
-from remora.server.host_routes import routes_of
+from remora.server.host_routes import HostRoute, RouteTable, routes_of
 from remora.server.http.exchange import (
     Answerer,
     Cancellable,
@@ -47,12 +47,12 @@ def port_service(
     ``origins``, and those of OpenAI's routes have a request id, unless the platform has the path. Raises ValueError for
     text that is not an origin.
     """
-    own_paths = [row.path for row in routes_of(service)]
+    routes = routes_of(service)
     if keys is not None:
         service = keys.over(service)
     if origins:
         service = SharingService(service, SharedOrigins(origins))
-    return IdentifyingService(_LoopbackService(service, allowed_hosts) if is_loopback(address) else service, own_paths)
+    return IdentifyingService(_LoopbackService(service, allowed_hosts) if is_loopback(address) else service, routes)
 
 
 _CACHEABLE = ("GET", "HEAD")
@@ -162,12 +162,12 @@ class IdentifyingService:
 
     Args:
         service: the service behind it.
-        own_paths: paths of the platform, whose contract says which ids their answers have: Azure ML's ``/score`` is
-            also one of vLLM's paths.
+        routes: routes of the platform, whose contract says which ids their answers have: Azure ML's ``/score`` is also
+            one of vLLM's paths.
     """
 
-    def __init__(self, service: Service, own_paths: Iterable[str] = ()) -> None:
-        self._own_paths = frozenset(own_paths)
+    def __init__(self, service: Service, routes: Iterable[HostRoute] = ()) -> None:
+        self._routes = RouteTable(routes)
         self._handle = service.handle
         self._bind = binder_of(service)
         self.reads_body = body_reader_of(service)
@@ -189,7 +189,7 @@ class IdentifyingService:
 
     def _names_requests(self, path: str) -> bool:
         row = row_of(path)
-        return row is not None and row.names_requests and path not in self._own_paths
+        return row is not None and row.names_requests and not self._routes.has_path(path)
 
 
 class MetricsService:

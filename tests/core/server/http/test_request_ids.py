@@ -68,18 +68,18 @@ def test_paths_of_v2_get_no_id() -> None:
 
 
 class Platform(Answering):
-    """A platform's service, whose ``/score`` is also a path of a group."""
+    """A platform's service, some of whose paths begin as those of a group."""
 
-    routes = (HostRoute("POST", "/score", "infer"),)
+    routes = (HostRoute("POST", "/score", "infer"), HostRoute("POST", "/v1/models/*", "infer"))
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT"])
+@pytest.mark.parametrize(("method", "path"), [("POST", "/score"), ("PUT", "/score"), ("POST", "/v1/models/m:predict")])
 @needs("remora_llm")
-def test_a_path_of_the_platform_has_the_ids_of_its_contract_alone(method: str) -> None:
+def test_a_path_of_the_platform_has_the_ids_of_its_contract_alone(method: str, path: str) -> None:
     for service, wanted in ((Platform(), []), (Answering(), [b"mine"])):
         exchange = FakeExchange()
         port = port_service("127.0.0.1", service, ("x",))
-        port.handle(Head(method, "/score", ((b"host", b"x"), (b"x-request-id", b"mine"))), b"", exchange)
+        port.handle(Head(method, path, ((b"host", b"x"), (b"x-request-id", b"mine"))), b"", exchange)
         assert [value for name, value in exchange.answers[0].headers if name == ID_HEADER] == wanted
 
 
