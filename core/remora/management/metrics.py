@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 
 from remora import plugins
@@ -15,7 +16,6 @@ from remora.cache import CacheStats, ResponseCache
 from remora.calls import Duration, MetricFamily, MetricRow, ModelStats, ReleaseShare
 from remora.custom_metrics import Family
 from remora.custom_metrics import snapshot as custom_families
-from remora.errors import ConfigError
 from remora.models.served_model import ServedModel
 from remora.startup import StartupReport
 from remora.statistics import (
@@ -59,15 +59,17 @@ _Reader = Callable[[Sequence[ServedModel]], Iterable[Family]]
 """Returns the families of a plug-in."""
 
 
-def _metric_plugins() -> Iterable[tuple[str, _Reader]]:
-    """Yield the plug-ins by name; the log names those that cannot be loaded."""
-    for target in filter(plugins.is_present, plugins.METRICS):
-        yield target, plugins.load(target)
-    for entry in plugins.installed("metrics"):
+def _metric_plugins() -> list[tuple[str, _Reader]]:
+    """Return the plug-ins with their names; the log names those that cannot be loaded."""
+    loads = [(target, partial(plugins.load, target)) for target in plugins.METRICS if plugins.is_present(target)]
+    loads += [(entry.name, partial(plugins.load_installed, entry)) for entry in plugins.installed("metrics")]
+    readers: list[tuple[str, _Reader]] = []
+    for name, load in loads:
         try:
-            yield entry.name, plugins.load_installed(entry)
-        except ConfigError as error:
-            _log.error("metrics are left out: %s", error)
+            readers.append((name, load()))
+        except Exception:
+            _log.exception("the metrics of the plug-in '%s' cannot be loaded", name)
+    return readers
 
 
 class MetricsExporter:
@@ -88,7 +90,7 @@ class MetricsExporter:
         self._cache = cache
         self._clock = clock
         self._cpu = CpuUsage()
-        self._readers: Mapping[str, _Reader] | None = None
+        self._readers: Sequence[tuple[str, _Reader]] | None = None
         self._failed: set[str] = set()
 
     def families(
@@ -138,8 +140,8 @@ class MetricsExporter:
         The log says so once for each.
         """
         if self._readers is None:
-            self._readers = dict(_metric_plugins())
-        for name, read in self._readers.items():
+            self._readers = _metric_plugins()
+        for name, read in self._readers:
             try:
                 families = list(read(models))
             except Exception:

@@ -6,12 +6,14 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from remora import plugins
 from remora.backends.python.metrics import MetricFamily
 from remora.calls import Metrics
 from remora.engine import Engine
@@ -212,6 +214,21 @@ def test_the_memory_of_a_container_is_reported_beside_the_machines(
 def test_the_memory_of_the_process_is_reported_beside_the_machines(engine: Engine) -> None:
     page = page_of(engine)
     assert 1 << 20 < page["process_resident_memory_bytes{}"] < page["nv_cpu_memory_total_bytes{}"]
+
+
+def test_plug_ins_that_cannot_be_loaded_or_read_are_logged_once_and_leave_the_page_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    named = [EntryPoint(name, target, "remora.metrics") for name, target in (("a", "absent:x"), ("b", "math:sqrt"))]
+    monkeypatch.setattr(plugins, "METRICS", ("remora.management.metrics:absent",))
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: named)
+    for _ in range(2):
+        assert page_of(engine)["nv_cpu_memory_total_bytes{}"] > 0
+    assert [record.getMessage() for record in caplog.records if record.name == "remora.metrics"] == [
+        "the metrics of the plug-in 'remora.management.metrics:absent' cannot be loaded",
+        "the metrics of the plug-in 'a' cannot be loaded",
+        "the metrics of the plug-in 'b' are left out",
+    ]
 
 
 def test_an_unloaded_models_series_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
