@@ -6,7 +6,6 @@ and the file's external data is checked, has the providers that its model requir
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from remora.backends import Source
 from remora.backends.external_data import check_external_data
-from remora.backends.model_files import load_failure
+from remora.backends.model_files import import_framework, load_failure
 from remora.backends.onnxruntime.plan import CUDA_PROVIDER, SessionPlan
 from remora.errors import ConfigError, InternalError, RemoraError
 from remora.system.environment import keep_runtimes_quiet
@@ -52,16 +51,13 @@ class GpuUnusableError(ConfigError):
 def import_onnxruntime(model: str) -> Any:
     """Return the module ``onnxruntime``.
 
-    Raises ConfigError with the install command if it cannot be imported.
+    Raises ConfigError with the install commands if it cannot be imported.
     """
     keep_runtimes_quiet()
     try:
-        return importlib.import_module("onnxruntime")
-    except ImportError as error:
-        raise ConfigError(
-            f"model '{model}' needs ONNX Runtime, which cannot be imported ({error}): "
-            f"{install_command('onnx')}; for CUDA: {install_command('gpu')}"
-        ) from error
+        return import_framework("onnxruntime", model, "ONNX Runtime", "onnx")
+    except ConfigError as error:
+        raise ConfigError(f"{error}; for CUDA: {install_command('gpu')}") from error
 
 
 def usable_providers(runtime: Any, *, on_gpu: bool) -> set[str]:
