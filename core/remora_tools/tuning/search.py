@@ -231,13 +231,11 @@ class Search:
             plans, key=lambda plan: (-round(math.log(self._predictor.bound(plan)) * 20), complexity(plan, plans[0]))
         )
 
-    def _bytes_of(self, plan: Plan) -> int:
-        return self._memory.bytes_of(plan)
-
     def _open_plans(self) -> Iterable[Plan]:
-        measured, limit = self._measured(), self._goal.memory_bytes
+        known = self._measured() | self._refused.keys()
+        limit = self._goal.memory_bytes
         for plan in self._plans:
-            if plan not in measured and plan not in self._refused and not (limit and self._bytes_of(plan) > limit):
+            if plan not in known and not (limit and self._memory.bytes_of(plan) > limit):
                 yield plan
 
     def _promising(self) -> Plan | None:
@@ -284,7 +282,8 @@ class Search:
 
     def _price(self, plan: Plan) -> tuple[float, ...]:
         """Return what a plan takes: instances, memory, and its distance from the present one."""
-        return (sum(each.instances for each in plan), self._bytes_of(plan), *complexity(plan, self._system.present))
+        instances = sum(each.instances for each in plan)
+        return (instances, self._memory.bytes_of(plan), *complexity(plan, self._system.present))
 
     def _foreseen(self, plan: Plan) -> tuple[float, int]:
         """Return the highest predicted rate that holds the objective, and its connections."""
