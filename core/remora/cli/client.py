@@ -1,7 +1,7 @@
 """V2 REST clients of the commands, over HTTP or to an engine in this process.
 
-Invariant: both clients return the same answers. Callers build the requests and decode the answers. Which server a
-command asks is decided here too: by its URL, a profile of the user's TOML file, or the default.
+Invariant: both clients return the same answers. Callers build the requests and decode the answers. `choose_server` sets
+the server of a command: that of its URL, of a profile in the user's TOML file, or the default.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def _parse_length(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() else None
 
 
-# -- headers ----------------------------------------------------------------------------------------------------------
+# -- profiles ---------------------------------------------------------------------------------------------------------
 
 
 def profiles_path(environ: Mapping[str, str]) -> Path:
@@ -279,6 +279,9 @@ def _value_of(place: str, text: str, path: Path, environ: Mapping[str, str]) -> 
     if not secret:
         raise UsageError(f"{place}: the variable {text[len('@env:') :]} is not set")
     return secret
+
+
+# -- headers ----------------------------------------------------------------------------------------------------------
 
 
 def open_client(options: argparse.Namespace) -> HttpClient:
