@@ -1,4 +1,4 @@
-"""Members of release commands, of ``release.yaml``. Pure."""
+"""Members of release commands and of ``release.yaml``. Pure."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Pure deciders of the tools: arrivals, batch sizes, objectives, latencies and stability."""
+"""Pure deciders of the tools: arrivals, batches, simulation, objectives and stability."""

@@ -267,9 +267,8 @@ class PartFiles:
         try:
             path = folder.path / name
             if self._parquet:
-                from remora_tools.traffic.captured_parquet import (
-                    write_parquet,  # imported here, because it is usually off
-                )
+                # imported here, because it is usually off
+                from remora_tools.traffic.captured_parquet import write_parquet
 
                 write_parquet(self._part.exchanges, path)
             else:
