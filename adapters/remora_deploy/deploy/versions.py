@@ -19,6 +19,7 @@ from remora_deploy.deploy.shares import Shares, main_of
 LIMIT = 6
 """Versions that are retained, so that a history fits into a label of 63 characters."""
 _SEPARATOR = "_"
+_COUNT = re.compile(r"x\d+$")
 _ENTRY = re.compile(r"(?P<version>[^_.]*?)(?:x(?P<count>\d+))?(?:\.(?P<place>[^_.]+))?")
 
 
@@ -167,11 +168,16 @@ SERVED, TAKEN_BACK = "served", "taken-back"
 def texts_of(history: History, prefix: str = "remora-") -> dict[str, str]:
     """Return a history as two texts of letters, digits, hyphens, underscores and points."""
     entries = (
-        each.version + (f"x{each.instances}" if each.instances else "") + (f".{each.place}" if each.place else "")
+        each.version + (f"x{each.instances}" if _has_count(each) else "") + (f".{each.place}" if each.place else "")
         for each in history.served
     )
     taken = (each.version for each in history.served if each.version in history.taken_back)
     return {f"{prefix}{SERVED}": _SEPARATOR.join(entries), f"{prefix}{TAKEN_BACK}": _SEPARATOR.join(taken)}
+
+
+def _has_count(entry: Served) -> bool:
+    """Return True if an entry's text needs its number of instances: 0 too after a name like v1x2."""
+    return entry.instances > 0 or _COUNT.search(entry.version) is not None
 
 
 def history_of(texts: Mapping[str, str] | None, prefix: str = "remora-") -> History:

@@ -125,7 +125,7 @@ def test_no_rollback_returns_to_a_version_that_was_taken_back_since_its_deployme
         assert versions.history_of(versions.texts_of(found)) == found
 
 
-TOKENS = st.from_regex(r"(?:[a-z][a-z0-9-]{0,8}-)?[0-9a-f]{1,10}", fullmatch=True)
+TOKENS = st.from_regex(r"(?:[a-z][a-z0-9-]{0,8}-)?[0-9a-fx]{1,10}", fullmatch=True)
 
 
 @given(
@@ -138,6 +138,12 @@ def test_a_history_is_read_as_it_was_written_in_the_letters_of_a_label(served: l
     texts = versions.texts_of(found)
     assert versions.history_of(texts) == found
     assert all(re.fullmatch(r"[a-z0-9_-]*", text) for text in texts.values())
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_name_of_another_program_that_ends_like_a_number_of_instances_is_read_as_written(count: int) -> None:
+    found = History((Served("hello-00001-jx2", count), Served("v1x2x3", count, "abc")))
+    assert versions.history_of(versions.texts_of(found)) == found
 
 
 def test_a_place_is_retained_where_the_platform_has_one() -> None:
