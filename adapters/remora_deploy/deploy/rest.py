@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from remora.api.system import Limits, NoAnswerError, fetch
 from remora.system.json_text import read_json
@@ -57,7 +57,17 @@ class RestCalls:
         """Do nothing: each call has a separate connection."""
 
     def __call__(self, call: Call) -> Any:
-        """Make a call (see `Connection`). The answer is parsed JSON, or bytes for a ``raw`` call."""
+        """Make a call (see `Connection`).
+
+        The answer is parsed JSON, of a list with all its pages, or bytes for a ``raw`` call.
+        """
+        found = page = self._ask(call)
+        while (following := _following(call, page)) is not None:
+            call, page = following, self._ask(following)
+            found |= {key: [*found.get(key, ()), *value] for key, value in page.items() if isinstance(value, list)}
+        return found
+
+    def _ask(self, call: Call) -> Any:
         arguments = call.arguments
         of_service = call.target == "service"
         root = str(arguments["url"]).rstrip("/") if of_service else f"https://{call.target}"
@@ -87,6 +97,23 @@ class RestCalls:
             return read_json(text) if text.strip() else {}
         except ValueError as error:
             raise CallError("failed", f"{call.target} answers no JSON") from error
+
+
+def _following(call: Call, page: Any) -> Call | None:
+    """Return the read of a list's next page, None after the last.
+
+    Of a link only the query counts, so that the token goes to no other host.
+    """
+    arguments = call.arguments
+    if arguments.get("method") != "GET" or not isinstance(page, dict):
+        return None
+    before = arguments.get("query", {})
+    query = before
+    if page.get("nextPageToken"):
+        query = {**before, "pageToken": str(page["nextPageToken"])}
+    elif page.get("nextLink"):
+        query = dict(parse_qsl(urlsplit(str(page["nextLink"])).query))
+    return call._replace(arguments={**arguments, "query": query}) if query != before else None
 
 
 def _error_of(status: int, body: bytes) -> CallError:

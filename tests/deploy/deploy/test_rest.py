@@ -21,6 +21,12 @@ ANSWERS: dict[str, tuple[int, Any]] = {
     "/v1/azure": (409, {"error": {"code": "OutOfQuota", "message": "quota of Standard_NC is 0"}}),
     "/v1/absent": (404, {"error": {"code": "ResourceNotFound", "message": "it was not found"}}),
     "/v1/page": (502, "<html>bad gateway</html>"),
+    "/v1/tokens?pageSize=2": (200, {"things": ["a", "b"], "nextPageToken": "t=1"}),
+    "/v1/tokens?pageSize=2&pageToken=t%3D1": (200, {"things": ["c"], "nextPageToken": "2"}),
+    "/v1/tokens?pageSize=2&pageToken=2": (200, {"things": ["d"]}),
+    "/v1/links?v=1": (200, {"value": ["a"], "nextLink": "https://other.example/v1/links?v=1&$skip=1"}),
+    "/v1/links?v=1&%24skip=1": (200, {"value": ["b"], "nextLink": "https://api.example/v1/links?v=1&$skip=1"}),
+    "/v1/entries": (200, {"entries": ["new"], "nextPageToken": "older"}),
 }
 
 
@@ -32,7 +38,7 @@ def server() -> Iterator[tuple[RestCalls, list[tuple[str, str, bytes]]]]:
         def answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             asked.append((f"{self.command} {self.path}", self.headers.get("Authorization", ""), body))
-            status, value = ANSWERS[self.path.partition("?")[0]]
+            status, value = ANSWERS.get(self.path) or ANSWERS[self.path.partition("?")[0]]
             text = b"" if value is None else value.encode() if isinstance(value, str) else json.dumps(value).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(text)))
@@ -58,6 +64,19 @@ def test_a_call_has_a_token_a_query_and_a_document(server: Any) -> None:
     assert calls(rest("POST", "api.example", "/v1/things/a", {"b": 1}, **{"api-version": "1"})) == {"name": "a"}
     assert calls(rest("GET", "api.example", "/v1/none")) == {}
     assert asked[0] == ("POST /v1/things/a?api-version=1", "Bearer token-", b'{"b": 1}')
+
+
+def test_a_list_has_all_its_pages_which_its_own_host_gives(server: Any) -> None:
+    calls, asked = server
+    assert calls(rest("GET", "api.example", "/v1/tokens", pageSize="2"))["things"] == ["a", "b", "c", "d"]
+    assert calls(rest("GET", "api.example", "/v1/links", v="1"))["value"] == ["a", "b"]
+    assert len(asked) == 5, "a link to the same page is the end"
+
+
+def test_a_search_has_one_page(server: Any) -> None:
+    calls, asked = server
+    assert calls(rest("POST", "api.example", "/v1/entries", {}))["entries"] == ["new"]
+    assert len(asked) == 1
 
 
 def test_a_services_own_address_gets_a_token_for_it_or_its_key(server: Any) -> None:
