@@ -95,6 +95,7 @@ class Wanted:
         if not 1 <= self.timeout_s <= 900:
             raise ValueError(f"--timeout={self.timeout_s}: expected 1 to 900 seconds")
         check_share(self.traffic)
+        versions.check_keep(self.keep)
         if self.architecture not in _ARCHITECTURES:
             raise ValueError(f"--arch={self.architecture}: expected amd64 or arm64")
         if not 0 <= self.retries <= 2:

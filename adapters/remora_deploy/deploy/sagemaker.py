@@ -501,7 +501,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--rollout-step", type=int, default=25, metavar="PERCENT", help="instances in a step (default 25)")
     add("--bake", type=int, default=300, metavar="S", help="time after each step, in seconds (default 300)")
     add("--alarm", action="append", default=[], metavar="NAME", help="alarm that takes an update back; repeatable")
-    add("--keep", type=int, default=3, metavar="N", help="earlier configurations to retain (default 3)")
+    add("--keep", type=int, default=3, metavar="N", help="earlier versions to retain (default 3)")
     add("--replace", action="store_true", help="delete an endpoint that failed, and create it again")
     add("--hourly-price", type=float, default=0.0, metavar="X", help="price of an instance, for the summary")
     add("--via", choices=("boto3", "sdk"), default="boto3", help="client; sdk: the sagemaker SDK with its defaults")
@@ -536,6 +536,7 @@ def build(options: argparse.Namespace, golden: Golden | None) -> SageMaker:
         rollout=Rollout(options.rollout, options.rollout_step, options.bake, tuple(options.alarm)),
     )
     plan.check()
+    versions.check_keep(options.keep)
     price = options.hourly_price
     wanted = Wanted(plan, source, not options.role, options.replace, options.keep, golden, price)
     return SageMaker(options.name, options.region or "", wanted)

@@ -30,7 +30,7 @@ class Wanted:
         source: the model, which may be a folder to upload.
         create_role: True if the role is created with the least policy.
         replace: True to delete an endpoint that failed.
-        keep: configurations to retain besides the one that serves.
+        keep: versions to retain besides the one that serves.
         golden: the golden request, or None.
         price: price of an instance per hour, 0 if unknown.
     """

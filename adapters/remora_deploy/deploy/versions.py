@@ -151,6 +151,12 @@ def different(shares: Shares, wanted: Shares) -> list[str]:
     ]
 
 
+def check_keep(keep: int) -> None:
+    """Raise ValueError for a number of earlier versions that a history does not retain."""
+    if not 0 <= keep < LIMIT:
+        raise ValueError(f"--keep={keep}: expected 0 to {LIMIT - 1} earlier versions; a rollback goes no further back")
+
+
 def rollback_line(target: Callable[[State], str], state: State) -> str:
     """Return the line of a status that names the version to which a rollback returns."""
     try:

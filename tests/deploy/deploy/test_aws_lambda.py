@@ -74,6 +74,12 @@ def test_old_versions_are_deleted_beyond_the_ones_to_keep(stage: Deployments) ->
     assert len(aws.versions) == 3
 
 
+@pytest.mark.parametrize("keep", ["-1", "6"])
+def test_more_earlier_versions_than_a_rollback_knows_are_refused_and_not_deleted(stage: Deployments, keep: str) -> None:
+    with pytest.raises(ValueError, match=f"--keep={keep}: expected 0 to 5 earlier versions"):
+        stage.build("v1", "--keep", keep)
+
+
 def test_an_index_of_images_is_refused_before_anything_is_created(stage: Deployments) -> None:
     aws: Any = stage.cloud
     image = aws.image

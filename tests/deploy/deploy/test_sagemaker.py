@@ -309,6 +309,12 @@ def test_old_configurations_are_deleted_beyond_the_ones_to_keep(stage: Deploymen
     assert aws.serving() == {"v4": 100}
 
 
+@pytest.mark.parametrize("keep", ["-1", "6"])
+def test_more_earlier_versions_than_a_rollback_knows_are_refused_and_not_deleted(stage: Deployments, keep: str) -> None:
+    with pytest.raises(ValueError, match=f"--keep={keep}: expected 0 to 5 earlier versions"):
+        stage.build("v1", "--keep", keep)
+
+
 def test_a_share_of_the_traffic_is_promoted_by_the_same_command_without_it(stage: Deployments) -> None:
     aws: Any = stage.cloud
     assert not stage.deploy("v1", "--traffic", "10")
