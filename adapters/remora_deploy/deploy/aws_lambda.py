@@ -373,9 +373,8 @@ class LambdaFunction:
 
     def target(self, state: State) -> str:
         """Return the version that a rollback returns to. Raises RefusedError."""
-        history = self._history(state).observed(self.shares(state))
         numbers = {str(each) for each in self._numbers(state)}
-        return history.target(self.name, self.shares(state), existing=numbers)
+        return self._history(state).target(self.name, self.shares(state), existing=numbers)
 
     def rollback(self, state: State) -> Sequence[Step]:
         """Return the step to the version that served alone before."""

@@ -342,7 +342,7 @@ class AzureMl:
 
     def target(self, state: State) -> str:
         """Return the version that a rollback returns to. Raises RefusedError."""
-        history = self._history(state).observed(self.shares(state))
+        history = self._history(state)
         known = {*self._versions(state), *self.shares(state)}
         deployed = [str(each["name"]).removeprefix("v-") for each in self._deployments(state)]
         trial = bool(self._mirror(state)) or history.is_left(deployed, self.shares(state))

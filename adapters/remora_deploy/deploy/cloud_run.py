@@ -334,8 +334,7 @@ class CloudRun:
 
     def target(self, state: State) -> str:
         """Return the revision that a rollback returns to. Raises RefusedError."""
-        history = self._history(state).observed(self._shares(state))
-        return history.target(self.name, self._shares(state), existing=self._revisions(state))
+        return self._history(state).target(self.name, self._shares(state), existing=self._revisions(state))
 
     def rollback(self, state: State) -> Sequence[Step]:
         """Return the steps to the revision that served alone before."""

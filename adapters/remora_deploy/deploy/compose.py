@@ -226,7 +226,7 @@ class Compose:
     def target(self, state: State) -> str:
         """Return the version that a rollback returns to. Raises RefusedError."""
         shares = self._desired_shares(state)
-        return self._history(state).observed(shares).target(self.name, shares, existing=self._documents(state))
+        return self._history(state).target(self.name, shares, existing=self._documents(state))
 
     def rollback(self, state: State) -> Sequence[Step]:
         """Return the step to the version that served before."""

@@ -212,7 +212,7 @@ class Knative:
 
     def target(self, state: State) -> str:
         """Return the revision that a rollback returns to. Raises RefusedError."""
-        history = kubernetes.history(state["service"]).observed(self._shares(state))
+        history = kubernetes.history(state["service"])
         return history.target(self.name, self._shares(state), existing=self._revisions(state))
 
     def rollback(self, state: State) -> Sequence[Step]:

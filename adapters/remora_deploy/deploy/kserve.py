@@ -294,7 +294,7 @@ class KServe:
 
     def target(self, state: State) -> str:
         """Return the version that a rollback returns to. Raises RefusedError."""
-        history = kubernetes.history(state["service"]).observed(self._shares(state))
+        history = kubernetes.history(state["service"])
         return history.target(self.name, self._shares(state), existing=self._retained(state))
 
     def rollback(self, state: State) -> Sequence[Step]:

@@ -398,10 +398,9 @@ class Vertex:
 
     def target(self, state: State) -> str:
         """Return the version that a rollback returns to. Raises RefusedError."""
-        history = self._history(state).observed(self.shares(state))
-        trial = history.is_left(self._ids(state), self.shares(state))
-        known = {*self._versions(state).values()}
-        return history.target(self.name, self.shares(state), trial=trial, existing=known)
+        history, shares = self._history(state), self.shares(state)
+        known = set(self._versions(state).values())
+        return history.target(self.name, shares, trial=history.is_left(self._ids(state), shares), existing=known)
 
     def rollback(self, state: State) -> Sequence[Step]:
         """Return the steps to the version that served alone before, with the replicas that run now."""
