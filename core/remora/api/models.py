@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     )
     from remora.models.release_sources import find_release
     from remora.models.release_store import ReleaseStore
-    from remora.models.rollout import Carrier, RoutedModel
+    from remora.models.rollout import RoutedModel
     from remora.models.table import LoadingError, ModelTable
     from remora.scheduling.batching import BatchQueue, Plan
-    from remora.tracing.arrival import Arrival
+    from remora.tracing.arrival import Arrival, Carrier
     from remora.tracing.context import SpanContext
     from remora.tracing.records import Span, spans_of
     from remora.tracing.trace_file import open_private
@@ -57,10 +57,10 @@ __getattr__ = lazily(
         ),
         "remora.models.release_sources": "find_release",
         "remora.models.release_store": "ReleaseStore",
-        "remora.models.rollout": "Carrier RoutedModel",
+        "remora.models.rollout": "RoutedModel",
         "remora.models.table": "LoadingError ModelTable",
         "remora.scheduling.batching": "BatchQueue Plan",
-        "remora.tracing.arrival": "Arrival",
+        "remora.tracing.arrival": "Arrival Carrier",
         "remora.tracing.context": "SpanContext",
         "remora.tracing.records": "Span spans_of",
         "remora.tracing.trace_file": "open_private",

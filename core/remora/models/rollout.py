@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from remora.calls import ReleaseShare
     from remora.models.served_model import ServedModel
-
-Carrier = Callable[[bytes], bytes | None]
-"""Returns the value of a header of the request, None without it."""
+    from remora.tracing.arrival import Carrier
 
 
 class RoutedModel(Protocol):
