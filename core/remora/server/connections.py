@@ -190,8 +190,8 @@ class Connections:
         closed = Connections.closed(self)
         if closed == self._reported or now < self._report_at:
             return
-        news = (f"{count - self._reported.get(reason, 0)} {reason}" for reason, count in sorted(closed.items()))
-        _log.info("connections closed: %s", ", ".join(each for each in news if not each.startswith("0 ")))
+        counts = (f"{count - self._reported.get(reason, 0)} {reason}" for reason, count in sorted(closed.items()))
+        _log.info("connections closed: %s", ", ".join(each for each in counts if not each.startswith("0 ")))
         self._reported, self._report_at = closed, now + _REPORT_S
 
     def make_room(self) -> bool:

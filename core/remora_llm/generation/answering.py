@@ -136,21 +136,21 @@ class Outbox:
         cancel: cancels a task whose sink failed.
     """
 
-    __slots__ = ("_cancel", "_name", "_news")
+    __slots__ = ("_cancel", "_name", "_pending")
 
     def __init__(self, name: str, cancel: Callable[[Task], None]) -> None:
         self._name = name
         self._cancel = cancel
-        self._news: dict[int, tuple[Sink, list[Piece]]] = {}
+        self._pending: dict[int, tuple[Sink, list[Piece]]] = {}
 
     def post(self, sink: Sink, piece: Piece) -> None:
         """Keep a piece until `deliver`."""
-        self._news.setdefault(id(sink), (sink, []))[1].append(piece)
+        self._pending.setdefault(id(sink), (sink, []))[1].append(piece)
 
     def deliver(self) -> None:
         """Give each sink its pieces."""
-        news, self._news = self._news, {}
-        for sink, pieces in news.values():
+        pending, self._pending = self._pending, {}
+        for sink, pieces in pending.values():
             try:
                 sink.take(pieces)
             except Exception:  # a fault of one sink must not reach the tasks of others

@@ -207,7 +207,7 @@ class End(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """News of one choice after a step.
+    """Output of one choice in a step.
 
     ``text`` is what may be shown: no part of a stop string and no incomplete character. It may be empty although there
     are tokens; the held back text follows with a later piece, at the latest with the end.
@@ -227,7 +227,7 @@ class Sink(Protocol):
     """Destination of the pieces of tasks."""
 
     def take(self, pieces: Sequence[Piece]) -> None:
-        """Accept all news of a step for the tasks of this sink.
+        """Accept all pieces of a step for the tasks of this sink.
 
         Called in the engine's thread, once a step; must neither block nor raise. A sink whose client does not read
         keeps the text, whose length ``max_tokens`` limits.

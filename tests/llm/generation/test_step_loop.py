@@ -392,7 +392,7 @@ def test_an_answer_that_has_ended_is_no_more_among_the_running_ones(cancels: boo
     assert seen == [(0, 0)]
 
 
-def test_all_news_of_a_step_reach_a_sink_in_one_call() -> None:
+def test_all_pieces_of_a_step_reach_a_sink_in_one_call() -> None:
     class Counting(Collector):
         calls = 0
 
