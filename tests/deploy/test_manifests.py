@@ -276,6 +276,15 @@ def test_a_compose_file_takes_a_folder_or_a_bucket() -> None:
 
 
 @pytest.mark.parametrize("gpus", [0, 1])
+def test_a_deployment_its_comment_and_the_chart_have_one_time_limit_of_a_start(gpus: int) -> None:
+    found = FACTS._replace(models=(Model("m", 8, 2, gpus > 0),), choices=Choices(gpus=gpus))
+    container = documents("kubernetes", found)[0]["spec"]["template"]["spec"]["containers"][0]
+    start_s = container["startupProbe"]["failureThreshold"]
+    assert f"{start_s} s until" in find_renderer("kubernetes")(found)
+    assert documents("helm", found)[0]["startupSeconds"] == start_s
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
 def test_the_chart_takes_its_values(gpus: int) -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed here: make test-infra")
     chart = ROOT / "infra" / "helm" / "remora"

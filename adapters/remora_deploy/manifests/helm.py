@@ -7,7 +7,7 @@ from typing import Any
 from remora_deploy.manifests import pods
 from remora_deploy.manifests.documents import document
 from remora_deploy.manifests.facts import SPOT, Facts
-from remora_deploy.pod import secret_variables
+from remora_deploy.pod import secret_variables, start_limit
 
 
 def render(facts: Facts) -> str:
@@ -40,7 +40,7 @@ def values(facts: Facts) -> dict[str, Any]:
         "maxBatchSize": max(facts.busiest.max_batch_size, 1),
         "instances": facts.busiest.instances,
         "resources": {"cpu": "2", "memory": f"{facts.memory}Mi"},
-        "startupSeconds": facts.patience_s,
+        "startupSeconds": start_limit(facts.patience_s, facts.gpus),
         "envFrom": [secret_variables(choices.secret)] if choices.secret else [],
         "replicas": least,
     }

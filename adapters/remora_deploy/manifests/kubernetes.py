@@ -10,7 +10,7 @@ from remora_deploy.manifests.documents import documents
 from remora_deploy.manifests.facts import Facts
 from remora_deploy.manifests.jobs import render_kubernetes
 from remora_deploy.manifests.monitoring import monitoring_objects
-from remora_deploy.pod import FULL_PERCENT, deployment, load_target
+from remora_deploy.pod import FULL_PERCENT, deployment, load_target, start_limit
 
 _OTLP = (4317, 4318)
 _METADATA = {
@@ -28,8 +28,9 @@ def render(facts: Facts) -> str:
     if facts.choices.least == 0:
         raise ValueError("--min-replicas 0: without a pod no request is counted; knative and kserve scale to zero")
     rows, model = max(facts.busiest.max_batch_size, 1), facts.busiest
+    start_s = start_limit(facts.patience_s, facts.gpus)
     reasons = facts.reasons() | {
-        "startupProbe": f"Loading took {facts.load_s:.2f} s on the machine that wrote this: {facts.patience_s} s until "
+        "startupProbe": f"Loading took {facts.load_s:.2f} s on the machine that wrote this: {start_s} s until "
         "something is wrong.",
         "terminationGracePeriodSeconds": "preStop and the drain have to fit in.",
         "lifecycle": "The Service learns of the end before the server stops.",
