@@ -28,6 +28,8 @@ _RESOURCE = "deployments.apps"
 _PENDING = "pending-"
 _SERVING = ("deployed", "superseded")
 _HISTORY = 10
+_BACK_S = 600
+"""Least time limit of a rollback."""
 _DESCRIPTION = "remora "
 """Begin of a revision's description, which ends with the digest of its values."""
 _ROLLBACK = re.compile(r"Rollback to (\d+)")
@@ -87,10 +89,7 @@ class Release:
         status = str(find(state, "release.info.status", ""))
         if not status.startswith(_PENDING):
             return ()
-        last = self._last_deployed(state)
-        if last:
-            return (Step("deploy", self._helm("rollback", last, "--wait", "--timeout=600s")),)
-        return (Step("deploy", self._helm("uninstall", "--wait")),)
+        return (Step("deploy", self._back(state)),)
 
     def sized(self, state: State) -> Release:
         """Return the deployment with the replicas that run, where none were requested."""
@@ -114,11 +113,8 @@ class Release:
             words += [f"--description={_DESCRIPTION}{self._version(replicas)}"]
             words += [f"--history-max={_HISTORY}", *(f"--set={each}" for each in self.settings), *self._where()]
             call = command("helm", words, json.dumps(self._values(replicas)), self.name)
-            last = self._last_deployed(state)
-            back = (
-                self._helm("rollback", last, "--wait", "--timeout=600s") if last else self._helm("uninstall", "--wait")
-            )
-            steps.append(Step("deploy", call, undo=(Step("deploy", back),), retries=frozenset({"busy"})))
+            undo = (Step("deploy", self._back(state)),)
+            steps.append(Step("deploy", call, undo=undo, retries=frozenset({"busy"})))
         ask = self.ask(state, replicas.golden.body if replicas.golden else b"")
         return [*steps, *golden_step(replicas.golden, ask, body_of)]
 
@@ -227,7 +223,7 @@ class Release:
 
     def rollback(self, state: State) -> Sequence[Step]:
         """Return the steps to the revision that served before, with the replicas that run now."""
-        steps = [Step("traffic", self._helm("rollback", self._revision_back(state), "--wait", "--timeout=600s"))]
+        steps = [Step("traffic", self._rollback(self._revision_back(state), state))]
         running = self._running(state)
         if running > find(state, "back.replicas", running):
             scale = self.place.kubectl("scale", "deployment", self.name, f"--replicas={running}", name=self.name)
@@ -269,6 +265,16 @@ class Release:
         """Return a call of Helm on the release, whose name follows the sub-commands."""
         plain = 2 if words[0] == "get" else 1
         return command("helm", [*words[:plain], self.name, *words[plain:], *self._where()], name=self.name)
+
+    def _back(self, state: State) -> Call:
+        """Return the call that returns to what was deployed last, or removes the release."""
+        last = self._last_deployed(state)
+        return self._rollback(last, state) if last else self._helm("uninstall", "--wait")
+
+    def _rollback(self, revision: str, state: State) -> Call:
+        """Return the rollback to a revision, with as much time as its pods may take to start."""
+        starts = (int(find(state, f"{each}.startupSeconds", 0)) for each in ("values", "back"))
+        return self._helm("rollback", revision, "--wait", f"--timeout={max(_BACK_S, *starts)}s")
 
     def _is_deployed(self, state: State) -> bool:
         return bool(find(state, "release.info.status") == "deployed")

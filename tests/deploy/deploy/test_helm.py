@@ -75,6 +75,18 @@ def test_an_upgrade_that_fails_is_rolled_back_to_the_revision_that_serves(stage:
     assert helm.history[-1]["status"] == "deployed"
 
 
+@pytest.mark.parametrize(("start_s", "limit_s"), [(120, 600), (1200, 1200)])
+def test_a_rollback_has_as_much_time_as_a_start_may_take(stage: Deployments, start_s: int, limit_s: int) -> None:
+    helm: Any = stage.cloud
+    for version in ("v1", "v2"):
+        assert stage.deploy(version, "--startup-timeout", str(start_s)), stage.text()
+    assert stage.rollback(), stage.text()
+    helm.fault = "rollback"
+    assert not stage.deploy("v3")
+    back = [call.arguments["words"] for call in helm.calls if call.operation == "rollback"]
+    assert [f"--timeout={limit_s}s" in words for words in back] == [True, True]
+
+
 def test_shares_of_the_traffic_are_refused(stage: Deployments) -> None:
     with pytest.raises(ValueError, match="use Knative or KServe"):
         stage.build("v1", "--traffic", "10")
