@@ -25,7 +25,6 @@ _SETTINGS = (
     "MetricsConfig",
     "VpcConfig",
 )
-"""Members of a configuration beside name, variants and tags."""
 
 
 def history(state: State) -> History:
@@ -67,8 +66,13 @@ def main_count(state: State) -> int:
 def running_config(state: State) -> dict[str, Any]:
     """Return the configuration that serves, with the counts that run."""
     found = find(state, "config", {})
-    config = {key: found[key] for key in _SETTINGS if found.get(key)}
-    return {**config, **{key: with_counts(found[key], counts(state)) for key in _VARIANTS if found.get(key)}}
+    variants = {key: with_counts(found[key], counts(state)) for key in _VARIANTS if found.get(key)}
+    return {**_settings_of(found), **variants}
+
+
+def _settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members of a configuration beside name, variants and tags."""
+    return {key: config[key] for key in _SETTINGS if config.get(key)}
 
 
 def with_counts(variants: list[Mapping[str, Any]], running: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -127,28 +131,16 @@ def config_back(name: str, state: State, version: str) -> Call:
 
     It has as many instances as run now, or as the version had, whichever are more.
     """
-    stable = next(
-        (
-            each
-            for each in running_config(state).get("ProductionVariants", [])
-            if version_of(name, each.get("ModelName")) == version
-        ),
-        None,
-    )
-    if stable is not None and (len(shares(name, state)) > 1 or copies(name, state)):
-        config = running_config(state)
-        config.pop("ShadowProductionVariants", None)
-        return named_config(name, {**config, "ProductionVariants": [{**stable, "InitialVariantWeight": 1.0}]})
+    running = without_shadows(running_config(state))
+    shared = len(shares(name, state)) > 1 or bool(copies(name, state))
+    for each in running.get("ProductionVariants", []):
+        if shared and version_of(name, each.get("ModelName")) == version:
+            return named_config(name, {**running, "ProductionVariants": [{**each, "InitialVariantWeight": 1.0}]})
     found = find(state, "previous", {})
+    before = found.get("ProductionVariants", [])
     least = max(main_count(state), observed(name, state).entry(version).instances)
-    production = [
-        {**each, "InitialInstanceCount": max(each["InitialInstanceCount"], least)}
-        if "InitialInstanceCount" in each
-        else dict(each)
-        for each in found.get("ProductionVariants", [])
-    ]
-    config = {key: found[key] for key in _SETTINGS if found.get(key)}
-    return named_config(name, {**config, "ProductionVariants": production})
+    wanted = {str(each.get("VariantName")): max(each.get("InitialInstanceCount", 0), least) for each in before}
+    return named_config(name, {**_settings_of(found), "ProductionVariants": with_counts(before, wanted)})
 
 
 def is_alone(name: str, state: State) -> str:
