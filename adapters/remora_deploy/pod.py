@@ -339,7 +339,7 @@ def _container(
         name=name,
         image=pod.image,
         command=list(command),
-        args=[*args, *(["--require-gpu"] if pod.gpus else [])],
+        args=[*args, *(["--require-gpu"] if pod.gpus and _REQUIRED_GPU.keys().isdisjoint(dict(pod.environ)) else [])],
         env=env,
         envFrom=_env_from(pod),
         ports=ports,

@@ -112,6 +112,16 @@ def test_models_of_a_claim_are_mounted_and_may_be_read_by_the_servers_group() ->
     assert pod["securityContext"]["fsGroup"] == 10001
 
 
+@pytest.mark.parametrize("value", ["false", "true"])
+def test_a_pod_with_a_gpu_requires_it_unless_its_environment_decides(value: str) -> None:
+    def arguments(**more: Any) -> list[str]:
+        pods = deployment(LABELLED, Pod("remora", "s3://b/m", gpus=1, **more), Scaling(), 2)
+        return list(pods["spec"]["template"]["spec"]["containers"][0]["args"])
+
+    assert "--require-gpu" in arguments()
+    assert "--require-gpu" not in arguments(environ=(("REMORA_REQUIRE_GPU", value),)), "the flag would win"
+
+
 @pytest.mark.parametrize("claim", ["", "models"])
 def test_no_pod_has_a_fixed_user_which_some_clusters_refuse_and_none_runs_as_root(claim: str) -> None:
     """OpenShift: "unable to validate against any security context constraint: runAsUser: Invalid value"."""

@@ -147,6 +147,7 @@ def _product(*factors: int) -> int:
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "and": lambda *values: next((value for value in values if not value), values[-1]),
+    "contains": lambda part, text: part in text,
     "default": lambda fallback, value: value or fallback,
     "eq": lambda a, b: a == b,
     "or": lambda *values: next((value for value in values if value), values[-1]),

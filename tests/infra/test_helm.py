@@ -120,6 +120,12 @@ def test_a_gpu_is_requested_where_the_nodes_are() -> None:
     assert "--require-gpu" in pod["containers"][0]["args"]
 
 
+def test_the_environment_decides_whether_a_gpu_is_required() -> None:
+    off = {"environment": [{"name": "REMORA_REQUIRE_GPU", "value": "false"}]}
+    pod = one("Deployment", **{**VARIANTS["gpus"], **off})["spec"]["template"]["spec"]
+    assert "--require-gpu" not in pod["containers"][0]["args"], "the flag would win"
+
+
 GPU_VALUES = {"gpu": {"count": 1}, "image": {"tag": "cuda13"}, "resources": {"cpu": "3", "memory": "12Gi"}}
 ON_CLAIM = Pod("remora:cpu", claim="models", memory="2Gi", account="shop")
 ON_GPU = replace(ON_CLAIM, image="remora:cuda13", cpu="3", memory="12Gi", gpus=1)
