@@ -182,7 +182,7 @@ def texts_of(history: History, prefix: str = "remora-") -> dict[str, str]:
 
 
 def _has_count(entry: Served) -> bool:
-    """Return True if an entry's text needs its number of instances: 0 too after a name like v1x2."""
+    """Return True if a text needs the number of instances: 0 too after a name like v1x2."""
     return entry.instances > 0 or _COUNT.search(entry.version) is not None
 
 
