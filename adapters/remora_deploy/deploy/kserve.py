@@ -40,6 +40,7 @@ from remora_deploy.pod import (
     inference_service,
     kserve_predictor,
     kserve_runtime,
+    start_limit,
 )
 
 _KIND = "inferenceservices.serving.kserve.io"
@@ -309,7 +310,7 @@ class KServe:
         if find(state, f"service.spec.predictor.{_SHARE}") is not None:  # because an apply leaves what a patch has set
             change = {"spec": {"predictor": {_SHARE: None}}}
             steps.append(Step("traffic", self.place.patch(_KIND, self.name, change)))
-        return [*steps, self._wait(Scaling().start_s, share=100)]
+        return [*steps, self._wait(start_limit(Scaling().start_s, gpus=1), share=100)]  # because it may need a GPU
 
     def undeploy(self, state: State) -> Sequence[Step]:
         """Return the steps that delete the InferenceService and its runtimes."""

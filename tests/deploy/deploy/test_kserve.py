@@ -22,6 +22,13 @@ def predictor(cluster: Any) -> Any:
     return cluster.objects[ISVC, "digits"]["spec"]["predictor"]
 
 
+def test_a_rollback_waits_as_long_as_a_deployment_for_a_node_with_a_gpu(stage: Deployments) -> None:
+    for version in ("v1", "v2"):
+        assert stage.deploy(version), stage.text()
+    service = stage.service()
+    assert service.rollback(stage.runner().read(service))[-1].limit_s == 900
+
+
 def test_a_new_version_is_asked_at_its_tag_without_traffic(stage: Deployments) -> None:
     cluster: Any = stage.cloud
     assert stage.deploy("v1"), stage.text()
